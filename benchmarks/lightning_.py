@@ -1,0 +1,65 @@
+"""Lightning: bare, with a CSV logger, and with everything that it switches on by default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from meter import Job, Meter
+from subjects import BATCH, WORLD_SIZE, Subject, build, optimizer_for
+
+
+class Module(LightningModule):
+    def __init__(self, job: Job, meter: Meter, subject: Subject) -> None:
+        super().__init__()
+        self.job, self.meter, self.subject = job, meter, subject
+        self.net = subject.net
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.meter.tick()
+        x, y = batch
+        loss = self.subject.loss(x, y)
+        if self.job.variant != "bare":
+            self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return optimizer_for(self.net, self.job.fused)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.subject.dataset, batch_size=BATCH, shuffle=True)
+
+
+OFF: dict[str, Any] = {
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "bare": OFF | {"logger": False},
+    "logging": OFF,
+    # Its defaults. Its bar is the quicker of the two it has, since `rich` is installed.
+    "everything": {},
+}
+
+
+def run(job: Job, meter: Meter) -> Subject:
+    subject = build(job.subject, job.epoch)
+    options = dict(VARIANTS[job.variant])
+    if job.variant == "logging":
+        options["logger"] = CSVLogger(".")
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=WORLD_SIZE,
+        strategy="ddp" if WORLD_SIZE > 1 else "auto",
+        max_steps=job.total,
+        log_every_n_steps=50,
+        **options,
+    )
+    trainer.fit(Module(job, meter, subject))
+    return subject

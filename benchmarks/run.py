@@ -1,0 +1,141 @@
+"""Measures all contestants, alternating, and writes docs/benchmarks.md.
+
+python benchmarks/run.py           all of it: seven rounds, about half an hour
+python benchmarks/run.py --quick   a smoke run of two minutes; writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import report
+from child import measure
+from meter import Job
+from render import BUILD, ROOT, render_project, time_render
+from report import Rounds
+
+
+@dataclass(frozen=True)
+class Length:
+    """Steps of one measurement."""
+
+    warmup: int
+    steps: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """A table of the report: a subject, a number of processes, and who takes part."""
+
+    name: str
+    subject: str
+    ranks: int
+    length: Length
+    quick: Length
+    entries: tuple[str, ...]
+
+
+# Contestant, variant, and "fused" for PyTorch's one-kernel AdamW in place of its default one.
+EVERYONE = (
+    "raw bare",
+    "bundled bare",
+    "bundled logging",
+    "bundled everything",
+    "accelerate_ bare",
+    "lightning_ bare",
+    "lightning_ logging",
+    "lightning_ everything",
+)
+FUSED = ("raw bare fused", "bundled everything fused")
+SOME = tuple(entry for entry in EVERYONE if "logging" not in entry)
+
+EVENTS = (
+    Event("mlp", "mlp", 1, Length(1000, 4000, 1000), Length(50, 150, 100), EVERYONE + FUSED),
+    Event("transformer", "transformer", 1, Length(20, 80, 50), Length(2, 4, 5), SOME + FUSED),
+    Event("ranks", "mlp", 2, Length(500, 2000, 1000), Length(50, 100, 100), SOME),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one short round, nothing written")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--events", nargs="+", choices=[*(e.name for e in EVENTS), "render"])
+    parser.add_argument("--skip", nargs="+", default=[], help="contestants to leave out")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of the report")
+    options = parser.parse_args()
+    if options.rounds < 5 and not options.quick:
+        parser.error("--rounds: medians of less than five say nothing")
+
+    source = render_project()
+    wanted = options.events or [*(event.name for event in EVENTS), "render"]
+    events = [event for event in EVENTS if event.name in wanted]
+    rounds: Rounds = {}
+    if not options.quick:
+        play(events, source, {}, quick=True, skip=options.skip)  # fills caches, compiles modules
+    for number in range(1 if options.quick else options.rounds):
+        print(f"round {number + 1}", file=sys.stderr)
+        # Every other round runs backwards, so that a machine that slows down favours nobody.
+        ordered = events[::-1] if number % 2 else events
+        play(ordered, source, rounds, options.quick, options.skip, reverse=bool(number % 2))
+        if "render" in wanted:
+            for name, one_file in (("template", False), ("one file", True)):
+                seconds = time_render(one_file)
+                rounds.setdefault("render", {}).setdefault(name, []).append({"s": seconds})
+    check(rounds)
+    text = report.markdown(rounds)
+    print(text)
+    if not options.quick:
+        (BUILD / "rounds.json").write_text(json.dumps(rounds, indent=1))
+        (options.out / "benchmarks.md").write_text(text)
+        (options.out / "benchmarks.svg").write_text(report.plot(rounds))
+
+
+def play(
+    events: list[Event],
+    source: Path,
+    rounds: Rounds,
+    quick: bool,
+    skip: list[str],
+    reverse: bool = False,
+) -> None:
+    """One round: every entry of every event once."""
+    for event in events:
+        length = event.quick if quick else event.length
+        for entry in event.entries[::-1] if reverse else event.entries:
+            contestant, variant, *fused = entry.split()
+            if contestant in skip:
+                continue
+            job = Job(
+                contestant=contestant,
+                variant=variant,
+                subject=event.subject,
+                fused=bool(fused),
+                warmup=length.warmup,
+                steps=length.steps,
+                epoch=length.epoch,
+            )
+            result = measure(job, event.ranks, source)
+            print(f"  {event.name:12} {entry:24} {result['step_us']:9.1f} µs", file=sys.stderr)
+            rounds.setdefault(event.name, {}).setdefault(entry, []).append(result)
+
+
+def check(rounds: Rounds) -> None:
+    """Everyone must have come to the same loss, or they did not do the same work."""
+    for event, entries in rounds.items():
+        for entry, results in entries.items():
+            for mine, raw in zip(results, entries.get("raw bare", []), strict=False):
+                ratio = mine["final_loss"] / raw["final_loss"]
+                if not 0.8 < ratio < 1.25:
+                    raise SystemExit(f"{event}: {entry} ends at {ratio:.2f} of the raw loop's loss")
+
+
+if __name__ == "__main__":
+    main()

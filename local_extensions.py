@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
-from cookiecutter.exceptions import CookiecutterException
 from jinja2 import Environment
 from jinja2.ext import Extension
 
@@ -50,7 +49,7 @@ RESERVED = frozenset(
     tensorboard tensorboard_data_server tests threadpoolctl torch torch_xla torchaudio torchdata
     torchfrtrace torchgen torchmetrics torchrun torchvision transformers triton types_pyyaml
     typeshed_client typing_extensions wandb werkzeug wheel xdist yaml
-    """.split()
+    """.split()  # noqa: SIM905 - a list of words reads better as words
 )
 # Names that Windows keeps for itself, whatever the extension.
 DEVICES = frozenset(
@@ -72,7 +71,7 @@ EMAIL = re.compile(
 )
 
 
-class AnswerRefused(click.ClickException, CookiecutterException):
+class AnswerRefused(click.ClickException):
     """An answer that the template does not take.
 
     Cookiecutter's own command is a click command: click prints this as one line on stderr and
@@ -144,7 +143,7 @@ class Rule:
 RULES: dict[str, Rule] = {
     "project_name": Rule("one line of text", 100),
     "project_slug": Rule(
-        "`a-z`, `0-9`, `-`, `_`, a letter or digit first and last; no name that the project installs",
+        "`a-z`, `0-9`, `-`, `_`, a letter or digit at both ends; no name that the project installs",
         100,
         _slug_fault,
     ),

@@ -22,8 +22,8 @@ KEPT = (
     "GIT_CONFIG_SYSTEM",
     "GIT_CONFIG_NOSYSTEM",
 )
-# No hooks, signatures, ignore lists or changed line ends from the user's settings: the commit holds the
-# render as it is, and nothing waits for a passphrase.
+# No hooks, signatures, ignore lists or changed line ends from the user's settings: the commit holds
+# the render as it is, and nothing waits for a passphrase.
 PLAIN = (
     *("-c", f"core.hooksPath={os.devnull}"),
     *("-c", f"core.excludesFile={os.devnull}"),

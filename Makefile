@@ -1,0 +1,80 @@
+# Everyday commands of the template. `make` alone lists them.
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+VENV ?= .venv
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+BIN := $(VENV)/bin
+# An environment is made anew when its lock changes, and only then: the name of its mark says so.
+TOOLS := $(VENV)/.ready-$(shell cksum < requirements.txt | tr ' ' -)
+BENCH := build/bench-venv
+BENCH_TOOLS := $(BENCH)/.ready-$(shell cksum < benchmarks/requirements.txt | tr ' ' -)
+
+# Demo and tests share one environment for the rendered project; its Makefile fills it from its locks.
+PROJECT_VENV := $(CURDIR)/build/venv
+PROJECT_LOCK := {{cookiecutter.project_slug}}/requirements/cpu.txt
+TORCH_INDEX ?= 
+# The user's own cookiecutter settings stay out of it: these renders are the template's defaults.
+RENDER = $(BIN)/cookiecutter --no-input --default-config . --output-dir
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench docs lock clean
+
+help:  ## list these commands
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+demo: $(TOOLS)  ## render into build/demo, install, train on digits with two processes, test
+	rm -rf build/demo
+	$(RENDER) build/demo
+	$(MAKE) -C build/demo/my-project setup VENV=$(PROJECT_VENV)
+	cd build/demo/my-project && $(PROJECT_VENV)/bin/python -m my_project fit --config configs/digits.yaml --trainer.devices 2
+
+test: lint  ## check and test the template, then a rendered project
+	$(BIN)/python -m pytest --numprocesses 2
+	rm -rf build/test
+	$(RENDER) build/test
+	$(MAKE) -C build/test/my-project setup VENV=$(PROJECT_VENV)
+	$(MAKE) -C build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
+
+lint: $(TOOLS)  ## check the template's own Python and shell
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck .ci/run '{{cookiecutter.project_slug}}/requirements/lock.sh'
+
+format: $(TOOLS)  ## bring the template's own Python into form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BENCH_TOOLS)  ## compare with Lightning, Accelerate and a hand-written loop (half an hour)
+	$(BENCH)/bin/python benchmarks/run.py $(ARGS)
+
+docs: $(TOOLS)  ## write the table of options into docs/options.md
+	$(BIN)/python tests/options_table.py
+
+lock: $(TOOLS)  ## make requirements.txt anew from requirements.in
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet pip-tools
+	build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+		--output-file requirements.txt requirements.in
+	sed -i '1i # Exact versions with their hashes, for Python 3.11 on Linux. Made from requirements.in by `make lock`.' requirements.txt
+
+clean:  ## remove all that these commands have made
+	rm -rf build $(VENV)
+
+$(TOOLS): requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -qq --require-hashes -r requirements.txt
+	@rm -f $(VENV)/.ready-*
+	@touch $@
+
+# torch comes from the rendered project's lock, first and alone: nothing else is looked up on its index.
+$(BENCH_TOOLS): benchmarks/requirements.txt $(PROJECT_LOCK)
+	$(PYTHON) -m venv $(BENCH)
+	sed -n '/^torch==/,/[^\\]$$/p' '$(PROJECT_LOCK)' > $(BENCH)/torch.txt
+	$(BENCH)/bin/pip install -qq --require-hashes --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) -r $(BENCH)/torch.txt
+	$(BENCH)/bin/pip install -qq --require-hashes --no-deps -r benchmarks/requirements.txt
+	@rm -f $(BENCH)/.ready-*
+	@touch $@

@@ -1,0 +1,34 @@
+"""Keeps renders away from the user's own settings, and makes one render for all tests."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rendering import render
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give cookiecutter and git a home of their own: no settings come in, no replays go out."""
+    home = tmp_path_factory.mktemp("home")
+    settings = home / "cookiecutter.yaml"
+    folders = {"cookiecutters_dir": str(home / "templates"), "replay_dir": str(home / "replay")}
+    settings.write_text(json.dumps(folders), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("GIT_")]:
+            patch.delenv(name)
+        patch.setenv("HOME", str(home))
+        patch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+        patch.setenv("COOKIECUTTER_CONFIG", str(settings))
+        patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a render with the template's defaults, hooks included."""
+    return render(tmp_path_factory.mktemp("default"), hooks=True)

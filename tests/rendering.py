@@ -1,0 +1,137 @@
+"""How the tests render the template, and what they expect of a render."""
+
+from __future__ import annotations
+
+import email
+import email.message
+import io
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import yaml
+from cookiecutter.main import cookiecutter
+
+ROOT = Path(__file__).parent.parent
+TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
+# What editors, tests and tools leave in a tree; none of it is the template's.
+LEFTOVERS = {
+    "__pycache__",
+    ".git",
+    ".hypothesis",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    ".venv",
+    "build",
+    "runs",
+}
+DEFAULTS = {
+    "project_name": "My Project",
+    "project_slug": "my-project",
+    "package_name": "my_project",
+    "description": "A PyTorch project that trains alone or on many processes by one flag.",
+    "author_name": "Your Name",
+    "author_email": "",
+    "version": "0.1.0",
+    "license": "MIT",
+}
+
+
+def render(output: Path, *, hooks: bool = False, **answers: str) -> Path:
+    """Render in this process, as `--no-input` does, and return the project's folder."""
+    return Path(
+        cookiecutter(
+            str(ROOT),
+            no_input=True,
+            extra_context=answers,
+            output_dir=str(output),
+            accept_hooks=hooks,
+        )
+    )
+
+
+def command(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the real `cookiecutter` command on the template."""
+    return subprocess.run(
+        [sys.executable, "-m", "cookiecutter", str(ROOT), *arguments],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def git(project: Path, *arguments: str) -> str:
+    """Return what git says in that folder."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=project, check=True, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout
+
+
+def template_files() -> list[Path]:
+    """Return every file of the template, relative to its folder."""
+    found: list[Path] = []
+    for folder, folders, files in os.walk(TEMPLATE):
+        folders[:] = [name for name in folders if name not in LEFTOVERS and "egg-info" not in name]
+        found += [Path(folder, name).relative_to(TEMPLATE) for name in files]
+    return sorted(found)
+
+
+def rendered_name(file: Path, package: str) -> Path:
+    """Return where a file of the template stands in a render."""
+    return Path(str(file).replace("{{cookiecutter.package_name}}", package))
+
+
+def tree(folder: Path) -> set[str]:
+    """Return all that stands in a folder, as relative paths."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def metadata(project: Path) -> email.message.Message:
+    """Return the metadata that setuptools builds from a render, as pip would read them."""
+    from setuptools import Distribution
+
+    before = Path.cwd()
+    os.chdir(project)
+    try:
+        distribution = Distribution()
+        distribution.parse_config_files()
+        text = io.StringIO()
+        distribution.metadata.write_pkg_file(text)
+    finally:
+        os.chdir(before)
+    return email.message_from_string(text.getvalue())
+
+
+def check_works(project: Path, answers: dict[str, str]) -> None:
+    """Assert that a render holds exactly these answers and is a project that works."""
+    assert project.name == answers["project_slug"]
+    table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert table["name"] == answers["project_slug"]
+    assert table["version"] == answers["version"]
+    assert table["description"] == answers["description"]
+    author = {"name": answers["author_name"]}
+    if answers["author_email"]:
+        author["email"] = answers["author_email"]
+    assert table["authors"] == [author]
+    assert table["scripts"] == {answers["project_slug"]: f"{answers['package_name']}.cli:main"}
+    if answers["license"] != "Apache-2.0":
+        assert answers["author_name"] in (project / "LICENSE").read_text(encoding="utf-8")
+
+    built = metadata(project)
+    assert built["Name"] == answers["project_slug"]
+    assert built["Version"] == answers["version"]
+    assert built["Summary"] == (answers["description"] or None)
+
+    for file in template_files():
+        there = project / rendered_name(file, answers["package_name"])
+        if file.suffix == ".py":
+            source = there.read_bytes()
+            assert source == (TEMPLATE / file).read_bytes(), f"{file} was changed by rendering"
+        elif file.suffix in {".yaml", ".yml"}:
+            yaml.safe_load(there.read_text(encoding="utf-8"))

@@ -1,0 +1,159 @@
+"""What a render holds, whatever was answered."""
+
+from __future__ import annotations
+
+import compileall
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from rendering import (
+    DEFAULTS,
+    TEMPLATE,
+    check_works,
+    command,
+    git,
+    metadata,
+    render,
+    rendered_name,
+    template_files,
+)
+
+import local_extensions
+
+
+def test_the_render_holds_the_template_s_files_and_no_others(project: Path) -> None:
+    expected = {str(rendered_name(file, "my_project")) for file in template_files()}
+    assert set(git(project, "ls-files").splitlines()) == expected
+    for needed in ("LICENSE", "Makefile", "README.md", "pyproject.toml", "setup.py", ".gitignore"):
+        assert needed in expected
+    assert "src/my_project/py.typed" in expected
+
+
+def test_defaults_render_a_project_that_works(project: Path) -> None:
+    check_works(project, DEFAULTS)
+
+
+def test_no_template_braces_are_left(project: Path) -> None:
+    for name in git(project, "ls-files").splitlines():
+        text = (project / name).read_text(encoding="utf-8")
+        assert "cookiecutter." not in text or name.endswith(".py"), name
+        if not name.endswith(".py"):
+            # Workflows of CI services write `${{ … }}`; that is not Jinja's.
+            assert not re.search(r"(?<!\$)\{\{|\{%|\{#", text), name
+
+
+def test_python_files_hold_no_jinja() -> None:
+    for file in template_files():
+        if file.suffix == ".py":
+            assert "cookiecutter." not in (TEMPLATE / file).read_text(encoding="utf-8"), file
+
+
+def test_python_is_clean_and_compiles(project: Path) -> None:
+    for arguments in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *arguments, "--no-cache", "."],
+            cwd=project,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    for folder in ("src", "tests"):
+        assert compileall.compile_dir(project / folder, quiet=1, force=True)
+
+
+def test_the_metadata_name_what_the_project_needs(project: Path) -> None:
+    built = metadata(project)
+    needs = [need for need in built.get_all("Requires-Dist", []) if "extra ==" not in need]
+    assert sorted(needs) == [
+        "jsonargparse[signatures]>=4.40",
+        "numpy",
+        "pyyaml",
+        "rich",
+        "safetensors",
+        "scikit-learn",
+        "tensorboard",
+        "torch>=2.10",
+        "torchmetrics",
+    ]
+    assert built["Requires-Python"] == ">=3.11"
+    assert built["Author"] == "Your Name"
+    assert built["License-Expression"] == "MIT"
+
+
+@pytest.mark.parametrize(
+    ("name", "expression", "first"),
+    [
+        ("MIT", "MIT", "MIT License"),
+        ("Apache-2.0", "Apache-2.0", "Apache License"),
+        ("BSD-3-Clause", "BSD-3-Clause", "BSD 3-Clause License"),
+        ("Proprietary", "LicenseRef-Proprietary", "All rights reserved"),
+    ],
+)
+def test_every_licence(tmp_path: Path, name: str, expression: str, first: str) -> None:
+    project = render(tmp_path, license=name, author_name="Zoë O'Brien")
+    text = (project / "LICENSE").read_text(encoding="utf-8")
+    assert first in text.split("\n\n")[0] + text.splitlines()[1]
+    assert re.search(r"Copyright (\(c\) )?20\d\d Zoë O'Brien", text)
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+    assert metadata(project)["License-Expression"] == expression
+
+
+def test_the_licences_tested_are_all() -> None:
+    assert local_extensions.LICENSES == ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
+
+
+def test_names_go_where_they_belong(tmp_path: Path) -> None:
+    answers = {
+        "project_name": "Größe 5",
+        "project_slug": "size-5",
+        "package_name": "sizes",
+        "description": 'Says "no" \\ to # and %s',
+        "author_name": 'O\'Brien "x" \\',
+        "author_email": "o'brien@example.ie",
+        "version": "2.0rc1",
+        "license": "BSD-3-Clause",
+    }
+    project = render(tmp_path, hooks=False, **answers)
+    check_works(project, answers)
+    assert (project / "src" / "sizes").is_dir()
+    assert "-m sizes fit" in (project / "Makefile").read_text(encoding="utf-8")
+
+
+def test_derived_names(tmp_path: Path) -> None:
+    project = render(tmp_path, project_name="Größe: 5 Äpfel")
+    assert project.name == "grosse-5-apfel"
+    assert (project / "src" / "grosse_5_apfel").is_dir()
+
+
+def test_the_command_with_prompts(tmp_path: Path) -> None:
+    answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
+    done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Name of the project, as people read it" in done.stdout
+    project = tmp_path / "night-train"
+    expected = DEFAULTS | {
+        "project_name": "Night Train",
+        "project_slug": "night-train",
+        "package_name": "trains",
+        "description": 'O\'Brien trains "it"',
+        "author_name": "O'Brien",
+        "version": "1.2.3",
+    }
+    check_works(project, expected)
+    assert git(project, "log", "--format=%s") == "Start from cookiecutter-distributed-torch\n"
+
+
+def test_the_command_without_prompts(tmp_path: Path) -> None:
+    done = command("--no-input", "author_name=O'Brien", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    check_works(tmp_path / "my-project", DEFAULTS | {"author_name": "O'Brien"})
+
+
+def test_the_render_says_which_template_made_it(project: Path) -> None:
+    table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    assert table["tool"]["cookiecutter-distributed-torch"] == {"version": "0.1.0"}

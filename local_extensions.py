@@ -80,12 +80,12 @@ class AnswerRefused(click.ClickException):
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """Return ", did you mean …?" where a known word is close to `word`, else nothing."""
+    """Return "; did you mean …?" where a known word is close to `word`, else nothing."""
     import difflib  # here: only an error pays for this import
 
     known = {w.lower(): w for w in words}
-    close = difflib.get_close_matches(word.lower(), known, n=2)
-    return f"; did you mean {' or '.join(known[w] for w in close)}?" if close else ""
+    close = difflib.get_close_matches(word.lower(), known, n=1)
+    return f"; did you mean {known[close[0]]}?" if close else ""
 
 
 def _slug_fault(answer: str) -> str | None:

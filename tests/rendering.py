@@ -40,7 +40,7 @@ DEFAULTS = {
 }
 
 
-def render(output: Path, *, hooks: bool = False, **answers: str) -> Path:
+def render(output: Path, answers: dict[str, str] | None = None, *, hooks: bool = False) -> Path:
     """Render in this process, as `--no-input` does, and return the project's folder."""
     return Path(
         cookiecutter(

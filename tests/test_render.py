@@ -94,7 +94,7 @@ def test_the_metadata_name_what_the_project_needs(project: Path) -> None:
     ],
 )
 def test_every_licence(tmp_path: Path, name: str, expression: str, first: str) -> None:
-    project = render(tmp_path, license=name, author_name="Zoë O'Brien")
+    project = render(tmp_path, {"license": name, "author_name": "Zoë O'Brien"})
     text = (project / "LICENSE").read_text(encoding="utf-8")
     assert first in text.split("\n\n")[0] + text.splitlines()[1]
     assert re.search(r"Copyright (\(c\) )?20\d\d Zoë O'Brien", text)
@@ -118,14 +118,14 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
         "version": "2.0rc1",
         "license": "BSD-3-Clause",
     }
-    project = render(tmp_path, hooks=False, **answers)
+    project = render(tmp_path, answers)
     check_works(project, answers)
     assert (project / "src" / "sizes").is_dir()
     assert "-m sizes fit" in (project / "Makefile").read_text(encoding="utf-8")
 
 
 def test_derived_names(tmp_path: Path) -> None:
-    project = render(tmp_path, project_name="Größe: 5 Äpfel")
+    project = render(tmp_path, {"project_name": "Größe: 5 Äpfel"})
     assert project.name == "grosse-5-apfel"
     assert (project / "src" / "grosse_5_apfel").is_dir()
 

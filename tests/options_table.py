@@ -1,0 +1,42 @@
+"""Writes the table of options into docs/options.md, from the rules that check the answers.
+
+`make docs` runs this file; test_docs.py fails where the page is not up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "options.md"
+BEGIN = "<!-- made by `make docs` from cookiecutter.json and local_extensions.py: begin -->"
+END = "<!-- end -->"
+
+
+def table() -> str:
+    """Return one row for each question: name, wording, default, what it takes."""
+    from local_extensions import RULES
+
+    settings = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
+    rows = ["| option | question | default | takes |", "|---|---|---|---|"]
+    for name, rule in RULES.items():
+        default = f"`{settings[name]}`" if settings[name] else "empty"
+        takes = rule.says + ("" if name == "license" else f"; at most {rule.longest} characters")
+        takes += "; may be empty" if rule.may_be_empty and "nothing" not in rule.says else ""
+        cells = (f"`{name}`", settings["__prompts__"][name], default, takes)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def page(text: str) -> str:
+    """Return the page with its table made anew."""
+    before, rest = text.split(BEGIN)
+    _old, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

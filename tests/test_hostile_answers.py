@@ -1,0 +1,302 @@
+"""Hostile answers in every field are refused in one line, or render a project that works."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import cookiecutter.prompt
+import pytest
+from cookiecutter.main import cookiecutter as bake
+from hostile import CANARY, HOSTILE, JINJA_CODE, Area
+from rendering import DEFAULTS, ROOT, check_works, command, render
+
+from local_extensions import RULES, AnswerRefused, Answers
+
+FIELDS = list(DEFAULTS)
+# What each field takes of HOSTILE as it stands; everything else is refused. Only the names of
+# things are narrow: text for people may hold what people write.
+TEXT = {
+    "single quote",
+    "double quote",
+    "triple quotes",
+    "apostrophe",
+    "command substitution",
+    "backticks",
+    "semicolon",
+    "variable",
+    "half a brace",
+    "parent",
+    "absolute path",
+    "home",
+    "dots",
+    "unicode",
+    "emoji",
+    "emoji, joined",
+    "keyword",
+    "soft keyword",
+    "standard library",
+    "dependency",
+    "own folder",
+    "trailing dash",
+    "leading digit",
+    "percent",
+    "hash",
+    "backslashes",
+    "trailing dot",
+    "device of Windows",
+    "angle brackets",
+    "YAML",
+    "markup of rich",
+    "false",
+}
+TAKEN = {
+    "project_name": TEXT,
+    "project_slug": {"keyword", "soft keyword", "standard library", "leading digit", "false"},
+    "package_name": {"false"},
+    "description": TEXT | {"empty"},
+    "author_name": TEXT,
+    "author_email": {"empty"},
+    "version": set[str](),
+    "license": set[str](),
+}
+
+
+@pytest.fixture
+def area(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Area:
+    area = Area(tmp_path / "area")
+    area.lay()
+    monkeypatch.chdir(area.cwd)
+    return area
+
+
+def answers_with(field: str, answer: str) -> dict[str, str]:
+    """Return all answers, with names that do not depend on the one that is tried."""
+    return DEFAULTS | {field: answer}
+
+
+def assert_right(area: Area, field: str, value: str, error: AnswerRefused | None) -> None:
+    """Assert that the outcome is the one that TAKEN names."""
+    answer = HOSTILE[value]
+    if value in TAKEN[field]:
+        assert error is None
+        check_works(area.the_project(), answers_with(field, answer))
+    else:
+        assert error is not None
+        assert len(error.format_message().splitlines()) == 1
+        assert len(error.format_message()) < 250
+        assert error.format_message().isprintable()
+        area.assert_untouched()
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("field", FIELDS)
+def test_given(area: Area, field: str, value: str) -> None:
+    """As `--no-input field=value`: cookiecutter compiles the value as a template of its own."""
+    error = None
+    try:
+        render(area.output, answers_with(field, HOSTILE[value]))
+    except AnswerRefused as refusal:
+        error = refusal
+    assert_right(area, field, value, error)
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("field", FIELDS)
+def test_typed(area: Area, field: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an answer to a prompt, which cookiecutter takes as it is."""
+    answers = answers_with(field, HOSTILE[value])
+
+    def typed(name: str, *_rest: object) -> str:
+        return answers[name]
+
+    monkeypatch.setattr(cookiecutter.prompt, "read_user_variable", typed)
+    error = None
+    try:
+        bake(str(ROOT), output_dir=str(area.output), accept_hooks=False)
+    except AnswerRefused as refusal:
+        error = refusal
+    assert_right(area, field, value, error)
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_names_derived_from_a_hostile_project_name(area: Area, value: str) -> None:
+    """Folder and package follow from the project's name, where they are not given."""
+    try:
+        project = render(area.output, {"project_name": HOSTILE[value]})
+    except AnswerRefused:
+        area.assert_untouched()
+    else:
+        assert area.the_project() == project
+        assert value in TEXT
+        slug = project.name
+        derived = {"project_slug": slug, "package_name": slug.replace("-", "_")}
+        check_works(project, DEFAULTS | {"project_name": HOSTILE[value]} | derived)
+
+
+# The same by the real command, hooks included; values that reach it otherwise than in-process.
+
+
+def assert_refused(area: Area, *arguments: str, stdin: str = "", says: str) -> None:
+    done = command(*arguments, "--output-dir", str(area.output), cwd=area.cwd, stdin=stdin)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("\n")
+    assert "Traceback" not in done.stdout
+    area.assert_untouched()
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_code_on_the_command_line(area: Area, field: str) -> None:
+    assert_refused(area, "--no-input", f"{field}={JINJA_CODE}", says="are not allowed")
+
+
+def test_code_as_a_default_of_a_prompt(area: Area) -> None:
+    assert_refused(area, f"author_name={JINJA_CODE}", stdin="\n" * 9, says="are not allowed")
+
+
+@pytest.mark.parametrize(
+    ("field", "answer", "says"),
+    [
+        ("project_name", "", "it may not be empty"),
+        ("project_slug", "../../x", "lower-case letters"),
+        ("project_slug", "torch", "belongs to something"),
+        ("package_name", "class", "keyword of Python"),
+        ("package_name", "json", "standard library"),
+        ("package_name", "numpy", "module or folder that the project uses"),
+        ("description", "x\ny", "line breaks"),
+        ("author_name", "x" * 300, "(300 characters) is refused: at most 100 characters"),
+        ("author_name", "-rf", "no dash first"),
+        ("author_email", "nobody", "not an e-mail address"),
+        ("author_email", "a..b@example.org", "not an e-mail address"),
+        ("version", "1.0-final", "PEP 440"),
+        ("version", "01", "PEP 440"),
+        ("license", "mti", "did you mean MIT?"),
+        ("license", "GPL-3.0", "choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary"),
+    ],
+)
+def test_refused_on_the_command_line(area: Area, field: str, answer: str, says: str) -> None:
+    assert_refused(area, "--no-input", f"{field}={answer}", says=says)
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["../../x"], "project_slug"),
+        (["x", "../../x"], "project_slug"),
+        (["x", "x", "import"], "keyword"),
+        (["x", "x", "x", JINJA_CODE], "are not allowed"),
+        (["x", "x", "x", "", "{% raw %}"], "are not allowed"),
+        (["x", "x", "x", "", "", "`touch canary`"], "e-mail"),
+        (["x", "x", "x", "", "", "", "$(touch canary)"], "PEP 440"),
+        (["x", "x", "x", "", "", "", "", "mit"], "did you mean MIT?"),
+    ],
+)
+def test_refused_at_the_prompt(area: Area, typed: list[str], says: str) -> None:
+    """At once: no more lines are read than were typed."""
+    if typed[0] == "../../x":  # a name for people; the folder's name follows from it: "x"
+        typed = [*typed, "../x"]
+    assert_refused(area, stdin="\n".join(typed) + "\n", says=says)
+
+
+def settings(area: Area, default_context: dict[str, Any]) -> str:
+    """Write a user's configuration and return its path."""
+    file = area.root.parent / "settings.yaml"
+    replay = {"replay_dir": str(area.root.parent / "replay")}
+    file.write_text(json.dumps(replay | {"default_context": default_context}), encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        *({field: JINJA_CODE} for field in FIELDS),
+        {"author_name": [JINJA_CODE]},
+        {"author_name": {"x": JINJA_CODE}},
+        {"author_name": {JINJA_CODE: "x"}},
+        {"__checked_version": JINJA_CODE},
+        {"__year": "{{cookiecutter.project_slug}}", "__checked_version": {"x": JINJA_CODE}},
+        {"version": "../../x", "__checked_version": "1.0"},
+        {"project_slug": "../../x", "__checked_project_slug": "x"},
+        {"author_name": None},
+        {"author_name": True},
+        {"author_name": ["x\ny"]},
+        {"author_name": {"x": "y"}},
+    ],
+    ids=str,
+)
+def test_refused_in_a_user_s_configuration(area: Area, context: dict[str, Any]) -> None:
+    assert_refused(area, "--no-input", "--config-file", settings(area, context), says="refused")
+
+
+def test_good_defaults_of_a_user_s_configuration_are_used(area: Area) -> None:
+    context = {"author_name": "O'Brien", "version": 2.5, "github_username": "another template's"}
+    file = settings(area, context)
+    done = command("--no-input", "--config-file", file, "-o", str(area.output), cwd=area.cwd)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    check_works(area.the_project(), DEFAULTS | {"author_name": "O'Brien", "version": "2.5"})
+
+
+def test_refused_in_a_replay(area: Area) -> None:
+    """A replay skips the questions and their checks; the check before the first write holds."""
+    folder = area.root.parent / "replay"
+    done = command(
+        "--no-input", "--config-file", settings(area, {}), "-o", str(area.output), cwd=area.cwd
+    )
+    assert done.returncode == 0
+    (file,) = folder.iterdir()
+    (area.output / "my-project").rename(area.root.parent / "first")
+    replay = json.loads(file.read_text(encoding="utf-8"))
+    replay["cookiecutter"]["project_slug"] = "../../x"
+    file.write_text(json.dumps(replay), encoding="utf-8")
+    assert_refused(area, "--replay", "--config-file", settings(area, {}), says="project_slug")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("projct_name=x", "there is no option 'projct_name'; did you mean project_name?"),
+        ("licence=MIT", "did you mean license?"),
+        ("zzz=1", "there is no option 'zzz'"),
+        ("__checked_version=1", "there is no option '__checked_version'"),
+        ("__year={{ 7*7 }}", "there is no option '__year'"),
+    ],
+)
+def test_unknown_options_are_refused(area: Area, given: str, says: str) -> None:
+    assert_refused(area, "--no-input", given, says=says)
+
+
+def test_code_in_the_name_of_the_output_folder(area: Area) -> None:
+    folder = area.cwd / JINJA_CODE.replace("/", "")
+    done = command("--no-input", "--output-dir", str(folder), cwd=area.cwd)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: the output folder ")
+    assert done.stderr.count("\n") == 1
+    area.assert_untouched()
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_without_the_guard_the_code_runs(
+    area: Area, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Show that the tests above can fail: it is the guard that keeps the payload from running."""
+
+    def unguarded(_self: object, source: str, *_rest: object, **_more: object) -> str:
+        return source
+
+    monkeypatch.setattr(Answers, "preprocess", unguarded)
+    # What the payload returned, "0", is a good answer to some questions and a bad one to others.
+    with contextlib.suppress(AnswerRefused):
+        render(area.output, answers_with(field, JINJA_CODE))
+    assert (area.cwd / CANARY).exists()
+
+
+def test_every_field_is_tried() -> None:
+    assert list(RULES) == FIELDS
+    assert set(TAKEN) == set(FIELDS)
+    assert len(HOSTILE) == 50
+    assert set().union(*TAKEN.values()) <= set(HOSTILE)

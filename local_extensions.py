@@ -260,12 +260,13 @@ class Answers(Extension):
 
     def _check_all(self, answers: Mapping[str, object]) -> str:
         """Check every answer, then let the names of the template's folders and files pass."""
+        if "_template" not in answers:  # added after the last question: this is a question's text
+            refuse("the value", PROJECT_FOLDER, "{{, {% and {# are not allowed")
         for name in RULES:
             checked(answers.get(name), name)
         # Names below the project's folder are rendered together with the path that leads there.
-        # Cookiecutter adds the path after the last question: without it, this is not yet the time.
-        folder = answers.get("_output_dir", "{{")
-        if JINJA.search(str(folder)):
+        folder = str(answers.get("_output_dir", ""))
+        if JINJA.search(folder):
             refuse("the output folder", folder, "{{, {% and {# are not allowed")
         self._all_checked = True
         return ""

@@ -155,6 +155,12 @@ def test_code_on_the_command_line(area: Area, field: str) -> None:
     assert_refused(area, "--no-input", f"{field}={JINJA_CODE}", says="are not allowed")
 
 
+@pytest.mark.parametrize("field", FIELDS)
+def test_the_template_s_own_expression_on_the_command_line(area: Area, field: str) -> None:
+    own = "{{cookiecutter.project_slug}}"
+    assert_refused(area, "--no-input", f"{field}={own}", says="are not allowed")
+
+
 def test_code_as_a_default_of_a_prompt(area: Area) -> None:
     assert_refused(area, f"author_name={JINJA_CODE}", stdin="\n" * 9, says="are not allowed")
 

@@ -1,0 +1,1 @@
+"""Train PyTorch models under every distributed strategy with one flag."""

@@ -1,0 +1,19 @@
+"""The bundled trainer: one module of yours, any strategy."""
+
+from .errors import CheckpointError, ConfigurationError, UserError
+from .module import DataModule, TrainingModule
+from .randomness import seed_everything
+from .strategies import SingleDevice, register
+from .trainer import Trainer
+
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "DataModule",
+    "SingleDevice",
+    "Trainer",
+    "TrainingModule",
+    "UserError",
+    "register",
+    "seed_everything",
+]

@@ -1,0 +1,274 @@
+"""Checkpoints: a directory a step, written beside and renamed when whole; loading runs no code.
+
+A checkpoint holds ``state.json`` (all that is no tensor, and a list of the files) and safetensors
+files, written by torch.distributed.checkpoint, each process its shards. Nothing in it is pickled:
+its reader takes JSON and safetensors, and refuses a directory that holds anything else.
+"""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import distributed
+from .errors import CheckpointError
+
+_STATE = "state.json"
+_FORMAT = 1
+_PREFIX = "step-"
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run and keeps the newest.
+
+    Args:
+        directory: where they lie, one directory a step.
+        keep: how many to keep, at least two, so that one is whole at every moment.
+        asynchronous: copy the state and write it while training goes on.
+    """
+
+    def __init__(self, directory: Path, keep: int = 2, asynchronous: bool = False) -> None:
+        self._directory = directory
+        self._keep = max(keep, 2)
+        self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
+        self._pending: Future[None] | None = None
+        self._group: dist.ProcessGroup | None = None
+        if asynchronous and distributed.is_active():
+            # A group of its own: the writer's collectives must not mix with those of the step.
+            self._group = dist.new_group(backend="gloo")
+        if distributed.rank() == 0:
+            for partial in directory.glob(f".{_PREFIX}*"):
+                shutil.rmtree(partial, ignore_errors=True)
+
+    def save(self, step: int, state: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
+        """Save a step's state.
+
+        Args:
+            step: optimizer steps made.
+            state: the same on every process: numbers, text, tensors in dicts and lists.
+            own: this process' tensors (its random state).
+
+        Raises:
+            CheckpointError: the state holds something that a checkpoint cannot carry.
+        """
+        self.wait()
+        tensors: dict[str, Tensor] = {}
+        tree = _pack(state, "state", tensors)
+        tensors |= {f"ranks/{distributed.rank()}/{key}": value for key, value in own.items()}
+        text = json.dumps(tree)
+        path = self._directory / f"{_PREFIX}{step:08d}"
+        if self._executor is None:
+            _write(path, text, tensors, self._keep, None)
+        else:
+            copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
+            self._pending = self._executor.submit(
+                _write, path, text, copies, self._keep, self._group
+            )
+
+    def wait(self) -> None:
+        """Wait for a checkpoint that is being written; raise what went wrong."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self) -> None:
+        """Wait, and end the writer."""
+        self.wait()
+        if self._executor is not None:
+            self._executor.shutdown()
+
+
+def _write(
+    path: Path,
+    text: str,
+    tensors: dict[str, Tensor],
+    keep: int,
+    group: dist.ProcessGroup | None,
+) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+    partial = path.with_name(f".{path.name}.partial")
+
+    class AtomicWriter(HuggingFaceStorageWriter):
+        """safetensors without an index; whole, and renamed, once every process has written."""
+
+        def finish(self, metadata: Any, results: Any) -> None:
+            files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+            head = json.dumps({"format": _FORMAT, "world_size": distributed.world_size(), "files": files})
+            with (partial / _STATE).open("w") as file:
+                file.write(f'{{"head": {head}, "state": {text}}}')
+                file.flush()
+                os.fsync(file.fileno())
+            _sync_directory(partial)
+            _replace(partial, path)
+            _prune(path.parent, keep)
+
+    if distributed.rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+    dcp.save(
+        tensors,
+        storage_writer=AtomicWriter(str(partial), save_distributed=True),
+        process_group=group,
+        no_dist=not distributed.is_active(),
+    )
+
+
+def _replace(partial: Path, path: Path) -> None:
+    old = path.with_name(f".{path.name}.replaced")
+    if path.exists():
+        path.rename(old)
+    partial.rename(path)
+    _sync_directory(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _prune(directory: Path, keep: int) -> None:
+    for path in complete(directory)[:-keep]:
+        doomed = path.with_name(f".{path.name}.pruned")
+        path.rename(doomed)  # so that a kill half-way leaves no checkpoint that is not whole
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def complete(directory: Path) -> list[Path]:
+    """Whole checkpoints below a directory, the oldest first."""
+    return sorted(path for path in directory.glob(f"{_PREFIX}*") if (path / _STATE).is_file())
+
+
+def resolve(path: str | os.PathLike[str]) -> Path:
+    """The checkpoint that a path means: itself, or the newest of a run's directory.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    given = Path(path)
+    if (given / _STATE).is_file():
+        return given
+    for directory in (given / "checkpoints", given):
+        found = complete(directory)
+        if found:
+            return found[-1]
+    raise CheckpointError(f"{given}: no checkpoint there; give a run's directory or a checkpoint in it")
+
+
+class Checkpoint:
+    """A checkpoint on disk, checked and ready to be read.
+
+    Args:
+        path: its directory.
+
+    Raises:
+        CheckpointError: it is damaged, or holds what training did not write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            content = json.loads((path / _STATE).read_bytes())
+            head = content["head"]
+            self._tree = content["state"]
+            self.world_size = int(head["world_size"])
+            files, version = dict(head["files"]), head["format"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{path / _STATE}: not a checkpoint's state ({_first_line(error)})") from None
+        if version != _FORMAT:
+            raise CheckpointError(f"{path}: written in format {version}; this trainer reads {_FORMAT}")
+        self._check_files(files)
+
+    def _check_files(self, expected: Mapping[str, int]) -> None:
+        found = {each.name: each.stat().st_size for each in self.path.iterdir() if each.name != _STATE}
+        for name in sorted(found.keys() | expected.keys()):
+            if name not in found:
+                raise CheckpointError(f"{self.path}: {name} is missing")
+            if name not in expected or not name.endswith(".safetensors"):
+                raise CheckpointError(f"{self.path}: {name} was not written by training; not read")
+            if found[name] != expected[name]:
+                raise CheckpointError(
+                    f"{self.path}: {name} has {found[name]} bytes, {expected[name]} were written"
+                )
+
+    def state(self) -> dict[str, Any]:
+        """What was saved as ``state``, its tensors on the CPU."""
+        return _unpack(self._tree, self._read("state/"))  # type: ignore[no-any-return]
+
+    def own(self, rank: int) -> dict[str, Tensor]:
+        """The tensors of one process."""
+        prefix = f"ranks/{rank}/"
+        return {key.removeprefix(prefix): value for key, value in self._read(prefix).items()}
+
+    def _read(self, prefix: str) -> dict[str, Tensor]:
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+        try:
+            metadata = HuggingFaceStorageReader(str(self.path)).read_metadata()
+            tensors: dict[str, Any] = {
+                key: torch.empty(entry.size, dtype=entry.properties.dtype)
+                for key, entry in metadata.state_dict_metadata.items()
+                if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+            }
+            if tensors:
+                reader = HuggingFaceStorageReader(str(self.path))
+                dcp.load(tensors, storage_reader=reader, no_dist=True)
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            raise CheckpointError(f"{self.path}: damaged ({_first_line(error)})") from error
+        return tensors
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+
+
+def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON for a value; its tensors go into ``tensors``, by path."""
+    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+        return value
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"~tensor": path}
+    if isinstance(value, dict | Counter | Mapping):
+        kind = "~counter" if isinstance(value, Counter) else "~dict"
+        if kind == "~dict" and all(isinstance(key, str) and key[:1] != "~" for key in value):
+            return {key: _pack(each, f"{path}/{key}", tensors) for key, each in value.items()}
+        return {
+            kind: [[key, _pack(each, f"{path}/{key}", tensors)] for key, each in value.items()]
+        }
+    if isinstance(value, list | tuple):
+        items = [_pack(each, f"{path}/{index}", tensors) for index, each in enumerate(value)]
+        return items if isinstance(value, list) else {"~tuple": items}
+    raise CheckpointError(
+        f"{path} is a {type(value).__name__}; a checkpoint carries numbers, text and tensors in "
+        "dicts, lists and tuples"
+    )
+
+
+def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_unpack(each, tensors) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "~tensor" in tree:
+        return tensors[tree["~tensor"]]
+    if "~tuple" in tree:
+        return tuple(_unpack(each, tensors) for each in tree["~tuple"])
+    if "~counter" in tree:
+        return Counter({key: _unpack(each, tensors) for key, each in tree["~counter"]})
+    if "~dict" in tree:
+        return {key: _unpack(each, tensors) for key, each in tree["~dict"]}
+    return {key: _unpack(each, tensors) for key, each in tree.items()}

@@ -1,0 +1,106 @@
+"""Which devices this machine has, which of them the user means, and how a batch gets there."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from .errors import ConfigurationError, nearest
+
+Accelerator = Literal["cpu", "cuda"]
+_ACCELERATORS = {"auto", "cpu", "gpu", "cuda"}
+
+
+def choose_accelerator(name: str) -> Accelerator:
+    """What ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"cuda"`` means on this machine.
+
+    Raises:
+        ConfigurationError: an unknown name, or a GPU that torch cannot see.
+    """
+    if name not in _ACCELERATORS:
+        raise ConfigurationError(f"accelerator={name!r} is unknown{nearest(name, _ACCELERATORS)}")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        raise ConfigurationError(
+            f"accelerator={name!r}: torch {torch.__version__} ({built}) sees no GPU; use 'cpu' or 'auto'"
+        )
+    return "cuda"
+
+
+def parse_devices(value: int | str | Sequence[int], available: int | None) -> list[int]:
+    """The device indices that a value of ``devices`` means.
+
+    Args:
+        value: ``3`` or ``"3"``: the first three; ``-1``, ``"-1"``, ``"auto"``: all;
+            ``[1, 3]``, ``"1, 3"``: these; ``"0,"``: device 0.
+        available: how many devices there are; ``None`` where any number can be made up (CPU
+            processes), and "all" is one.
+
+    Raises:
+        ConfigurationError: a duplicate, a negative other than -1, an index that does not exist,
+            no device at all, or a value of another type. The line names it.
+    """
+    indices = _indices(value, available)
+    where = f"devices={value!r}"
+    if not indices:
+        raise ConfigurationError(f"{where} is no device; a run needs at least one")
+    negative = [index for index in indices if index < 0]
+    if negative:
+        raise ConfigurationError(f"{where}: {negative[0]} is no device; only -1 alone means all")
+    if len(set(indices)) < len(indices):
+        twice = next(index for index in indices if indices.count(index) > 1)
+        raise ConfigurationError(f"{where} names device {twice} more than once")
+    if available is not None and max(indices) >= available:
+        there = f"0 to {available - 1}" if available else "none"
+        raise ConfigurationError(f"{where}: there is no device {max(indices)} here (there: {there})")
+    return indices
+
+
+def _indices(value: int | str | Sequence[int], available: int | None) -> list[int]:
+    if isinstance(value, str):
+        return _indices_from_text(value, available)
+    if isinstance(value, bool):
+        raise ConfigurationError(f"devices={value!r}: give a number, a list of indices, or 'auto'")
+    if isinstance(value, int):
+        if value == -1:
+            return list(range(1 if available is None else available))
+        return [value] if value < 0 else list(range(value))
+    if isinstance(value, Sequence) and all(type(index) is int for index in value):
+        return list(value)
+    raise ConfigurationError(f"devices={value!r}: give a number, a list of indices, or 'auto'")
+
+
+def _indices_from_text(text: str, available: int | None) -> list[int]:
+    stripped = text.strip()
+    if stripped in ("auto", "-1"):
+        return list(range(1 if available is None else available))
+    if stripped == "0":
+        raise ConfigurationError("devices='0' may mean no device or device 0; say [0] for device 0")
+    try:
+        if "," in stripped:
+            return [int(part) for part in stripped.split(",") if part.strip()]
+        return _indices(int(stripped), available)
+    except ValueError:
+        raise ConfigurationError(
+            f"devices={text!r}: give a number, a list of indices, or 'auto'"
+        ) from None
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch on a device: tensors in dicts, lists, (named) tuples of any depth; others as is.
+
+    Anything with a ``to`` method that takes a device (a packed sequence, say) moves too.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return type(batch)((key, move(value, device)) for key, value in batch.items())  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move(value, device) for value in batch)
+    if hasattr(batch, "to") and callable(batch.to):
+        return batch.to(device)
+    return batch

@@ -1,0 +1,80 @@
+"""Validation, test and prediction: each sample once, on any number of processes."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import distributed, randomness
+from .feed import Feed
+from .metrics import Recorder
+from .module import TrainingModule
+from .strategies import SingleDevice
+
+
+def evaluate(
+    module: TrainingModule,
+    strategy: SingleDevice,
+    recorder: Recorder,
+    feed: Feed,
+    stage: Literal["validation", "test"],
+) -> dict[str, float]:
+    """Run all batches of a stage and reduce what they log.
+
+    Returns:
+        the logged values, the same on every process.
+    """
+    with _apart_from_training(module, strategy), recorder.evaluating(), torch.no_grad():
+        for batch in feed.epoch(0, 0):
+            recorder.samples = batch.samples
+            strategy.forward(stage, batch.data, batch.index)
+        getattr(module, f"on_{stage}_epoch_end")()
+        return recorder.take_epoch()
+
+
+def predict(module: TrainingModule, strategy: SingleDevice, feed: Feed) -> list[Any]:
+    """Run all batches and keep what ``predict_step`` returned.
+
+    Returns:
+        one entry a batch. Tensors are those of all processes, in the data set's order; other
+        outputs are this process' own.
+    """
+    outputs = []
+    with _apart_from_training(module, strategy), torch.no_grad():
+        for batch in feed.epoch(0, 0):
+            output = strategy.forward("predict", batch.data, batch.index)
+            outputs.append(output.cpu() if isinstance(output, Tensor) else output)
+    return _merged(outputs, feed.batches)
+
+
+def _merged(outputs: list[Any], batches: int | None) -> list[Any]:
+    mine = torch.tensor([float(all(isinstance(output, Tensor) for output in outputs)), -len(outputs)])
+    all_tensors, most = (-distributed.all_reduce(-mine, "max")).tolist()
+    if distributed.world_size() == 1 or not all_tensors or batches is None:
+        return outputs
+    # A process may have had no sample of the last batch; one that had tells the shape.
+    shapes = [list(output.shape[1:]) for output in outputs[:1]]
+    shape = distributed.broadcast(shapes[0] if shapes else None)
+    missing = int(-most) - len(outputs)
+    filled = outputs + [torch.zeros(0, *shape, dtype=_dtype(outputs))] * missing
+    return [torch.cat(distributed.all_gather(output)) for output in filled]
+
+
+def _dtype(outputs: list[Any]) -> torch.dtype:
+    return outputs[0].dtype if outputs else torch.get_default_dtype()
+
+
+@contextlib.contextmanager
+def _apart_from_training(module: nn.Module, strategy: SingleDevice) -> Iterator[None]:
+    """Evaluation mode for a while; training goes on afterwards as if nothing had been between."""
+    modes = [(child, child.training) for child in module.modules()]
+    state = randomness.full_state(strategy.device)
+    module.eval()
+    try:
+        yield
+    finally:
+        randomness.set_full_state(state, strategy.device)
+        for child, mode in modes:
+            child.training = mode

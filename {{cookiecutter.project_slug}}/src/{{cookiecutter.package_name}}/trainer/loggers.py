@@ -1,0 +1,108 @@
+"""Where logged values go: a CSV file and TensorBoard."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from .errors import ConfigurationError, nearest
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Logger(Protocol):
+    """Takes values of one step."""
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Write values; ``step`` is the number of optimizer steps made."""
+
+    def position(self) -> int:
+        """Where the log stands, for :meth:`resume`."""
+
+    def resume(self, position: int, step: int) -> None:
+        """Take up a log of an earlier process, dropping what stands behind a checkpoint's."""
+
+    def close(self) -> None:
+        """Write out what is held back."""
+
+
+class CSVLogger:
+    """``metrics.csv``: one row a value (step, epoch, name, value), floats to their last digit."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = (directory / "metrics.csv").open("a", newline="")
+        if self._file.tell() == 0:
+            self._file.write("step,epoch,name,value\n")
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Append rows, visible to readers at once."""
+        for name, value in values.items():
+            quoted = f'"{name}"' if "," in name else name
+            self._file.write(f"{step},{epoch},{quoted},{value!r}\n")
+        self._file.flush()
+
+    def position(self) -> int:
+        """Bytes written."""
+        return self._file.tell()
+
+    def resume(self, position: int, step: int) -> None:
+        """Cut off the rows that a killed process wrote after its last checkpoint."""
+        if position <= self._file.tell():
+            self._file.truncate(position)
+            self._file.seek(position)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardLogger:
+    """Event files in ``tensorboard/``; its import waits for the first value."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "tensorboard"
+        self._writer: SummaryWriter | None = None
+        self._purge_step: int | None = None
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Add scalars."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.add_scalar("epoch", epoch, step)
+
+    def position(self) -> int:
+        """Not used: event files are purged by step."""
+        return 0
+
+    def resume(self, position: int, step: int) -> None:
+        """Have TensorBoard hide what an earlier process wrote from this step on."""
+        self._purge_step = step + 1
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+_LOGGERS: dict[str, type[CSVLogger] | type[TensorBoardLogger]] = {
+    "csv": CSVLogger,
+    "tensorboard": TensorBoardLogger,
+}
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise ConfigurationError for every logger that does not exist."""
+    unknown = [name for name in names if name not in _LOGGERS]
+    if unknown:
+        raise ConfigurationError(
+            [f"loggers: {name!r} is unknown{nearest(name, _LOGGERS)}" for name in unknown]
+        )
+
+
+def make_loggers(names: Sequence[str], directory: Path) -> list[Logger]:
+    """Loggers that write into a run's directory."""
+    return [_LOGGERS[name](directory) for name in names]

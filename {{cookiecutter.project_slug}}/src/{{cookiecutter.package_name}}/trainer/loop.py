@@ -1,0 +1,312 @@
+"""Training: epochs of steps, steps of micro-batches. Plain control flow; what is done with
+parameters, gradients and data is the strategy's business."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from . import metrics, randomness
+from .checkpoint import Checkpoint, Checkpoints
+from .errors import CheckpointError
+from .feed import Feed
+from .loggers import Logger
+from .metrics import Recorder
+from .module import TrainingModule
+from .optimization import Optimization
+from .progress import Progress
+from .strategies import SingleDevice
+
+
+@dataclass
+class Position:
+    """Where training stands."""
+
+    epoch: int = 0
+    batch: int = 0
+    global_step: int = 0
+    is_last_batch: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When things happen.
+
+    Args:
+        max_epochs: epochs to train; ``None``: until ``max_steps``.
+        max_steps: optimizer steps to train; ``None``: until ``max_epochs``.
+        log_every_n_steps: write single steps' values so often.
+        check_val_every_n_epoch: validate at the end of every so many epochs.
+        val_every_n_steps: validate after every so many steps too.
+        checkpoint_every_n_steps: save after every so many steps too, not only after each epoch.
+    """
+
+    max_epochs: int | None
+    max_steps: int | None
+    log_every_n_steps: int
+    check_val_every_n_epoch: int
+    val_every_n_steps: int | None
+    checkpoint_every_n_steps: int | None
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How gradients are clipped: ``"norm"`` or ``"value"``."""
+
+    value: float
+    algorithm: str
+
+
+@dataclass
+class Outputs:
+    """Where a run's values go. Only the main process has loggers."""
+
+    recorder: Recorder
+    progress: Progress
+    loggers: list[Logger] = field(default_factory=list)
+    latest: dict[str, float] = field(default_factory=dict)
+    validated: dict[str, float] = field(default_factory=dict)
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Log values and remember them."""
+        if values:
+            self.latest.update(values)
+            for logger in self.loggers:
+                logger.write(step, epoch, values)
+
+
+class FitLoop:
+    """Trains a module that a strategy has set up.
+
+    Args:
+        module: the user's.
+        strategy: has set it up.
+        optimization: what it made of the user's optimizers.
+        feed: gives the batches.
+        validate: runs a validation; ``None`` without.
+        outputs: where values go.
+        checkpoints: writes them.
+        schedule: when things happen.
+        clip: how gradients are clipped; ``None``: not.
+    """
+
+    def __init__(
+        self,
+        module: TrainingModule,
+        strategy: SingleDevice,
+        optimization: Optimization,
+        feed: Feed,
+        validate: Callable[[], dict[str, float]] | None,
+        outputs: Outputs,
+        checkpoints: Checkpoints,
+        schedule: Schedule,
+        clip: Clip | None,
+        position: Position,
+    ) -> None:
+        self.module = module
+        self.strategy = strategy
+        self.optimization = optimization
+        self.feed = feed
+        self.validate = validate
+        self.outputs = outputs
+        self.checkpoints = checkpoints
+        self.schedule = schedule
+        self.clip = clip
+        self.position = position
+        self.samples_per_second: float | None = None
+        self._saved_at = self._validated_at = -1
+
+    def run(self) -> None:
+        """Train to the end, save, and leave everything written."""
+        started, first_step = time.monotonic(), self.position.global_step
+        self.outputs.progress.start(first_step)
+        try:
+            while not self._is_done():
+                self._run_epoch()
+            # Saved first: going on from here must not see that training was to end here.
+            self._save_once()
+            self._validate_once()
+        finally:
+            self.outputs.progress.stop()
+        self.checkpoints.wait()
+        if self.feed.samples_per_step:
+            steps = self.position.global_step - first_step
+            seconds = max(time.monotonic() - started, 1e-9)
+            self.samples_per_second = steps * self.feed.samples_per_step / seconds
+
+    def _is_done(self) -> bool:
+        epochs, steps = self.schedule.max_epochs, self.schedule.max_steps
+        return (epochs is not None and self.position.epoch >= epochs) or (
+            steps is not None and self.position.global_step >= steps
+        )
+
+    def _run_epoch(self) -> None:
+        position, recorder, strategy = self.position, self.outputs.recorder, self.strategy
+        self.outputs.progress.begin_epoch(position.epoch, self.schedule.max_epochs)
+        if position.batch == 0:
+            self.module.on_train_epoch_start()
+        for batch in self.feed.epoch(position.epoch, position.batch):
+            recorder.samples = batch.samples
+            recorder.recording = (position.global_step + 1) % self.schedule.log_every_n_steps == 0
+            position.is_last_batch = batch.ends_epoch
+            strategy.forward_backward(
+                batch.data, batch.index, weight=batch.weight, synchronise=batch.ends_step
+            )
+            position.batch += 1
+            if batch.ends_step:
+                self._step()
+                if self._is_done() and not batch.ends_epoch:
+                    return
+        self._end_epoch()
+
+    def _step(self) -> None:
+        strategy, optimization = self.strategy, self.optimization
+        if self.clip is not None:
+            strategy.clip_gradients(optimization, self.clip.value, self.clip.algorithm)
+        for optimizer in optimization.optimizers:
+            strategy.optimizer_step(optimizer)
+        strategy.end_step()
+        for optimizer in optimization.optimizers:
+            strategy.zero_grad(optimizer)
+        self.position.global_step += 1
+        self._after_step()
+
+    def _after_step(self) -> None:
+        step, schedule, recorder = self.position.global_step, self.schedule, self.outputs.recorder
+        if recorder.recording:
+            values = recorder.take_step() | self._learning_rates()
+            self.outputs.write(step, self.position.epoch, values)
+        for entry in self.optimization.schedules:
+            if entry.interval == "step":
+                entry.step(self.outputs.latest)
+        self.outputs.progress.step(step, recorder.latest)
+        if self.position.is_last_batch:
+            return  # the epoch's end validates and saves, once
+        if schedule.val_every_n_steps and step % schedule.val_every_n_steps == 0:
+            self._validate_once()
+        if schedule.checkpoint_every_n_steps and step % schedule.checkpoint_every_n_steps == 0:
+            self._save_once()
+
+    def _end_epoch(self) -> None:
+        position, outputs = self.position, self.outputs
+        self.module.on_train_epoch_end()
+        outputs.write(position.global_step, position.epoch, outputs.recorder.take_epoch())
+        if (position.epoch + 1) % self.schedule.check_val_every_n_epoch == 0:
+            self._validate_once()
+        for entry in self.optimization.schedules:
+            if entry.interval == "epoch":
+                entry.step(outputs.latest)
+        outputs.progress.show(position.global_step, outputs.recorder.latest | outputs.validated)
+        position.epoch += 1
+        position.batch = 0
+        self._save_once()
+
+    def _learning_rates(self) -> dict[str, float]:
+        rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimization.optimizers]
+        if len(rates) == 1:
+            return {"lr": float(rates[0])}
+        return {f"lr-{index}": float(rate) for index, rate in enumerate(rates)}
+
+    def _validate_once(self) -> None:
+        position = self.position
+        if self.validate is not None and self._validated_at != position.global_step:
+            self._validated_at = position.global_step
+            self.outputs.validated = self.validate()
+            self.outputs.write(position.global_step, position.epoch, self.outputs.validated)
+
+    # --- checkpoints ---------------------------------------------------------------------------
+
+    def _save_once(self) -> None:
+        if self._saved_at != self.position.global_step:
+            self._saved_at = self.position.global_step
+            self.checkpoints.save(self.position.global_step, self.state(), self.own_state())
+
+    def state(self) -> dict[str, Any]:
+        """What is the same on every process."""
+        position, feed = self.position, self.feed
+        return {
+            **self.strategy.state(self.optimization),
+            "schedules": [entry.scheduler.state_dict() for entry in self.optimization.schedules],
+            "precision": self.strategy.precision.state(),
+            "position": {
+                "epoch": position.epoch,
+                "step_in_epoch": position.batch // feed.accumulate,
+                "samples_per_step": feed.samples_per_step,
+                "global_step": position.global_step,
+                "validated_at": self._validated_at,
+            },
+            "latest": dict(self.outputs.latest),
+            "logs": [logger.position() for logger in self.outputs.loggers],
+        }
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What is this process' own: its random state, and its share of unfinished sums."""
+        parts = {
+            "random": randomness.full_state(self.strategy.device),
+            "log": self.outputs.recorder.state(),
+            "torchmetrics": metrics.torchmetrics_state(self.module),
+        }
+        return {f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()}
+
+    def resume(self, checkpoint: Checkpoint, rank: int, world_size: int, same_run: bool) -> list[str]:
+        """Go on from a checkpoint, as if training had not been interrupted.
+
+        Args:
+            checkpoint: to read.
+            rank: of this process.
+            world_size: of this run; if the checkpoint's differs, random states start anew.
+            same_run: its logs are gone on with, from where they stood.
+
+        Returns:
+            remarks, for what could not be taken up exactly.
+
+        Raises:
+            CheckpointError: it does not belong to this model.
+        """
+        state = checkpoint.state()
+        try:
+            self.strategy.load_state(state, self.optimization)
+            for entry, saved in zip(self.optimization.schedules, state["schedules"], strict=True):
+                entry.scheduler.load_state_dict(saved)
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise CheckpointError(f"{checkpoint.path}: not of this model ({reason})") from None
+        self.strategy.precision.load_state(state["precision"])
+        remarks = self._resume_position(state["position"])
+        self.outputs.latest.update(state["latest"])
+        if same_run:
+            for logger, position in zip(self.outputs.loggers, state["logs"], strict=False):
+                logger.resume(position, self.position.global_step)
+        if checkpoint.world_size != world_size:
+            return [
+                *remarks,
+                f"saved by {checkpoint.world_size} processes and resumed on {world_size}: random "
+                "states (dropout) start anew; the order of the data does not change",
+            ]
+        self._resume_own(checkpoint.own(rank))
+        return remarks
+
+    def _resume_position(self, saved: Mapping[str, Any]) -> list[str]:
+        position, samples = self.position, self.feed.samples_per_step
+        position.epoch, position.global_step = saved["epoch"], saved["global_step"]
+        self._validated_at = saved["validated_at"]
+        self._saved_at = position.global_step
+        steps, rest = saved["step_in_epoch"], 0
+        if samples and saved["samples_per_step"]:
+            steps, rest = divmod(steps * saved["samples_per_step"], samples)
+        position.batch = steps * self.feed.accumulate
+        if rest:
+            return [f"the effective batch size has changed: {rest} samples of this epoch are read again"]
+        return []
+
+    def _resume_own(self, own: Mapping[str, Tensor]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"random": {}, "log": {}, "torchmetrics": {}}
+        for key, value in own.items():
+            part, _, name = key.partition("/")
+            parts[part][name] = value
+        self.outputs.recorder.load_state(parts["log"])
+        metrics.load_torchmetrics_state(self.module, parts["torchmetrics"])
+        randomness.set_full_state(parts["random"], self.strategy.device)
+

@@ -1,0 +1,223 @@
+"""What the user writes: a module with its steps, and where its data comes from."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from .metrics import ReduceFx
+
+Loader = Iterable[Any]
+
+
+class Run(Protocol):
+    """What a module may ask of the run that trains it; the trainer is one."""
+
+    global_step: int
+    current_epoch: int
+    is_last_batch: bool
+
+    @property
+    def optimizers(self) -> list["Optimizer"]: ...
+    @property
+    def global_rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def log(self, name: str, value: Any, **options: Any) -> None: ...
+
+
+class DataModule:
+    """Where batches come from. Overwrite the loaders you need; return a ``DataLoader`` each.
+
+    The trainer puts in the samplers: training is shuffled anew each epoch, validation and test are
+    in order and see each sample once, on any number of processes.
+    """
+
+    def train_dataloader(self) -> Loader | None:
+        """Batches to train on."""
+        return None
+
+    def val_dataloader(self) -> Loader | None:
+        """Batches to validate on."""
+        return None
+
+    def test_dataloader(self) -> Loader | None:
+        """Batches to test on."""
+        return None
+
+    def predict_dataloader(self) -> Loader | None:
+        """Batches to predict."""
+        return None
+
+
+class TrainingModule(nn.Module):
+    """A model and how it is trained, without a word on devices, processes or precision.
+
+    Overwrite :meth:`training_step` and :meth:`configure_optimizers`, and what else you need. A
+    batch is on the module's device when a step sees it, and so are registered buffers; make new
+    tensors from old ones (``x.new_zeros``) or on ``self.device``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run: Run | None = None
+        self._device = torch.device("cpu")
+
+    # --- steps -----------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | Mapping[str, Any]:
+        """Loss of a batch: a scalar, the mean over its samples, or a dict that has it as ``loss``."""
+        raise NotImplementedError(f"{type(self).__name__} has no training_step")
+
+    def training_step_end(self, outputs: Any) -> Any:
+        """Sees what :meth:`training_step` returned: under dp and ddp2, of all device replicas."""
+        return outputs
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Validate a batch; log what is worth knowing."""
+        raise NotImplementedError(f"{type(self).__name__} has no validation_step")
+
+    def validation_step_end(self, outputs: Any) -> Any:
+        """As :meth:`training_step_end`, for validation."""
+        return outputs
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """Test a batch; log what is worth knowing."""
+        raise NotImplementedError(f"{type(self).__name__} has no test_step")
+
+    def test_step_end(self, outputs: Any) -> Any:
+        """As :meth:`training_step_end`, for tests."""
+        return outputs
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """Predictions for a batch; by default what ``forward`` gives for it."""
+        return self(batch)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizers, and schedulers if there are any.
+
+        Returns:
+            an optimizer; a list of them (each steps once a step); two lists, optimizers and
+            schedulers; or a dict, or list of dicts, with ``optimizer`` and ``lr_scheduler``. A
+            scheduler is stepped at the end of each epoch; ``{"scheduler": s, "interval": "step"}``
+            steps it after each optimizer step, and ``"monitor": name`` hands it a logged value.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no configure_optimizers")
+
+    # --- data, where it is not a DataModule's ------------------------------------------------
+
+    def train_dataloader(self) -> Loader | None:
+        """Batches to train on, where no data module is given."""
+        return None
+
+    def val_dataloader(self) -> Loader | None:
+        """Batches to validate on, where no data module is given."""
+        return None
+
+    def test_dataloader(self) -> Loader | None:
+        """Batches to test on, where no data module is given."""
+        return None
+
+    def predict_dataloader(self) -> Loader | None:
+        """Batches to predict, where no data module is given."""
+        return None
+
+    # --- moments ----------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Called once the module stands on its device, before the first step."""
+
+    def on_train_epoch_start(self) -> None:
+        """Called before the first batch of an epoch; not when an epoch is resumed in its middle."""
+
+    def on_train_epoch_end(self) -> None:
+        """Called after the last batch of an epoch, before its values are reduced."""
+
+    def on_validation_epoch_end(self) -> None:
+        """Called after the last validation batch, before its values are reduced."""
+
+    def on_test_epoch_end(self) -> None:
+        """Called after the last test batch, before its values are reduced."""
+
+    # --- what the run tells -----------------------------------------------------------------
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        sync_dist: bool = True,
+        reduce_fx: "ReduceFx" = "mean",
+        batch_size: int | None = None,
+    ) -> None:
+        """Log a number, a scalar tensor, or a torchmetrics metric.
+
+        Args:
+            name: what it is called in logs and in the progress bar.
+            value: kept on its device; nothing waits for it until it is shown.
+            on_step: log single steps; default in training. With gradient accumulation, a step's
+                value is reduced over its micro-batches.
+            on_epoch: log the reduction over the epoch; default in validation and test.
+            prog_bar: show it in the progress bar.
+            sync_dist: reduce over all processes, each sample counted once, so that every process
+                has the same value. Every process must then log it. False: this process' own.
+            reduce_fx: ``"mean"`` (weighted by samples), ``"sum"``, ``"min"`` or ``"max"``.
+            batch_size: samples behind the value; by default those of the batch.
+
+        A metric is computed and reset at the end of the epoch; it synchronises itself.
+        Outside a run (a step called by hand), nothing happens.
+        """
+        if self._run is not None:
+            self._run.log(
+                name,
+                value,
+                on_step=on_step,
+                on_epoch=on_epoch,
+                prog_bar=prog_bar,
+                sync_dist=sync_dist,
+                reduce_fx=reduce_fx,
+                batch_size=batch_size,
+            )
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """:meth:`log` each entry, all with the same options."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    @property
+    def trainer(self) -> Run:
+        """The run that trains this module.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        if self._run is None:
+            raise RuntimeError(f"{type(self).__name__} is not being trained")
+        return self._run
+
+    @property
+    def device(self) -> torch.device:
+        """The device that parameters, buffers and batches are on."""
+        return self._device
+
+    @property
+    def global_rank(self) -> int:
+        """This process among all; 0 outside a run."""
+        return 0 if self._run is None else self._run.global_rank
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps made so far; 0 outside a run."""
+        return 0 if self._run is None else self._run.global_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The running epoch, from 0; 0 outside a run."""
+        return 0 if self._run is None else self._run.current_epoch

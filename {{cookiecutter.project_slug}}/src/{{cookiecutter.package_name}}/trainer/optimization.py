@@ -1,0 +1,171 @@
+"""What ``configure_optimizers`` may return, in one form; and optimizer state by parameter name."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from .errors import ConfigurationError
+
+
+@dataclass
+class Schedule:
+    """A scheduler and when it is stepped."""
+
+    scheduler: LRScheduler | ReduceLROnPlateau
+    interval: Literal["step", "epoch"] = "epoch"
+    monitor: str | None = None
+
+    def step(self, values: Mapping[str, float]) -> None:
+        """Step once; ``values`` are the newest logged ones.
+
+        Raises:
+            ConfigurationError: the monitored value was not logged.
+        """
+        if self.monitor is None:
+            self.scheduler.step()
+        elif self.monitor in values:
+            self.scheduler.step(values[self.monitor])
+        else:
+            raise ConfigurationError(
+                f"a scheduler monitors {self.monitor!r}, which was not logged; "
+                f"logged: {', '.join(sorted(values)) or 'nothing'}"
+            )
+
+
+@dataclass
+class Optimization:
+    """All optimizers of a run and their schedules."""
+
+    optimizers: list[Optimizer]
+    schedules: list[Schedule]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizers step, each once."""
+        seen: dict[int, Tensor] = {}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                seen.update((id(parameter), parameter) for parameter in group["params"])
+        return list(seen.values())
+
+
+def read_optimization(returned: Any) -> Optimization:
+    """One form from all that ``configure_optimizers`` may return.
+
+    Raises:
+        ConfigurationError: it returned something else; the line says what.
+    """
+    if isinstance(returned, Optimizer):
+        return Optimization([returned], [])
+    if isinstance(returned, Mapping):
+        returned = [returned]
+    if isinstance(returned, Sequence) and returned:
+        if all(isinstance(each, Optimizer) for each in returned):
+            return Optimization(list(returned), [])
+        if all(isinstance(each, Mapping) for each in returned):
+            schedulers = [each["lr_scheduler"] for each in returned if "lr_scheduler" in each]
+            return _pair([each.get("optimizer") for each in returned], schedulers)
+        if len(returned) == 2 and all(isinstance(each, Sequence) for each in returned):
+            return _pair(*returned)
+    raise ConfigurationError(
+        f"configure_optimizers returned {type(returned).__name__}; return an optimizer, a list of "
+        "optimizers, ([optimizers], [schedulers]), or dicts with 'optimizer' and 'lr_scheduler'"
+    )
+
+
+def _pair(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Optimization:
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigurationError(
+                f"configure_optimizers gave {type(optimizer).__name__} where an optimizer belongs"
+            )
+    return Optimization(list(optimizers), [_read_schedule(each) for each in schedulers])
+
+
+def _read_schedule(entry: Any) -> Schedule:
+    fields = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
+    unknown = fields.keys() - {"scheduler", "interval", "monitor"}
+    scheduler = fields.get("scheduler")
+    schedule = Schedule(**{key: fields[key] for key in fields.keys() - unknown})
+    if unknown or not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
+        raise ConfigurationError(
+            f"lr_scheduler {entry!r}: give a scheduler, or a dict of 'scheduler', 'interval', 'monitor'"
+        )
+    if schedule.interval not in ("step", "epoch"):
+        raise ConfigurationError(f"lr_scheduler interval={schedule.interval!r}: use 'step' or 'epoch'")
+    if isinstance(scheduler, ReduceLROnPlateau) and schedule.monitor is None:
+        raise ConfigurationError("ReduceLROnPlateau needs 'monitor': the name of a logged value")
+    return schedule
+
+
+def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    """An optimizer's state keyed by parameter names, which mean the same under every strategy.
+
+    Args:
+        optimizer: any torch optimizer.
+        names: parameter names by ``id`` of the parameter.
+    """
+    by_index = _names_by_index(optimizer, names)
+    state = optimizer.state_dict()
+    return {
+        "state": {by_index[index]: dict(values) for index, values in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [by_index[index] for index in group["params"]]}
+            for group in state["param_groups"]
+        ],
+    }
+
+
+def load_optimizer_state(
+    optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[int, str]
+) -> None:
+    """Put back what :func:`optimizer_state` gave.
+
+    Raises:
+        ConfigurationError: the saved parameters are not those of this optimizer.
+    """
+    by_index = _names_by_index(optimizer, names)
+    indices = {name: index for index, name in by_index.items()}
+    saved = {name for group in state["param_groups"] for name in group["params"]}
+    if saved != indices.keys():
+        strange = ", ".join(sorted(saved ^ indices.keys())[:3])
+        raise ConfigurationError(
+            f"the checkpoint's optimizer holds other parameters than this one ({strange})"
+        )
+    optimizer.load_state_dict(
+        {
+            "state": {indices[name]: dict(values) for name, values in state["state"].items()},
+            "param_groups": [
+                {**group, "params": [indices[name] for name in group["params"]]}
+                for group in state["param_groups"]
+            ],
+        }
+    )
+
+
+def _names_by_index(optimizer: Optimizer, names: Mapping[int, str]) -> dict[int, str]:
+    parameters: Iterable[Tensor] = (
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    )
+    # A parameter that the module does not own still has a place in the optimizer: its index.
+    return {
+        index: names.get(id(parameter), f"#{index}") for index, parameter in enumerate(parameters)
+    }
+
+
+def parameter_names(module: nn.Module) -> dict[int, str]:
+    """Parameter names of a module by ``id`` of the parameter."""
+    return {id(parameter): name for name, parameter in module.named_parameters()}
+
+
+def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
+    """Clip full gradients in place: their global norm, or each value."""
+    if algorithm == "norm":
+        torch.nn.utils.clip_grad_norm_(parameters, value)
+    else:
+        torch.nn.utils.clip_grad_value_(parameters, value)

@@ -1,0 +1,99 @@
+"""What a person sees while a run goes on: a bar on a terminal, now and then a line elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+_TERMINAL_SECONDS = 0.25
+_LINE_SECONDS = 10.0
+
+
+class Progress:
+    """Shows step, loss, rate and time left.
+
+    Args:
+        enabled: False shows nothing.
+        total_steps: optimizer steps of the run; ``None`` if not known.
+        samples_per_step: the effective batch size; ``None`` if not known.
+    """
+
+    def __init__(self, enabled: bool, total_steps: int | None, samples_per_step: int | None) -> None:
+        self._enabled = enabled
+        self._total = total_steps
+        self._samples = samples_per_step
+        self._bar: RichProgress | None = None
+        self._interval = _TERMINAL_SECONDS if sys.stderr.isatty() else _LINE_SECONDS
+        self._title = ""
+        self._first_step = 0
+        self._started = self._shown = time.monotonic()
+
+    def start(self, step: int) -> None:
+        """Begin at a step: 0, or that of the checkpoint that is resumed."""
+        self._first_step = step
+        self._started = self._shown = time.monotonic()
+        if self._enabled and sys.stderr.isatty():
+            self._bar = _make_bar(self._total, step)
+            self._bar.start()
+
+    def begin_epoch(self, epoch: int, epochs: int | None) -> None:
+        """Name the epoch that follows, from 0."""
+        self._title = f"epoch {epoch + 1}" + (f"/{epochs}" if epochs else "")
+
+    def step(self, step: int, values: Mapping[str, Any]) -> None:
+        """Tell of a finished step; shows something once in a while, and only then reads values."""
+        if self._enabled and time.monotonic() - self._shown >= self._interval:
+            self.show(step, values)
+
+    def show(self, step: int, values: Mapping[str, Any]) -> None:
+        """Show where the run stands, now."""
+        if not self._enabled:
+            return
+        self._shown = time.monotonic()
+        numbers = "  ".join(f"{name} {float(value):.4g}" for name, value in values.items())
+        rate = (step - self._first_step) / max(self._shown - self._started, 1e-9)
+        speed = f"{rate * self._samples:.0f} samples/s" if self._samples else f"{rate:.1f} steps/s"
+        if self._bar is not None:
+            task = self._bar.task_ids[0]
+            self._bar.update(task, completed=step, description=self._title, values=numbers, speed=speed)
+            self._bar.refresh()
+            return
+        of = f"/{self._total}" if self._total else ""
+        left = ""
+        if self._total and rate > 0:
+            left = f"  {_clock((self._total - step) / rate)} left"
+        print(f"{self._title}  step {step}{of}  {numbers}  {speed}{left}", file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """Give the terminal back."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _make_bar(total: int | None, step: int) -> "RichProgress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[values]}"),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        # Refreshed by hand: a thread that redraws would take time from every step.
+        auto_refresh=False,
+    )
+    bar.add_task("", total=total, completed=step, values="", speed="")
+    return bar
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"

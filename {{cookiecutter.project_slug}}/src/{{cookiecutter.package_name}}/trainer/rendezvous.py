@@ -1,0 +1,108 @@
+"""How the ranks of a run find one another: the store that a process group is formed over.
+
+On one node everything listens on loopback only: the store is unauthenticated, and torch's own
+would listen on every interface whatever address it is given.
+"""
+
+import datetime
+import itertools
+import os
+import socket
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+from .cluster import Layout
+from .errors import UserError
+
+_groups_formed = itertools.count()
+
+
+def loopback_interface() -> str | None:
+    """Name of the loopback interface, ``lo`` or ``lo0``; ``None`` if there is none by such a name."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def stay_on_loopback() -> None:
+    """Have gloo and NCCL talk over loopback, unless the user has named an interface."""
+    interface = loopback_interface()
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def loopback_store() -> dist.TCPStore:
+    """A store on a free port of 127.0.0.1, served by this process; its ``port`` tells which."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
+    """The store that all ranks of a layout share.
+
+    Raises:
+        UserError: rank 0 did not tell its port in time.
+    """
+    if layout.world_size == 1:
+        return dist.HashStore()
+    if layout.num_nodes == 1:
+        stay_on_loopback()
+    # Neither a restarted run nor a second group may read what the one before left in the store.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"restart-{restart}/group-{next(_groups_formed)}"
+    return dist.PrefixStore(prefix, _shared_store(layout, timeout))
+
+
+def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
+    served_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    port = layout.main_port
+    if port == 0:
+        path = _port_file()
+        if layout.is_main:
+            store = loopback_store() if layout.num_nodes == 1 else _serve_everywhere(layout, 0, timeout)
+            _tell_port(path, store.port)
+            return store
+        port = _hear_port(path, timeout)
+    elif layout.is_main and not served_by_launcher:
+        return _serve_everywhere(layout, port, timeout)
+    return dist.TCPStore(layout.main_address, port, is_master=False, timeout=timeout)
+
+
+def _serve_everywhere(layout: Layout, port: int, timeout: datetime.timedelta) -> dist.TCPStore:
+    return dist.TCPStore(
+        layout.main_address, port, is_master=True, wait_for_workers=False, timeout=timeout
+    )
+
+
+def _port_file() -> Path:
+    """Where rank 0 of an srun step tells its port: a file of this step alone, on a shared disk."""
+    step = ".".join(
+        os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    )
+    return Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{step}"
+
+
+def _tell_port(path: Path, port: int) -> None:
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(str(port))
+    beside.replace(path)
+
+
+def _hear_port(path: Path, timeout: datetime.timedelta) -> int:
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        try:
+            return int(path.read_text())
+        except FileNotFoundError:
+            time.sleep(0.05)
+    raise UserError(
+        f"rank 0 did not write its port to {path} within {timeout.total_seconds():.0f} s; "
+        "set MASTER_PORT if the nodes share no disk there"
+    )

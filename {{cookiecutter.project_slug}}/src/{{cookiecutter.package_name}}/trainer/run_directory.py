@@ -1,0 +1,117 @@
+"""The directory of a run: its name, its record, the output of its ranks."""
+
+import contextlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .cluster import Layout
+from .errors import ConfigurationError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def check_name(name: str | None) -> None:
+    """Raise ConfigurationError if a run cannot have this name."""
+    if name is not None and not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"run_name={name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+
+
+def create(root: Path, name: str | None) -> Path:
+    """Make a run's directory.
+
+    Args:
+        root: where runs lie.
+        name: of the run; an existing one is gone on with. By default a new one of the time.
+
+    Raises:
+        ConfigurationError: the directory cannot be made.
+    """
+    base = name or time.strftime("%Y%m%d-%H%M%S")
+    attempt = 1
+    while True:
+        path = root / (base if attempt == 1 else f"{base}-{attempt}")
+        try:
+            path.mkdir(parents=True, exist_ok=name is not None)
+        except FileExistsError:
+            if not path.is_dir():
+                raise ConfigurationError(f"{path} is a file; runs cannot lie there") from None
+            attempt += 1
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot make the run's directory ({error.strerror})") from None
+        else:
+            return path
+
+
+def write_record(directory: Path, layout: Layout, facts: dict[str, Any]) -> None:
+    """Write ``run.json``: what would be needed to run this again. No variable of the environment."""
+    record = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "git": _git(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "cuda": torch.version.cuda,
+        },
+        "layout": asdict(layout),
+        **facts,
+    }
+    write_atomically(directory / "run.json", json.dumps(record, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old one or the new one, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _git() -> dict[str, Any] | None:
+    def ask(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+
+    try:
+        return {"commit": ask("rev-parse", "HEAD").strip(), "dirty": bool(ask("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@contextlib.contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """Send what this process prints, C libraries' words included, to a file for a while."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    originals = [os.dup(1), os.dup(2)]
+    _point_output_at([descriptor, descriptor])
+    try:
+        yield
+    finally:
+        _point_output_at(originals)
+
+
+def _point_output_at(descriptors: list[int]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for target, descriptor in zip((1, 2), descriptors, strict=True):
+        os.dup2(descriptor, target)
+    for descriptor in set(descriptors):
+        os.close(descriptor)

@@ -1,0 +1,235 @@
+"""Which samples make up a batch: a function of seed, epoch and step alone.
+
+A *global batch* is what one optimizer step sees, on all replicas together. The order of samples
+depends on (seed, epoch); each global batch is cut into micro-batches, each of these over the
+replicas. So the same global batch gives the same training on any number of processes, resuming is
+a step number, and what is random inside a sample (augmentation) is keyed by (seed, epoch, index).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+from torch.utils.data import BatchSampler as TorchBatchSampler
+
+from . import randomness
+
+Key = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How an epoch is cut into batches.
+
+    Args:
+        samples: in the data set.
+        batch_size: of one replica's micro-batch.
+        replicas: that share a micro-batch.
+        accumulate: micro-batches in an optimizer step.
+        drop_last: leave out the last global batch if it is not full.
+    """
+
+    samples: int
+    batch_size: int
+    replicas: int = 1
+    accumulate: int = 1
+    drop_last: bool = False
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of a full micro-batch, over all replicas."""
+        return self.batch_size * self.replicas
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a full optimizer step: the effective batch size."""
+        return self.micro_batch * self.accumulate
+
+    @property
+    def samples_used(self) -> int:
+        """Samples of an epoch."""
+        return self.samples - (self.samples % self.global_batch if self.drop_last else 0)
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches of an epoch; the same number for every replica."""
+        return -(-self.samples_used // self.micro_batch)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an epoch."""
+        return -(-self.samples_used // self.global_batch)
+
+    def part(self, batch: int, replica: int) -> tuple[int, int]:
+        """Where a replica's part of a micro-batch starts and ends in the epoch's order.
+
+        The parts of a last, smaller micro-batch differ by one sample at most; the first replicas
+        have the larger ones, and the last may have none.
+        """
+        start = batch * self.micro_batch
+        size = min(self.micro_batch, self.samples_used - start)
+        smallest, larger = divmod(size, self.replicas)
+        begin = start + replica * smallest + min(replica, larger)
+        return begin, begin + smallest + (replica < larger)
+
+    def weight(self, batch: int, replica: int) -> float:
+        """Factor of a replica's mean loss, so that the average over replicas, summed over the
+        step's micro-batches, is the mean over the global batch."""
+        first = batch - batch % self.accumulate
+        in_step = min(self.global_batch, self.samples_used - first * self.micro_batch)
+        if in_step == self.global_batch:
+            return 1.0 / self.accumulate
+        begin, end = self.part(batch, replica)
+        return (end - begin) * self.replicas / in_step
+
+
+class GlobalOrder(Sampler[list[Key]]):
+    """One replica's batches of indices, in the global order.
+
+    Args:
+        plan: how the epoch is cut.
+        replica: whose batches.
+        seed: of the run.
+        shuffle: a new order each epoch; False: the data set's own.
+        keyed: hand out ``(epoch, index)`` for :class:`KeyedDataset` instead of indices.
+        fill: where a replica has no sample in a last batch, hand out one of the others', which
+            the plan weighs 0: for training, where every replica must take every step.
+    """
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        replica: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        keyed: bool,
+        fill: bool,
+    ) -> None:
+        self.plan = plan
+        self.replica = replica
+        self.seed = seed
+        self.shuffle = shuffle
+        self.keyed = keyed
+        self.fill = fill
+        self.epoch = 0
+        self.start = 0
+
+    def set_position(self, epoch: int, batch: int) -> None:
+        """The next iteration gives the batches of an epoch from this one on."""
+        self.epoch, self.start = epoch, batch
+
+    def __len__(self) -> int:
+        return self.plan.batches
+
+    def order(self) -> list[int]:
+        """All indices of the epoch, in order."""
+        if not self.shuffle:
+            return list(range(self.plan.samples))
+        generator = torch.Generator().manual_seed(randomness.mix(self.seed, self.epoch))
+        return torch.randperm(self.plan.samples, generator=generator).tolist()
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order, epoch = self.order(), self.epoch
+        for batch in range(self.start, self.plan.batches):
+            begin, end = self.plan.part(batch, self.replica)
+            if begin == end:
+                if not self.fill:
+                    continue
+                begin, end = self.plan.part(batch, 0)
+                end = begin + 1
+            indices = order[begin:end]
+            yield [(epoch, index) for index in indices] if self.keyed else list(indices)
+
+
+class KeyedDataset(Dataset[Any]):
+    """A data set whose samples draw the same random numbers wherever and whenever they are made.
+
+    Before a sample is made, torch's CPU generator, NumPy's and Python's are seeded from
+    (seed, epoch, index), so that neither workers nor processes nor a resume change it.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, index = key
+        randomness.seed_sample(randomness.mix(self.seed, epoch, index))
+        return self.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+
+class KeyedBatchDataset(KeyedDataset):
+    """The same for a data set that makes a whole batch at once: keyed by the batch's first index."""
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
+        epoch, first = keys[0]
+        randomness.seed_sample(randomness.mix(self.seed, epoch, first))
+        return self.dataset.__getitems__([index for _, index in keys])  # type: ignore[attr-defined]
+
+
+def can_be_ordered(loader: object) -> bool:
+    """Whether a loader's order is torch's default, which the trainer may replace by its own."""
+    return (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, IterableDataset)
+        and type(loader.batch_sampler) is TorchBatchSampler
+        and type(loader.sampler) in (SequentialSampler, RandomSampler)
+    )
+
+
+def order_globally(
+    loader: DataLoader[Any], make_order: Callable[[bool], GlobalOrder], seed: int
+) -> DataLoader[Any]:
+    """The loader again, with its data set read in a global order.
+
+    Args:
+        loader: one that :func:`can_be_ordered`.
+        make_order: makes the order; told whether samples are to be keyed.
+        seed: of the run, for the keys.
+    """
+    keyed = not _is_pure(loader)
+    dataset = loader.dataset
+    if keyed:
+        in_batches = _has_getitems(dataset)
+        dataset = (KeyedBatchDataset if in_batches else KeyedDataset)(dataset, seed)
+    return DataLoader(
+        dataset,
+        batch_sampler=make_order(keyed),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        # Its own, so that starting workers does not draw from the model's generator.
+        generator=torch.Generator().manual_seed(seed),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def _is_pure(loader: DataLoader[Any]) -> bool:
+    """Whether making a batch surely draws no random number, so that nothing needs to be keyed."""
+    return type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate
+
+
+def _has_getitems(dataset: Dataset[Any]) -> bool:
+    while isinstance(dataset, Subset):  # it always has the method; what it does depends on its own
+        dataset = dataset.dataset
+    return hasattr(dataset, "__getitems__")

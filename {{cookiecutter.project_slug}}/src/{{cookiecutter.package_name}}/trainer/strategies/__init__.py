@@ -1,0 +1,65 @@
+"""What is done with parameters, gradients and data: one file a strategy, registered here by name."""
+
+import importlib
+import inspect
+from typing import Any
+
+from ..errors import ConfigurationError, nearest
+from .single_device import Limits, SingleDevice
+
+__all__ = ["Limits", "SingleDevice", "create", "names", "register", "strategy_class"]
+
+Strategy = SingleDevice
+
+# Name -> "module:Class" below this package, imported when asked for, so that a heavy engine costs
+# nothing until it is used.
+_REGISTRY: dict[str, str | type[Strategy]] = {
+    "single_device": "single_device:SingleDevice",
+    "ddp": "ddp:DDP",
+}
+
+
+def register(name: str, strategy: type[Strategy]) -> None:
+    """Make an own strategy known by a name, for ``Trainer(strategy=name)`` and the command line."""
+    _REGISTRY[name] = strategy
+
+
+def names() -> list[str]:
+    """All registered names."""
+    return list(_REGISTRY)
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """The class behind a name.
+
+    Raises:
+        ConfigurationError: there is no such name; the nearest ones are suggested.
+    """
+    if name not in _REGISTRY:
+        raise ConfigurationError(f"strategy={name!r} is unknown{nearest(name, ['auto', *_REGISTRY])}")
+    entry = _REGISTRY[name]
+    if isinstance(entry, str):
+        module, _, attribute = entry.partition(":")
+        found: type[Strategy] = getattr(importlib.import_module(f".{module}", __name__), attribute)
+        return found
+    return entry
+
+
+def create(name: str, options: dict[str, Any]) -> Strategy:
+    """A strategy by name, made with its own options.
+
+    Raises:
+        ConfigurationError: an unknown name or option.
+    """
+    cls = strategy_class(name)
+    known = inspect.signature(cls).parameters
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise ConfigurationError(
+            [
+                f"strategy_options: {name} has no option {option!r}"
+                + (nearest(option, known) if known else "; it has none")
+                for option in unknown
+            ]
+        )
+    return cls(**options)

@@ -28,6 +28,8 @@ demo: $(TOOLS)  ## render into build/demo, install, train on digits with two pro
 	$(RENDER) build/demo
 	$(MAKE) -C build/demo/my-project setup VENV=$(PROJECT_VENV)
 	cd build/demo/my-project && $(PROJECT_VENV)/bin/python -m my_project fit --config configs/digits.yaml --trainer.devices 2
+	cd build/demo/my-project && $(PROJECT_VENV)/bin/python -m my_project test --config configs/digits.yaml --checkpoint runs/*
+	@echo "The project lies in build/demo/my-project, the run in" build/demo/my-project/runs/*
 
 test: lint  ## check and test the template, then a rendered project
 	$(BIN)/python -m pytest --numprocesses 2

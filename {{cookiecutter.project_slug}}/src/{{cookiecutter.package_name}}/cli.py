@@ -1,0 +1,80 @@
+"""The command line: ``fit``, ``validate``, ``test``, ``predict``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from . import configuration
+from .configuration import COMMANDS, Run
+from .trainer.errors import ConfigurationError, UserError, nearest
+from .trainer.launch import describe, is_reported
+
+_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; exit 0, 1 after a failure, or 2 after a mistake of the user's.
+
+    Args:
+        arguments: of the command line, without the program; by default this process'.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a console script too finds the user's classes where it is started
+    try:
+        _run(words)
+    except UserError as error:
+        _end(error, _USAGE)
+    except Exception as error:
+        _end(error, 1)
+
+
+def _run(words: list[str]) -> None:
+    program = (__package__ or "").replace("_", "-")
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage(program))
+        return
+    command, rest = words[0], words[1:]
+    if command not in COMMANDS:
+        raise ConfigurationError(f"{command!r} is no command{nearest(command, COMMANDS)}")
+    run = configuration.read_run(program, command, rest)
+    {"fit": _fit, "validate": _validate, "test": _test, "predict": _predict}[command](run)
+
+
+def _fit(run: Run) -> None:
+    run.trainer.fit(run.model, run.data)
+
+
+def _validate(run: Run) -> None:
+    run.trainer.validate(run.model, run.data, run.checkpoint)
+
+
+def _test(run: Run) -> None:
+    run.trainer.test(run.model, run.data, run.checkpoint)
+
+
+def _predict(run: Run) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    outputs = run.trainer.predict(run.model, run.data, run.checkpoint)
+    if not outputs or not all(isinstance(output, torch.Tensor) for output in outputs):
+        raise UserError("predict_step returned no tensors; only tensors can be written")
+    if run.trainer.global_rank == 0:
+        path = Path("predictions.safetensors")
+        predictions = torch.cat(outputs).contiguous()
+        save_file({"predictions": predictions}, path)
+        print(f"{len(predictions)} predictions written to {path}")
+
+
+def _usage(program: str) -> str:
+    lines = [f"usage: {program} COMMAND [--config FILE] [--trainer.OPTION VALUE] …", ""]
+    lines += [f"  {command:10}{configuration.describe_command(command)}" for command in COMMANDS]
+    return "\n".join([*lines, "", f"'{program} COMMAND --help' lists every option."])
+
+
+def _end(error: BaseException, code: int) -> NoReturn:
+    if not is_reported():
+        print(describe(error), file=sys.stderr, flush=True)
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""What is trained: your models and your data. Nothing here needs to be registered."""

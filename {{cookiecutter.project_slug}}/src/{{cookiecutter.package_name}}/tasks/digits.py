@@ -1,0 +1,68 @@
+"""scikit-learn's handwritten digits: 1797 real images of 8×8 pixels that come with the package."""
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from ..trainer import DataModule
+
+
+class DigitImages(Dataset[tuple[Tensor, int]]):
+    """The images (1, 8, 8), values from 0 to 1, and their labels.
+
+    Args:
+        shift: move each image by up to so many pixels, anew each time: augmentation.
+    """
+
+    def __init__(self, shift: int = 0) -> None:
+        from sklearn.datasets import load_digits  # here, since only this class pays for it
+
+        digits = load_digits()
+        self.images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+        self.labels: list[int] = digits.target.tolist()
+        self.shift = shift
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = self.images[index]
+        if self.shift:
+            down, right = torch.randint(-self.shift, self.shift + 1, (2,)).tolist()
+            image = image.roll((down, right), dims=(1, 2))
+        return image, self.labels[index]
+
+
+class Digits(DataModule):
+    """Three quarters to train on, an eighth each to validate and to test.
+
+    Args:
+        batch_size: of one device.
+        shift: augmentation of the training images, in pixels.
+        num_workers: processes that make batches; 0 makes them in the training process.
+    """
+
+    def __init__(self, batch_size: int = 32, shift: int = 0, num_workers: int = 0) -> None:
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.plain = DigitImages()
+        self.augmented = DigitImages(shift)
+        order = torch.randperm(len(self.plain), generator=torch.Generator().manual_seed(0)).tolist()
+        eighth = len(order) // 8
+        self.test, self.val, self.train = order[:eighth], order[eighth : 2 * eighth], order[2 * eighth :]
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        return self._loader(self.augmented, self.train)
+
+    def val_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        return self._loader(self.plain, self.val)
+
+    def test_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        return self._loader(self.plain, self.test)
+
+    def predict_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        return self.test_dataloader()
+
+    def _loader(self, images: DigitImages, indices: list[int]) -> DataLoader[tuple[Tensor, int]]:
+        subset = Subset(images, indices)
+        return DataLoader(subset, batch_size=self.batch_size, num_workers=self.num_workers)

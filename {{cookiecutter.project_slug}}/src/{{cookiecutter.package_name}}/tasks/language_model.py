@@ -1,0 +1,135 @@
+"""A byte-level GPT: a decoder-only transformer over the 256 byte values."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+
+from ..trainer import TrainingModule
+
+_VOCABULARY = 256
+
+
+class Attention(nn.Module):
+    """Causal self-attention over (batch, time, width)."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.inputs = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix each position with those before it."""
+        batch, time, width = x.shape
+        query, key, value = (
+            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.inputs(x).split(width, dim=2)
+        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        output: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, time, width))
+        return output
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each normalised before and added to its input."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, time, width) to the same."""
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        output: Tensor = x + self.dropout(self.down(gelu(self.up(self.norm2(x)))))
+        return output
+
+
+class LanguageModel(TrainingModule):
+    """GPT-2's architecture, small, on bytes; logs the loss in nats and the bits a byte.
+
+    Args:
+        layers: blocks.
+        heads: attention heads of a block.
+        width: of the residual stream, divisible by ``heads``.
+        context: longest sequence.
+        dropout: share of features left out in training.
+        learning_rate: of AdamW, after warm-up.
+        warmup_steps: over which the rate rises to it, linearly.
+        weight_decay: of matrices; vectors are not decayed.
+    """
+
+    def __init__(
+        self,
+        layers: int = 4,
+        heads: int = 4,
+        width: int = 128,
+        context: int = 128,
+        dropout: float = 0.0,
+        learning_rate: float = 1e-3,
+        warmup_steps: int = 100,
+        weight_decay: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.learning_rate = learning_rate
+        self.warmup_steps = warmup_steps
+        self.weight_decay = weight_decay
+        self.bytes = nn.Embedding(_VOCABULARY, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, _VOCABULARY, bias=False)
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (batch, time, 256) of the next byte, for bytes (batch, time) as int64."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.bytes(tokens) + self.positions(positions)
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = self._loss(batch)
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self._log_quality("val", batch)
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self._log_quality("test", batch)
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """The most likely next byte after each sequence."""
+        return self(batch[:, :-1])[:, -1].argmax(dim=-1)  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        matrices = [parameter for parameter in self.parameters() if parameter.ndim > 1]
+        vectors = [parameter for parameter in self.parameters() if parameter.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.95), fused=True)
+        warmup = torch.optim.lr_scheduler.LinearLR(
+            optimizer, start_factor=1 / max(self.warmup_steps, 1), total_iters=self.warmup_steps
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warmup, "interval": "step"}}
+
+    def _loss(self, batch: Tensor) -> Tensor:
+        logits = self(batch[:, :-1])
+        return cross_entropy(logits.reshape(-1, _VOCABULARY), batch[:, 1:].reshape(-1))
+
+    def _log_quality(self, stage: str, batch: Tensor) -> None:
+        loss = self._loss(batch)
+        self.log(f"{stage}_loss", loss)
+        self.log(f"{stage}_bits_per_byte", loss / math.log(2), prog_bar=True)

@@ -1,0 +1,90 @@
+"""Text files as sequences of bytes; by default the sources of Python's own standard library."""
+
+import sysconfig
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..trainer import ConfigurationError, DataModule
+
+
+class ByteSequences(Dataset[Tensor]):
+    """Sequences of ``context + 1`` bytes as int64, one after the other."""
+
+    def __init__(self, data: Tensor, context: int) -> None:
+        self.data = data
+        self.context = context
+
+    def __len__(self) -> int:
+        return (len(self.data) - 1) // self.context
+
+    def __getitem__(self, index: int) -> Tensor:
+        start = index * self.context
+        return self.data[start : start + self.context + 1].long()
+
+
+class TextFiles(DataModule):
+    """Your own text, or Python's sources: nine tenths to train on, the end to validate and test.
+
+    Args:
+        path: a text file, or a folder whose files are taken; ``None``: the sources of the standard
+            library, which are on every machine.
+        pattern: which files of a folder.
+        context: bytes of a sequence.
+        batch_size: sequences of one device.
+        max_bytes: read no more than this.
+        num_workers: processes that make batches; 0 makes them in the training process.
+
+    Raises:
+        ConfigurationError: there is no such path, or too little text.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        pattern: str = "*.py",
+        context: int = 128,
+        batch_size: int = 16,
+        max_bytes: int = 4_000_000,
+        num_workers: int = 0,
+    ) -> None:
+        self.context = context
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        data = _read(Path(path or sysconfig.get_path("stdlib")), pattern, max_bytes)
+        if len(data) < 20 * (context + 1):
+            raise ConfigurationError(
+                f"data.path={path!r}: {len(data)} bytes are too little for sequences of {context}"
+            )
+        train, val = len(data) * 9 // 10, len(data) * 19 // 20
+        self.train, self.val, self.test = data[:train], data[train:val], data[val:]
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return self._loader(self.train)
+
+    def val_dataloader(self) -> DataLoader[Tensor]:
+        return self._loader(self.val)
+
+    def test_dataloader(self) -> DataLoader[Tensor]:
+        return self._loader(self.test)
+
+    def predict_dataloader(self) -> DataLoader[Tensor]:
+        return self.test_dataloader()
+
+    def _loader(self, data: Tensor) -> DataLoader[Tensor]:
+        sequences = ByteSequences(data, self.context)
+        return DataLoader(sequences, batch_size=self.batch_size, num_workers=self.num_workers)
+
+
+def _read(path: Path, pattern: str, max_bytes: int) -> Tensor:
+    if not path.exists():
+        raise ConfigurationError(f"data.path={str(path)!r}: there is no such file or folder")
+    files = [path] if path.is_file() else sorted(file for file in path.glob(pattern) if file.is_file())
+    content = bytearray()
+    for file in files:
+        content += file.read_bytes()
+        if len(content) >= max_bytes:
+            break
+    return torch.frombuffer(content[:max_bytes] or bytearray(1), dtype=torch.uint8)

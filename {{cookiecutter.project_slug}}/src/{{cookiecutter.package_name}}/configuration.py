@@ -1,9 +1,10 @@
-"""Reads the command line and its YAML files, and finds every mistake in them before anything starts.
+"""Reads the command line and its YAML files, and finds every mistake before anything starts.
 
 jsonargparse parses, checks types and makes the objects. It stops at its first error, so once it
 has found one, the rest is looked for here: each value is given to it alone.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +34,21 @@ class Run:
 def make_parser(program: str, command: str) -> ArgumentParser:
     """The parser of one command: ``fit``, ``validate``, ``test`` or ``predict``."""
     parser = ArgumentParser(
-        prog=f"{program} {command}", exit_on_error=False, allow_abbrev=False, description=_HELP[command]
+        prog=f"{program} {command}",
+        exit_on_error=False,
+        allow_abbrev=False,
+        description=_HELP[command],
     )
-    parser.add_argument("--config", action=ActionConfigFile, help="a YAML file; may be given several times")
+    parser.add_argument(
+        "--config", action=ActionConfigFile, help="a YAML file; may be given several times"
+    )
     parser.add_class_arguments(Trainer, "trainer")
-    parser.add_subclass_arguments(TrainingModule, "model", required=True, help="class path of what is trained")
-    parser.add_subclass_arguments(DataModule, "data", help="class path of where its batches come from")
+    parser.add_subclass_arguments(
+        TrainingModule, "model", required=True, help="class path of what is trained"
+    )
+    parser.add_subclass_arguments(
+        DataModule, "data", help="class path of where its batches come from"
+    )
     if command != "fit":
         help_text = "a run's directory or a checkpoint, whose weights are used"
         parser.add_argument(f"--{_CHECKPOINT}", type=str | None, default=None, help=help_text)
@@ -80,7 +90,9 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
             made[section] = _make(parser, parsed, section)
     checkpoint = parsed.get(_CHECKPOINT)
     if checkpoint is not None and not Path(checkpoint).is_dir():
-        problems.add(f"checkpoint={checkpoint!r}: no such directory; give a run's directory or a checkpoint")
+        problems.add(
+            f"checkpoint={checkpoint!r}: no such directory; give a run's directory or a checkpoint"
+        )
     problems.raise_any()
     made["trainer"].configuration = parser.dump(parsed, skip_none=False)
     return Run(**made, checkpoint=checkpoint)
@@ -99,11 +111,17 @@ def _make(parser: ArgumentParser, parsed: Namespace, section: str) -> Any:
     )
     try:
         return instantiate(only)[section]
+    except ValueError as error:
+        # jsonargparse wraps what the user's class raises into an error about types.
+        cause = error.__cause__ or error
     except OSError as error:
-        raise ConfigurationError(f"{section}: {error.strerror}: {error.filename}") from None
+        cause = error
+    if isinstance(cause, OSError):
+        raise ConfigurationError(f"{section}: {cause.strerror}: {cause.filename}") from None
+    raise cause
 
 
-# --- finding every mistake -------------------------------------------------------------------------
+# --- finding every mistake ---------------------------------------------------------------------
 
 
 def _find_mistakes(arguments: Sequence[str], command: str) -> list[str]:
@@ -113,6 +131,8 @@ def _find_mistakes(arguments: Sequence[str], command: str) -> list[str]:
         if key == "config":
             with problems:
                 _merge(given, _read_file(text))
+            if problems.lines:
+                return problems.lines  # what else is missing may stand in the file
         elif key not in (_CHECKPOINT, "print_config", "help"):
             _put(given, key.split("."), _value(text))
     known = {*_SECTIONS, *([_CHECKPOINT] if command != "fit" else [])}
@@ -149,9 +169,13 @@ def _read_file(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"--config {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--config {path}: not YAML ({' '.join(str(error).split())[:200]})") from None
+        raise ConfigurationError(
+            f"--config {path}: not YAML ({' '.join(str(error).split())[:200]})"
+        ) from None
     if not isinstance(content, dict):
-        raise ConfigurationError(f"--config {path}: holds no sections; known: {', '.join(_SECTIONS)}")
+        raise ConfigurationError(
+            f"--config {path}: holds no sections; known: {', '.join(_SECTIONS)}"
+        )
     return content
 
 
@@ -196,6 +220,8 @@ def _check_trainer(values: Any, problems: Problems) -> None:
         problems.add("trainer: give its options by name")
         return
     good = _check_values("trainer", Trainer, values, problems)
+    if good.keys() != values.keys() and not good.keys() & {"max_epochs", "max_steps"}:
+        good["max_epochs"] = 1  # it may be what was misspelt: then its absence is no second mistake
     with problems:
         Trainer(**good)
 
@@ -213,10 +239,13 @@ def _check_class(section: str, value: Any, problems: Problems) -> None:
 
 
 def _find_class(section: str, path: str) -> type:
-    from jsonargparse.util import import_object
-
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise ConfigurationError(
+            f"{section}.class_path={path!r}: give its module too: module.{path}"
+        )
     try:
-        found = import_object(path)
+        found = getattr(importlib.import_module(module), name)
     except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(f"{section}.class_path={path!r}: {_one_line(error)}") from None
     base = _SECTIONS[section]
@@ -244,7 +273,9 @@ def _check_values(
             good[name] = parser.parse_object({section: {name: value}})[section][name]
         except Exception:  # whatever jsonargparse finds wrong with this one value
             expected = parameters[name].annotation
-            problems.add(f"{section}.{name}={value!r}: expected {inspect.formatannotation(expected)}")
+            problems.add(
+                f"{section}.{name}={value!r}: expected {inspect.formatannotation(expected)}"
+            )
     for name, parameter in parameters.items():
         is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if parameter.default is parameter.empty and is_named and name not in values:

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1797 real images of 8×8 pixels that come with the package."""
+"""scikit-learn's handwritten digits: 1797 real images of 8 by 8 pixels, part of the package."""
 
 import torch
 from torch import Tensor
@@ -49,7 +49,11 @@ class Digits(DataModule):
         self.augmented = DigitImages(shift)
         order = torch.randperm(len(self.plain), generator=torch.Generator().manual_seed(0)).tolist()
         eighth = len(order) // 8
-        self.test, self.val, self.train = order[:eighth], order[eighth : 2 * eighth], order[2 * eighth :]
+        self.test, self.val, self.train = (
+            order[:eighth],
+            order[eighth : 2 * eighth],
+            order[2 * eighth :],
+        )
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         return self._loader(self.augmented, self.train)

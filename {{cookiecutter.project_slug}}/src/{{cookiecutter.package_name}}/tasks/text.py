@@ -81,7 +81,9 @@ class TextFiles(DataModule):
 def _read(path: Path, pattern: str, max_bytes: int) -> Tensor:
     if not path.exists():
         raise ConfigurationError(f"data.path={str(path)!r}: there is no such file or folder")
-    files = [path] if path.is_file() else sorted(file for file in path.glob(pattern) if file.is_file())
+    files = (
+        [path] if path.is_file() else sorted(file for file in path.glob(pattern) if file.is_file())
+    )
     content = bytearray()
     for file in files:
         content += file.read_bytes()

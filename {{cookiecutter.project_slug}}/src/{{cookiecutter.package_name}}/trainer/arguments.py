@@ -1,7 +1,6 @@
 """What a trainer is asked for, checked as a whole: every mistake is reported, all at once."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,6 @@ def check(given: dict[str, Any]) -> Arguments:
         ConfigurationError: one line for every mistake.
     """
     problems = Problems()
-    _check_numbers(given, problems)
-    _check_choices(given, problems)
     accelerator, devices = "cpu", [0]
     with problems:
         accelerator = choose_accelerator(given["accelerator"])
@@ -56,6 +53,9 @@ def check(given: dict[str, Any]) -> Arguments:
     with problems:
         devices = _devices(given["devices"], accelerator, layout)
     name, strategy = _strategy(given, len(devices), layout, problems)
+    is_layout_known = not problems.lines
+    _check_numbers(given, problems)
+    _check_choices(given, problems)
     _check_layout(given, name, strategy, len(devices), layout, problems)
     lines = strategy.limits.problems(name, accelerator, given["precision"], len(devices))
     problems.lines.extend(lines)
@@ -64,11 +64,10 @@ def check(given: dict[str, Any]) -> Arguments:
         precision = Precision(given["precision"], accelerator)
     num_nodes = layout.num_nodes if layout.started_outside else 1
     replicas = strategy.replicas(len(devices), num_nodes)
-    if given["global_batch_size"] is not None and given["accumulate_grad_batches"] > 0:
+    global_batch, accumulate = given["global_batch_size"], given["accumulate_grad_batches"]
+    if global_batch is not None and accumulate > 0 and is_layout_known:
         with problems:
-            scaling.device_batch_size(
-                given["global_batch_size"], replicas, given["accumulate_grad_batches"]
-            )
+            scaling.device_batch_size(global_batch, replicas, accumulate)
     problems.raise_any()
     return Arguments(
         layout=layout,
@@ -86,7 +85,13 @@ def check(given: dict[str, Any]) -> Arguments:
 
 def _check_numbers(given: dict[str, Any], problems: Problems) -> None:
     at_least_one = ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch")
-    optional = ("max_epochs", "max_steps", "val_every_n_steps", "checkpoint_every_n_steps", "num_nodes")
+    optional = (
+        "max_epochs",
+        "max_steps",
+        "val_every_n_steps",
+        "checkpoint_every_n_steps",
+        "num_nodes",
+    )
     for name in (*at_least_one, *optional):
         value = given[name]
         if (value is not None or name in at_least_one) and (type(value) is not int or value < 1):
@@ -94,10 +99,12 @@ def _check_numbers(given: dict[str, Any], problems: Problems) -> None:
     if given["max_epochs"] is None and given["max_steps"] is None:
         problems.add("neither max_epochs nor max_steps is given; training would not end")
     if given["gradient_clip_val"] is not None and not given["gradient_clip_val"] > 0:
-        problems.add(f"gradient_clip_val={given['gradient_clip_val']!r}: give a number above 0, or none")
+        problems.add(
+            f"gradient_clip_val={given['gradient_clip_val']!r}: give a number above 0, or none"
+        )
     if given["keep_checkpoints"] < 2:
         problems.add(
-            f"keep_checkpoints={given['keep_checkpoints']}: keep at least 2, so that one is always whole"
+            f"keep_checkpoints={given['keep_checkpoints']}: keep at least 2; one is always whole"
         )
     if not 0 <= given["seed"] < 2**63:
         problems.add(f"seed={given['seed']}: give a number from 0 to 2**63 - 1")
@@ -106,7 +113,8 @@ def _check_numbers(given: dict[str, Any], problems: Problems) -> None:
 def _check_choices(given: dict[str, Any], problems: Problems) -> None:
     algorithm = given["gradient_clip_algorithm"]
     if algorithm not in _CLIP_ALGORITHMS:
-        problems.add(f"gradient_clip_algorithm={algorithm!r} is unknown{nearest(algorithm, _CLIP_ALGORITHMS)}")
+        known = nearest(algorithm, _CLIP_ALGORITHMS)
+        problems.add(f"gradient_clip_algorithm={algorithm!r} is unknown{known}")
     with problems:
         loggers.check_names(given["loggers"])
     with problems:
@@ -114,14 +122,18 @@ def _check_choices(given: dict[str, Any], problems: Problems) -> None:
     root = Path(given["default_root_dir"])
     if root.exists() and not root.is_dir():
         problems.add(f"default_root_dir={str(root)!r} is a file")
-    elif not os.access(next(parent for parent in (root, *root.absolute().parents) if parent.exists()), os.W_OK):
+    elif not os.access(
+        next(parent for parent in (root, *root.absolute().parents) if parent.exists()), os.W_OK
+    ):
         problems.add(f"default_root_dir={str(root)!r} cannot be written")
     resume = given["resume"]
     if resume not in (None, "auto") and not Path(resume).is_dir():
-        problems.add(f"resume={str(resume)!r}: no such directory; give a run's directory or a checkpoint")
+        problems.add(
+            f"resume={str(resume)!r}: no such directory; give a run's directory or a checkpoint"
+        )
 
 
-def _devices(value: int | str | Sequence[int], accelerator: str, layout: Layout) -> list[int]:
+def _devices(value: int | str | list[int], accelerator: str, layout: Layout) -> list[int]:
     available = torch.cuda.device_count() if accelerator == "cuda" else None
     if value == "auto" and layout.started_outside:
         return list(range(layout.local_world_size))
@@ -166,9 +178,9 @@ def _check_layout(
         problems.add(f"num_nodes={nodes}, but {layout.source} started {layout.num_nodes}")
     if expected != layout.local_world_size:
         problems.add(
-            f"strategy={name!r} with {device_count} device{'s' * (device_count > 1)} wants {expected} "
-            f"process{'es' * (expected > 1)} a node, but {layout.source} started "
-            f"{layout.local_world_size}; set {cluster.OVERRIDE}=none to ignore it"
+            f"strategy={name!r} on devices={given['devices']!r} wants {expected} processes a node, "
+            f"but {layout.source} started {layout.local_world_size}; set {cluster.OVERRIDE}=none "
+            "to ignore it"
         )
 
 

@@ -5,11 +5,13 @@ files, written by torch.distributed.checkpoint, each process its shards. Nothing
 its reader takes JSON and safetensors, and refuses a directory that holds anything else.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -103,7 +105,9 @@ def _write(
 
         def finish(self, metadata: Any, results: Any) -> None:
             files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
-            head = json.dumps({"format": _FORMAT, "world_size": distributed.world_size(), "files": files})
+            head = json.dumps(
+                {"format": _FORMAT, "world_size": distributed.world_size(), "files": files}
+            )
             with (partial / _STATE).open("w") as file:
                 file.write(f'{{"head": {head}, "state": {text}}}')
                 file.flush()
@@ -114,12 +118,21 @@ def _write(
 
     if distributed.rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
-    dcp.save(
-        tensors,
-        storage_writer=AtomicWriter(str(partial), save_distributed=True),
-        process_group=group,
-        no_dist=not distributed.is_active(),
-    )
+    with _without_advice():
+        dcp.save(
+            tensors,
+            storage_writer=AtomicWriter(str(partial), save_distributed=True),
+            process_group=group,
+            no_dist=not distributed.is_active(),
+        )
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Silence torch's remark that a single process is assumed: it is what we mean."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 def _replace(partial: Path, path: Path) -> None:
@@ -162,7 +175,9 @@ def resolve(path: str | os.PathLike[str]) -> Path:
         found = complete(directory)
         if found:
             return found[-1]
-    raise CheckpointError(f"{given}: no checkpoint there; give a run's directory or a checkpoint in it")
+    raise CheckpointError(
+        f"{given}: no checkpoint there; give a run's directory or a checkpoint in it"
+    )
 
 
 class Checkpoint:
@@ -184,13 +199,19 @@ class Checkpoint:
             self.world_size = int(head["world_size"])
             files, version = dict(head["files"]), head["format"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path / _STATE}: not a checkpoint's state ({_first_line(error)})") from None
+            raise CheckpointError(
+                f"{path / _STATE}: not a checkpoint's state ({_first_line(error)})"
+            ) from None
         if version != _FORMAT:
-            raise CheckpointError(f"{path}: written in format {version}; this trainer reads {_FORMAT}")
+            raise CheckpointError(
+                f"{path}: written in format {version}; this trainer reads {_FORMAT}"
+            )
         self._check_files(files)
 
     def _check_files(self, expected: Mapping[str, int]) -> None:
-        found = {each.name: each.stat().st_size for each in self.path.iterdir() if each.name != _STATE}
+        found = {
+            each.name: each.stat().st_size for each in self.path.iterdir() if each.name != _STATE
+        }
         for name in sorted(found.keys() | expected.keys()):
             if name not in found:
                 raise CheckpointError(f"{self.path}: {name} is missing")
@@ -224,7 +245,8 @@ class Checkpoint:
             }
             if tensors:
                 reader = HuggingFaceStorageReader(str(self.path))
-                dcp.load(tensors, storage_reader=reader, no_dist=True)
+                with _without_advice():
+                    dcp.load(tensors, storage_reader=reader, no_dist=True)
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise CheckpointError(f"{self.path}: damaged ({_first_line(error)})") from error
         return tensors
@@ -246,9 +268,7 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         kind = "~counter" if isinstance(value, Counter) else "~dict"
         if kind == "~dict" and all(isinstance(key, str) and key[:1] != "~" for key in value):
             return {key: _pack(each, f"{path}/{key}", tensors) for key, each in value.items()}
-        return {
-            kind: [[key, _pack(each, f"{path}/{key}", tensors)] for key, each in value.items()]
-        }
+        return {kind: [[key, _pack(each, f"{path}/{key}", tensors)] for key, each in value.items()]}
     if isinstance(value, list | tuple):
         items = [_pack(each, f"{path}/{index}", tensors) for index, each in enumerate(value)]
         return items if isinstance(value, list) else {"~tuple": items}

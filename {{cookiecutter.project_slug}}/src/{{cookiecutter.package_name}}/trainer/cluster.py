@@ -49,8 +49,8 @@ class Layout:
         return (
             f"layout: {self.world_size} process{'es' * (self.world_size > 1)} on {self.num_nodes} "
             f"node{'s' * (self.num_nodes > 1)}, this one rank {self.rank} "
-            f"(local {self.local_rank} of {self.local_world_size}), main {self.main_address}:{port}, "
-            f"read from {self.source} ({OVERRIDE} overrides)"
+            f"(local {self.local_rank} of {self.local_world_size}), main "
+            f"{self.main_address}:{port}, read from {self.source} ({OVERRIDE} overrides)"
         )
 
 
@@ -67,7 +67,9 @@ def detect(environment: Environment | None = None) -> Layout:
     chosen = environment.get(OVERRIDE)
     if chosen is not None:
         if chosen not in SOURCES:
-            raise ConfigurationError(f"{OVERRIDE}={chosen}: no such source{nearest(chosen, SOURCES)}")
+            raise ConfigurationError(
+                f"{OVERRIDE}={chosen}: no such source{nearest(chosen, SOURCES)}"
+            )
         layout = _read(chosen, environment)
         if layout is None:
             raise ConfigurationError(f"{OVERRIDE}={chosen}: its variables are not set here")
@@ -83,7 +85,9 @@ def _read(name: str, environment: Environment) -> Layout | None:
     try:
         return SOURCES[name](environment)
     except KeyError as error:
-        raise ConfigurationError(f"{name}: {error.args[0]} is not set; the launch is broken") from error
+        raise ConfigurationError(
+            f"{name}: {error.args[0]} is not set; the launch is broken"
+        ) from error
     except ValueError as error:
         raise ConfigurationError(f"{name}: a variable is no number ({error})") from error
 
@@ -104,7 +108,9 @@ def _ranks(env: Environment, source: str) -> Layout:
         local_rank=int(env.get("LOCAL_RANK", 0)),
         world_size=world_size,
         local_world_size=local_world_size,
-        node_rank=int(env.get("GROUP_RANK", env.get("NODE_RANK", int(env["RANK"]) // local_world_size))),
+        node_rank=int(
+            env.get("GROUP_RANK", env.get("NODE_RANK", int(env["RANK"]) // local_world_size))
+        ),
         num_nodes=int(env.get("GROUP_WORLD_SIZE", -(-world_size // local_world_size))),
         main_address=env["MASTER_ADDR"],
         main_port=int(env["MASTER_PORT"]),

@@ -1,6 +1,6 @@
 """Which devices this machine has, which of them the user means, and how a batch gets there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -24,12 +24,13 @@ def choose_accelerator(name: str) -> Accelerator:
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         raise ConfigurationError(
-            f"accelerator={name!r}: torch {torch.__version__} ({built}) sees no GPU; use 'cpu' or 'auto'"
+            f"accelerator={name!r}: torch {torch.__version__} ({built}) sees no GPU; "
+            "use 'cpu' or 'auto'"
         )
     return "cuda"
 
 
-def parse_devices(value: int | str | Sequence[int], available: int | None) -> list[int]:
+def parse_devices(value: int | str | list[int], available: int | None) -> list[int]:
     """The device indices that a value of ``devices`` means.
 
     Args:
@@ -54,11 +55,13 @@ def parse_devices(value: int | str | Sequence[int], available: int | None) -> li
         raise ConfigurationError(f"{where} names device {twice} more than once")
     if available is not None and max(indices) >= available:
         there = f"0 to {available - 1}" if available else "none"
-        raise ConfigurationError(f"{where}: there is no device {max(indices)} here (there: {there})")
+        raise ConfigurationError(
+            f"{where}: there is no device {max(indices)} here (known: {there})"
+        )
     return indices
 
 
-def _indices(value: int | str | Sequence[int], available: int | None) -> list[int]:
+def _indices(value: int | str | list[int], available: int | None) -> list[int]:
     if isinstance(value, str):
         return _indices_from_text(value, available)
     if isinstance(value, bool):
@@ -67,7 +70,7 @@ def _indices(value: int | str | Sequence[int], available: int | None) -> list[in
         if value == -1:
             return list(range(1 if available is None else available))
         return [value] if value < 0 else list(range(value))
-    if isinstance(value, Sequence) and all(type(index) is int for index in value):
+    if isinstance(value, list) and all(type(index) is int for index in value):
         return list(value)
     raise ConfigurationError(f"devices={value!r}: give a number, a list of indices, or 'auto'")
 

@@ -29,7 +29,7 @@ def evaluate(
     with _apart_from_training(module, strategy), recorder.evaluating(), torch.no_grad():
         for batch in feed.epoch(0, 0):
             recorder.samples = batch.samples
-            strategy.forward(stage, batch.data, batch.index)
+            strategy.forward(stage, batch.data, batch.number)
         getattr(module, f"on_{stage}_epoch_end")()
         return recorder.take_epoch()
 
@@ -44,13 +44,14 @@ def predict(module: TrainingModule, strategy: SingleDevice, feed: Feed) -> list[
     outputs = []
     with _apart_from_training(module, strategy), torch.no_grad():
         for batch in feed.epoch(0, 0):
-            output = strategy.forward("predict", batch.data, batch.index)
+            output = strategy.forward("predict", batch.data, batch.number)
             outputs.append(output.cpu() if isinstance(output, Tensor) else output)
     return _merged(outputs, feed.batches)
 
 
 def _merged(outputs: list[Any], batches: int | None) -> list[Any]:
-    mine = torch.tensor([float(all(isinstance(output, Tensor) for output in outputs)), -len(outputs)])
+    are_tensors = all(isinstance(output, Tensor) for output in outputs)
+    mine = torch.tensor([float(are_tensors), -len(outputs)])
     all_tensors, most = (-distributed.all_reduce(-mine, "max")).tolist()
     if distributed.world_size() == 1 or not all_tensors or batches is None:
         return outputs

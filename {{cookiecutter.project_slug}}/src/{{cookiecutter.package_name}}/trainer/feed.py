@@ -1,15 +1,16 @@
 """Batches on their way to the loop, each with what the loop must know of it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from . import distributed, randomness
+from . import distributed, randomness, scaling
 from .errors import UserError
-from .sampling import BatchPlan, GlobalOrder
+from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
 
 
 class MicroBatch(NamedTuple):
@@ -19,7 +20,7 @@ class MicroBatch(NamedTuple):
     """
 
     data: Any
-    index: int
+    number: int
     samples: int
     weight: float
     ends_step: bool
@@ -36,11 +37,26 @@ class Feed(Protocol):
     accumulate: int
     """Micro-batches of an optimizer step."""
 
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of an epoch; ``None`` if that cannot be known."""
+        return None if self.batches is None else -(-self.batches // self.accumulate)
+
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         """The batches of an epoch from number ``start`` on."""
+        ...
 
 
-class OrderedFeed:
+@dataclass(frozen=True)
+class Share:
+    """Who reads: one of so many data replicas, under the run's seed."""
+
+    replica: int
+    replicas: int
+    seed: int
+
+
+class OrderedFeed(Feed):
     """Reads a loader in the global order; starting in the middle costs nothing.
 
     Args:
@@ -74,11 +90,16 @@ class OrderedFeed:
                 samples, weight = end - begin, plan.weight(index, replica)
             ends_epoch = index == last
             yield MicroBatch(
-                data, index, samples, weight, ends_epoch or (index + 1) % accumulate == 0, ends_epoch
+                data,
+                index,
+                samples,
+                weight,
+                ends_epoch or (index + 1) % accumulate == 0,
+                ends_epoch,
             )
 
 
-class ReplayFeed:
+class ReplayFeed(Feed):
     """Reads any iterable as it is; starting in the middle reads, and drops, what comes before.
 
     For iterable data sets and the user's own samplers. Every process must get the same number of
@@ -86,22 +107,18 @@ class ReplayFeed:
 
     Args:
         loader: a ``DataLoader`` or another iterable of batches.
+        share: whose it is; what the loader draws in this process comes from (seed, epoch, replica).
         accumulate: micro-batches of an optimizer step.
-        replica: this process among the readers.
-        replicas: how many there are.
-        seed: of the run; what the loader draws in this process comes from (seed, epoch, replica).
     """
 
-    def __init__(
-        self, loader: Iterable[Any], *, accumulate: int, replica: int, replicas: int, seed: int
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], share: Share, accumulate: int) -> None:
         self._loader = loader
-        self._replica = replica
-        self._seed = seed
+        self._replica = share.replica
+        self._seed = share.seed
         self.accumulate = accumulate
-        self.batches = len(loader) if _has_length(loader) else None
+        self.batches = _length(loader)
         batch_size = getattr(loader, "batch_size", None)
-        self.samples_per_step = batch_size * replicas * accumulate if batch_size else None
+        self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         for part in ("sampler", "batch_sampler", "dataset"):
@@ -116,9 +133,65 @@ class ReplayFeed:
             if index >= start:
                 ends_step = ends_epoch or (index + 1) % self.accumulate == 0
                 samples = batch_length(data)
-                yield MicroBatch(data, index, samples, 1.0 / self.accumulate, ends_step, ends_epoch)
+                weight = 1.0 / self.accumulate
+                yield MicroBatch(data, index, samples, weight, ends_step, ends_epoch)
         if index < 0:
             raise UserError(f"rank {distributed.rank()}: the loader gave no batch")
+
+
+def feed_training(
+    loader: Iterable[Any],
+    share: Share,
+    *,
+    accumulate: int,
+    global_batch_size: int | None,
+    in_global_order: bool,
+) -> Feed:
+    """Training batches: shuffled anew each epoch, every replica taking every step.
+
+    Args:
+        loader: the user's.
+        share: whose part is read.
+        accumulate: micro-batches of an optimizer step.
+        global_batch_size: replaces the loader's batch size, where the order is the trainer's.
+        in_global_order: False reads the loader as it is.
+
+    Raises:
+        UserError: there is nothing to read.
+    """
+    if not (in_global_order and can_be_ordered(loader)):
+        return ReplayFeed(loader, share, accumulate)
+    batch_size = loader.batch_size or 1
+    if global_batch_size is not None:
+        batch_size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
+    samples = _samples(loader)
+    plan = BatchPlan(samples, batch_size, share.replicas, accumulate, loader.drop_last)
+    if plan.batches == 0:
+        raise UserError(
+            f"the data set has {samples} samples and a step takes {plan.global_batch}: "
+            "with drop_last there is nothing to read"
+        )
+    return _ordered(loader, plan, share, training=True)
+
+
+def feed_evaluation(loader: Iterable[Any], share: Share, *, in_global_order: bool) -> Feed:
+    """Validation, test or prediction batches: each sample once, in order."""
+    if not (in_global_order and can_be_ordered(loader)):
+        return ReplayFeed(loader, share, accumulate=1)
+    plan = BatchPlan(_samples(loader), loader.batch_size or 1, share.replicas)
+    return _ordered(loader, plan, share, training=False)
+
+
+def _ordered(loader: DataLoader[Any], plan: BatchPlan, share: Share, training: bool) -> OrderedFeed:
+    keyed = needs_keys(loader)
+    order = GlobalOrder(
+        plan, share.replica, seed=share.seed, shuffle=training, keyed=keyed, fill=training
+    )
+    return OrderedFeed(order_globally(loader, order), order, share.seed)
+
+
+def _samples(loader: DataLoader[Any]) -> int:
+    return len(loader.dataset)  # type: ignore[arg-type]
 
 
 def _isolated(batches: Iterator[Any], stream: randomness.Stream | None) -> Iterator[Any]:
@@ -154,8 +227,8 @@ def _all_end_alike(count: int, is_last: bool) -> bool:
     if both_ways[0] != -both_ways[1]:
         has = "ended" if is_last else "has more"
         raise UserError(
-            f"rank {distributed.rank()}: the loader {has} after {count} batches, unlike another rank's; "
-            "give every rank the same number of batches"
+            f"rank {distributed.rank()}: the loader {has} after {count} batches, unlike another "
+            "rank's; give every rank the same number of batches"
         )
     return is_last
 
@@ -173,9 +246,8 @@ def batch_length(batch: Any) -> int:
     return 1
 
 
-def _has_length(loader: object) -> bool:
+def _length(loader: Iterable[Any]) -> int | None:
     try:
-        len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return False
-    return True
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:  # a DataLoader of an iterable data set that has no length
+        return None

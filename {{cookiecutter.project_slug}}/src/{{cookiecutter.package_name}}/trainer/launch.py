@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from . import rendezvous
-from .cluster import Layout
 from .errors import UserError
 
 Result = TypeVar("Result")
@@ -27,6 +26,7 @@ _POLL_SECONDS = 0.05
 # How long a rank that only lost its sibling waits to be ended before it tells of its own loss.
 _YIELD_SECONDS = 8.0
 _USER_ERROR = 2
+_HANDED_ON = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_external(run: Callable[[], Result]) -> Result:
@@ -114,9 +114,7 @@ class _Watcher:
 
     def watch(self) -> int:
         """Wait until all have ended; the exit code of the run."""
-        previous = {
-            number: signal.signal(number, self._hand_on) for number in (signal.SIGTERM, signal.SIGINT)
-        } if threading.current_thread() is threading.main_thread() else {}
+        previous = {number: signal.signal(number, self._hand_on) for number in _HANDED_ON}
         try:
             while any(rank.poll() is None for rank in self._ranks):
                 if any(rank.poll() not in (None, 0) for rank in self._ranks):
@@ -181,7 +179,7 @@ def _die_with_parent() -> None:
     """End this rank when the process that started it is gone, even by SIGKILL."""
     parent = os.environ.get(_PARENT)
     if parent is None or os.getppid() not in (int(parent), 1):
-        return  # not started by a launcher of ours, or a child of a rank that inherited its variables
+        return  # not a rank that we started; perhaps a child of one, with its variables
 
     def wait_for_parent() -> None:
         while os.getppid() == int(parent):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import metrics, randomness
 from .checkpoint import Checkpoint, Checkpoints
+from .cluster import Layout
 from .errors import CheckpointError
 from .feed import Feed
 from .loggers import Logger
@@ -130,11 +131,16 @@ class FitLoop:
             self._validate_once()
         finally:
             self.outputs.progress.stop()
-        self.checkpoints.wait()
         if self.feed.samples_per_step:
             steps = self.position.global_step - first_step
             seconds = max(time.monotonic() - started, 1e-9)
             self.samples_per_second = steps * self.feed.samples_per_step / seconds
+
+    def close(self) -> None:
+        """Wait for what is being written, and close the logs."""
+        self.checkpoints.close()
+        for logger in self.outputs.loggers:
+            logger.close()
 
     def _is_done(self) -> bool:
         epochs, steps = self.schedule.max_epochs, self.schedule.max_steps
@@ -152,7 +158,7 @@ class FitLoop:
             recorder.recording = (position.global_step + 1) % self.schedule.log_every_n_steps == 0
             position.is_last_batch = batch.ends_epoch
             strategy.forward_backward(
-                batch.data, batch.index, weight=batch.weight, synchronise=batch.ends_step
+                batch.data, batch.number, weight=batch.weight, synchronise=batch.ends_step
             )
             position.batch += 1
             if batch.ends_step:
@@ -248,15 +254,18 @@ class FitLoop:
             "log": self.outputs.recorder.state(),
             "torchmetrics": metrics.torchmetrics_state(self.module),
         }
-        return {f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()}
+        return {
+            f"{part}/{key}": value
+            for part, values in parts.items()
+            for key, value in values.items()
+        }
 
-    def resume(self, checkpoint: Checkpoint, rank: int, world_size: int, same_run: bool) -> list[str]:
+    def resume(self, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
         """Go on from a checkpoint, as if training had not been interrupted.
 
         Args:
             checkpoint: to read.
-            rank: of this process.
-            world_size: of this run; if the checkpoint's differs, random states start anew.
+            layout: of this run; if the checkpoint's world size differs, random states start anew.
             same_run: its logs are gone on with, from where they stood.
 
         Returns:
@@ -279,13 +288,13 @@ class FitLoop:
         if same_run:
             for logger, position in zip(self.outputs.loggers, state["logs"], strict=False):
                 logger.resume(position, self.position.global_step)
-        if checkpoint.world_size != world_size:
+        if checkpoint.world_size != layout.world_size:
             return [
                 *remarks,
-                f"saved by {checkpoint.world_size} processes and resumed on {world_size}: random "
-                "states (dropout) start anew; the order of the data does not change",
+                f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
+                "random states (dropout) start anew; the order of the data does not change",
             ]
-        self._resume_own(checkpoint.own(rank))
+        self._resume_own(checkpoint.own(layout.rank))
         return remarks
 
     def _resume_position(self, saved: Mapping[str, Any]) -> list[str]:
@@ -298,7 +307,7 @@ class FitLoop:
             steps, rest = divmod(steps * saved["samples_per_step"], samples)
         position.batch = steps * self.feed.accumulate
         if rest:
-            return [f"the effective batch size has changed: {rest} samples of this epoch are read again"]
+            return [f"another effective batch size: {rest} samples of this epoch are read again"]
         return []
 
     def _resume_own(self, own: Mapping[str, Tensor]) -> None:
@@ -309,4 +318,3 @@ class FitLoop:
         self.outputs.recorder.load_state(parts["log"])
         metrics.load_torchmetrics_state(self.module, parts["torchmetrics"])
         randomness.set_full_state(parts["random"], self.strategy.device)
-

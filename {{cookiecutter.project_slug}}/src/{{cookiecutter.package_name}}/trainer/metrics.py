@@ -104,11 +104,13 @@ class Recorder:
     ) -> None:
         if name not in totals:
             if how not in _REDUCE_FX:
-                raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{nearest(how, _REDUCE_FX)}")
+                known = nearest(how, _REDUCE_FX)
+                raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
             totals[name] = _empty_total(how, synced, self._device)
         value = torch.as_tensor(value, dtype=torch.float64, device=self._device)
         if value.numel() != 1:
-            raise UserError(f"log({name!r}): give one number, not a tensor of shape {tuple(value.shape)}")
+            shape = tuple(value.shape)
+            raise UserError(f"log({name!r}): give one number, not a tensor of shape {shape}")
         totals[name].add(value.reshape(()), samples)
 
     def take_step(self) -> dict[str, float]:
@@ -144,10 +146,10 @@ class Recorder:
             return totals
         main = distributed.broadcast(names)
         if names and names != main:
+            there = ", ".join(name.split(" ", 1)[1] for name in main) or "nothing"
             raise UserError(
-                f"rank {distributed.rank()} logged {', '.join(totals) or 'nothing'} and rank 0 logged "
-                f"{', '.join(name.split(' ', 1)[1] for name in main)}: log the same names in the same "
-                "order on every process, or with sync_dist=False"
+                f"rank {distributed.rank()} logged {', '.join(totals)} and rank 0 {there}: log the "
+                "same names in the same order on every process, or with sync_dist=False"
             )
         pairs = (name.split(" ", 1) for name in main)
         return totals or {name: _empty_total(how, True, self._device) for how, name in pairs}
@@ -195,7 +197,8 @@ def _values(
     if sums:
         device = next(iter(sums.values())).total.device
         weights = torch.tensor([each.weight for each in sums.values()], dtype=torch.float64)
-        both = torch.stack([torch.stack([each.total for each in sums.values()]), weights.to(device)])
+        values = torch.stack([each.total for each in sums.values()])
+        both = torch.stack([values, weights.to(device)])
         reduced = reduce(both, "sum").tolist()
         for name, total, weight in zip(sums, *reduced, strict=True):
             is_mean = sums[name].how == "mean"

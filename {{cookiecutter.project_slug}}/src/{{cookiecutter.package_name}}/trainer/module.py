@@ -1,6 +1,6 @@
 """What the user writes: a module with its steps, and where its data comes from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,17 +17,20 @@ Loader = Iterable[Any]
 class Run(Protocol):
     """What a module may ask of the run that trains it; the trainer is one."""
 
-    global_step: int
-    current_epoch: int
-    is_last_batch: bool
+    log: Callable[..., None]
 
+    @property
+    def global_step(self) -> int: ...
+    @property
+    def current_epoch(self) -> int: ...
+    @property
+    def is_last_batch(self) -> bool: ...
     @property
     def optimizers(self) -> list["Optimizer"]: ...
     @property
     def global_rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
-    def log(self, name: str, value: Any, **options: Any) -> None: ...
 
 
 class DataModule:
@@ -70,7 +73,7 @@ class TrainingModule(nn.Module):
     # --- steps -----------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | Mapping[str, Any]:
-        """Loss of a batch: a scalar, the mean over its samples, or a dict that has it as ``loss``."""
+        """Loss of a batch: a scalar, the mean over its samples; or a dict with it as ``loss``."""
         raise NotImplementedError(f"{type(self).__name__} has no training_step")
 
     def training_step_end(self, outputs: Any) -> Any:

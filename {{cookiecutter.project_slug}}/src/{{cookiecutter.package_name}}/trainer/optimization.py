@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, UserError
 
 
 @dataclass
@@ -24,15 +24,15 @@ class Schedule:
         """Step once; ``values`` are the newest logged ones.
 
         Raises:
-            ConfigurationError: the monitored value was not logged.
+            UserError: the monitored value was not logged.
         """
-        if self.monitor is None:
+        if not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
-        elif self.monitor in values:
+        elif self.monitor is not None and self.monitor in values:
             self.scheduler.step(values[self.monitor])
         else:
-            raise ConfigurationError(
-                f"a scheduler monitors {self.monitor!r}, which was not logged; "
+            raise UserError(
+                f"ReduceLROnPlateau monitors {self.monitor!r}, which was not logged; "
                 f"logged: {', '.join(sorted(values)) or 'nothing'}"
             )
 
@@ -94,10 +94,13 @@ def _read_schedule(entry: Any) -> Schedule:
     schedule = Schedule(**{key: fields[key] for key in fields.keys() - unknown})
     if unknown or not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
         raise ConfigurationError(
-            f"lr_scheduler {entry!r}: give a scheduler, or a dict of 'scheduler', 'interval', 'monitor'"
+            f"lr_scheduler {entry!r}: give a scheduler, or a dict of 'scheduler', 'interval' and "
+            "'monitor'"
         )
     if schedule.interval not in ("step", "epoch"):
-        raise ConfigurationError(f"lr_scheduler interval={schedule.interval!r}: use 'step' or 'epoch'")
+        raise ConfigurationError(
+            f"lr_scheduler interval={schedule.interval!r}: use 'step' or 'epoch'"
+        )
     if isinstance(scheduler, ReduceLROnPlateau) and schedule.monitor is None:
         raise ConfigurationError("ReduceLROnPlateau needs 'monitor': the name of a logged value")
     return schedule

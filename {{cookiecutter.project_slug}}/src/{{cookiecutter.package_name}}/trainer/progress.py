@@ -21,7 +21,9 @@ class Progress:
         samples_per_step: the effective batch size; ``None`` if not known.
     """
 
-    def __init__(self, enabled: bool, total_steps: int | None, samples_per_step: int | None) -> None:
+    def __init__(
+        self, enabled: bool, total_steps: int | None, samples_per_step: int | None
+    ) -> None:
         self._enabled = enabled
         self._total = total_steps
         self._samples = samples_per_step
@@ -58,14 +60,16 @@ class Progress:
         speed = f"{rate * self._samples:.0f} samples/s" if self._samples else f"{rate:.1f} steps/s"
         if self._bar is not None:
             task = self._bar.task_ids[0]
-            self._bar.update(task, completed=step, description=self._title, values=numbers, speed=speed)
+            self._bar.update(task, completed=step, description=self._title)
+            self._bar.update(task, values=numbers, speed=speed)
             self._bar.refresh()
             return
         of = f"/{self._total}" if self._total else ""
         left = ""
         if self._total and rate > 0:
             left = f"  {_clock((self._total - step) / rate)} left"
-        print(f"{self._title}  step {step}{of}  {numbers}  {speed}{left}", file=sys.stderr, flush=True)
+        line = f"{self._title}  step {step}{of}  {numbers}  {speed}{left}"
+        print(line, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Give the terminal back."""
@@ -76,9 +80,15 @@ class Progress:
 
 def _make_bar(total: int | None, step: int) -> "RichProgress":
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as RichProgress
 
-    bar = Progress(
+    bar = RichProgress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),

@@ -48,14 +48,14 @@ def use_deterministic_algorithms(deterministic: bool) -> None:
 def host_state() -> State:
     """State of torch's CPU generator, NumPy's and Python's, as tensors."""
     version, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    numpy = np.random.get_state(legacy=False)
     return {
         "torch": torch.get_rng_state(),
         "python": torch.tensor([version, *words], dtype=torch.int64),
         "python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
-        "numpy": torch.from_numpy(keys.astype(np.int64)),
-        "numpy_position": torch.tensor([position, has_gauss], dtype=torch.int64),
-        "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+        "numpy": torch.from_numpy(numpy["state"]["key"].astype(np.int64)),
+        "numpy_position": torch.tensor([numpy["state"]["pos"], numpy["has_gauss"]]),
+        "numpy_gauss": torch.tensor([numpy["gauss"]], dtype=torch.float64),
     }
 
 

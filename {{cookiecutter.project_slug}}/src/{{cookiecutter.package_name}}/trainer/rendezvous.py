@@ -20,7 +20,7 @@ _groups_formed = itertools.count()
 
 
 def loopback_interface() -> str | None:
-    """Name of the loopback interface, ``lo`` or ``lo0``; ``None`` if there is none by such a name."""
+    """Name of the loopback interface, ``lo`` or ``lo0``; ``None`` if neither is there."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)
 
@@ -40,7 +40,11 @@ def loopback_store() -> dist.TCPStore:
     listener.listen(1024)
     port = listener.getsockname()[1]
     return dist.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
 
 
@@ -66,7 +70,8 @@ def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     if port == 0:
         path = _port_file()
         if layout.is_main:
-            store = loopback_store() if layout.num_nodes == 1 else _serve_everywhere(layout, 0, timeout)
+            on_one_node = layout.num_nodes == 1
+            store = loopback_store() if on_one_node else _serve_everywhere(layout, 0, timeout)
             _tell_port(path, store.port)
             return store
         port = _hear_port(path, timeout)
@@ -83,9 +88,8 @@ def _serve_everywhere(layout: Layout, port: int, timeout: datetime.timedelta) ->
 
 def _port_file() -> Path:
     """Where rank 0 of an srun step tells its port: a file of this step alone, on a shared disk."""
-    step = ".".join(
-        os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    )
+    parts = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    step = ".".join(os.environ.get(name, "0") for name in parts)
     return Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{step}"
 
 

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from . import distributed
+from .checkpoint import resolve
 from .cluster import Layout
-from .errors import ConfigurationError
+from .errors import CheckpointError, ConfigurationError, UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -51,13 +53,69 @@ def create(root: Path, name: str | None) -> Path:
                 raise ConfigurationError(f"{path} is a file; runs cannot lie there") from None
             attempt += 1
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot make the run's directory ({error.strerror})") from None
+            raise ConfigurationError(f"{path}: cannot be made ({error.strerror})") from None
         else:
             return path
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """A run's directory, and the checkpoint that it goes on from."""
+
+    directory: Path
+    checkpoint: Path | None
+    is_same_run: bool
+
+
+def choose(root: Path, name: str | None, resume: str | None, layout: Layout) -> Chosen:
+    """Pick a run's directory and checkpoint, the same on every process.
+
+    Args:
+        root: where runs lie.
+        name: of the run; by default that of the run that is resumed, or the time.
+        resume: a run's directory or a checkpoint; ``"auto"``: the newest of the run ``name``, if
+            there is one; ``None``: a fresh start.
+        layout: rank 0 of it chooses.
+
+    Raises:
+        UserError: there is no such checkpoint, or the directory cannot be made.
+    """
+    answer: dict[str, str | bool | None] = {}
+    if layout.is_main:
+        try:
+            answer = _choose(root, name, resume)
+        except UserError as error:
+            answer = {"error": str(error)}
+    # Rank 0 alone looks: another might look a moment later, and see another newest checkpoint.
+    answer = distributed.broadcast(answer)
+    if "error" in answer:
+        raise UserError(str(answer["error"]))
+    checkpoint = answer["checkpoint"]
+    return Chosen(
+        Path(str(answer["directory"])),
+        Path(str(checkpoint)) if checkpoint else None,
+        bool(answer["is_same_run"]),
+    )
+
+
+def _choose(root: Path, name: str | None, resume: str | None) -> dict[str, str | bool | None]:
+    checkpoint = None
+    if resume == "auto":
+        with contextlib.suppress(CheckpointError):
+            checkpoint = resolve(root / name) if name else None
+    elif resume is not None:
+        checkpoint = resolve(resume)
+    source = checkpoint.parent.parent if checkpoint else None
+    directory = source if source and not name else create(root, name)
+    return {
+        "directory": str(directory),
+        "checkpoint": str(checkpoint) if checkpoint else None,
+        "is_same_run": source is not None and directory.resolve() == source.resolve(),
+    }
+
+
 def write_record(directory: Path, layout: Layout, facts: dict[str, Any]) -> None:
-    """Write ``run.json``: what would be needed to run this again. No variable of the environment."""
+    """Write ``run.json``: what is needed to run this again. No variable of the environment."""
     record = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -87,10 +145,12 @@ def write_atomically(path: Path, text: str) -> None:
 def _git() -> dict[str, Any] | None:
     def ask(*arguments: str) -> str:
         command = ["git", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout
 
     try:
-        return {"commit": ask("rev-parse", "HEAD").strip(), "dirty": bool(ask("status", "--porcelain"))}
+        commit, changes = ask("rev-parse", "HEAD").strip(), ask("status", "--porcelain")
+        return {"commit": commit, "dirty": bool(changes)}
     except (OSError, subprocess.SubprocessError):
         return None
 

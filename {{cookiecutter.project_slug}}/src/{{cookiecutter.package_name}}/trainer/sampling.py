@@ -6,11 +6,12 @@ replicas. So the same global batch gives the same training on any number of proc
 a step number, and what is random inside a sample (augmentation) is keyed by (seed, epoch, index).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -22,7 +23,6 @@ from torch.utils.data import (
     TensorDataset,
     default_collate,
 )
-from torch.utils.data import BatchSampler as TorchBatchSampler
 
 from . import randomness
 
@@ -175,7 +175,7 @@ class KeyedDataset(Dataset[Any]):
 
 
 class KeyedBatchDataset(KeyedDataset):
-    """The same for a data set that makes a whole batch at once: keyed by the batch's first index."""
+    """The same for a data set that makes batches at once: keyed by the batch's first index."""
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
         epoch, first = keys[0]
@@ -183,7 +183,7 @@ class KeyedBatchDataset(KeyedDataset):
         return self.dataset.__getitems__([index for _, index in keys])  # type: ignore[attr-defined]
 
 
-def can_be_ordered(loader: object) -> bool:
+def can_be_ordered(loader: object) -> TypeGuard[DataLoader[Any]]:
     """Whether a loader's order is torch's default, which the trainer may replace by its own."""
     return (
         isinstance(loader, DataLoader)
@@ -193,24 +193,15 @@ def can_be_ordered(loader: object) -> bool:
     )
 
 
-def order_globally(
-    loader: DataLoader[Any], make_order: Callable[[bool], GlobalOrder], seed: int
-) -> DataLoader[Any]:
-    """The loader again, with its data set read in a global order.
-
-    Args:
-        loader: one that :func:`can_be_ordered`.
-        make_order: makes the order; told whether samples are to be keyed.
-        seed: of the run, for the keys.
-    """
-    keyed = not _is_pure(loader)
+def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[Any]:
+    """The loader again, one that :func:`can_be_ordered`, with its data set read in an order."""
     dataset = loader.dataset
-    if keyed:
+    if order.keyed:
         in_batches = _has_getitems(dataset)
-        dataset = (KeyedBatchDataset if in_batches else KeyedDataset)(dataset, seed)
+        dataset = (KeyedBatchDataset if in_batches else KeyedDataset)(dataset, order.seed)
     return DataLoader(
         dataset,
-        batch_sampler=make_order(keyed),
+        batch_sampler=order,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
@@ -218,15 +209,15 @@ def order_globally(
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
         # Its own, so that starting workers does not draw from the model's generator.
-        generator=torch.Generator().manual_seed(seed),
+        generator=torch.Generator().manual_seed(order.seed),
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
 
 
-def _is_pure(loader: DataLoader[Any]) -> bool:
-    """Whether making a batch surely draws no random number, so that nothing needs to be keyed."""
-    return type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate
+def needs_keys(loader: DataLoader[Any]) -> bool:
+    """Whether making a batch might draw random numbers; False only where it surely does not."""
+    return not (type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate)
 
 
 def _has_getitems(dataset: Dataset[Any]) -> bool:

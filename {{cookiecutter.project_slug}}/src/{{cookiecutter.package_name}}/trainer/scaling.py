@@ -11,10 +11,11 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
     """
     shares = replicas * accumulate
     if global_batch_size < 1 or global_batch_size % shares:
+        below = max(1, global_batch_size // shares) * shares
         raise ConfigurationError(
-            f"global_batch_size={global_batch_size} does not divide by {replicas} replicas × "
+            f"global_batch_size={global_batch_size} does not divide by {replicas} replicas times "
             f"accumulate_grad_batches={accumulate}; the nearest that do: "
-            f"{max(1, global_batch_size // shares) * shares} and {(global_batch_size // shares + 1) * shares}"
+            f"{below} and {below + shares}"
         )
     return global_batch_size // shares
 

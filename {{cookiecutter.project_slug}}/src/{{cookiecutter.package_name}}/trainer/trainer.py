@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from . import arguments, distributed, launch, randomness, run_directory, scaling
+from . import arguments, launch, randomness, run_directory, scaling
 from .checkpoint import Checkpoint, Checkpoints, resolve
 from .errors import CheckpointError, UserError
 from .evaluation import evaluate, predict
-from .feed import Feed, OrderedFeed, ReplayFeed
+from .feed import Feed, Share, feed_evaluation, feed_training
 from .loggers import make_loggers
 from .loop import FitLoop, Outputs, Position
 from .metrics import Recorder
 from .module import DataModule, Loader, TrainingModule
 from .optimization import read_optimization
 from .progress import Progress
-from .sampling import BatchPlan, GlobalOrder, can_be_ordered, order_globally
 from .strategies import SingleDevice
 
 Result = TypeVar("Result")
+Data = DataModule | Loader | None
+_Stage = Literal["train", "val", "test", "predict"]
 
 
 class Trainer:
@@ -104,10 +104,10 @@ class Trainer:
         self._checked = arguments.check(given)
         self._given = given
         self._position = Position()
-        self._recorder: Recorder | None = None
         self._optimizers: list[Optimizer] = []
         self.run_directory: Path | None = None
         self.metrics: dict[str, float] = {}
+        self.log: Callable[..., None] = _ignore
         self.configuration: str | None = None
         randomness.use_deterministic_algorithms(deterministic)
         randomness.seed_everything(seed)
@@ -115,10 +115,7 @@ class Trainer:
     # --- what a user calls -----------------------------------------------------------------------
 
     def fit(
-        self,
-        module: TrainingModule,
-        data: DataModule | Loader | None = None,
-        val_dataloader: Loader | None = None,
+        self, module: TrainingModule, data: Data = None, val_dataloader: Loader | None = None
     ) -> None:
         """Train.
 
@@ -127,42 +124,37 @@ class Trainer:
 
         Args:
             module: what to train.
-            data: a data module, or a loader of training batches; by default the module's own loaders.
+            data: a data module, or a loader of training batches; by default the module's loaders.
             val_dataloader: validation batches, where ``data`` is a loader.
 
         Raises:
             UserError: something the user can mend; one line each.
         """
-        self._launch(lambda: self._fit(module, data, val_dataloader))
+        self._launch(lambda recorder: self._fit(recorder, module, data, val_dataloader))
 
     def validate(
-        self,
-        module: TrainingModule,
-        data: DataModule | Loader | None = None,
-        checkpoint: str | None = None,
+        self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
         """Validate, with the weights of a checkpoint or run directory if one is given."""
-        return self._launch(lambda: self._evaluate("validation", module, data, checkpoint))
+        return self._launch(
+            lambda recorder: self._evaluate(recorder, "validation", module, data, checkpoint)
+        )
 
     def test(
-        self,
-        module: TrainingModule,
-        data: DataModule | Loader | None = None,
-        checkpoint: str | None = None,
+        self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
         """Test, with the weights of a checkpoint or run directory if one is given."""
-        return self._launch(lambda: self._evaluate("test", module, data, checkpoint))
+        return self._launch(
+            lambda recorder: self._evaluate(recorder, "test", module, data, checkpoint)
+        )
 
     def predict(
-        self,
-        module: TrainingModule,
-        data: DataModule | Loader | None = None,
-        checkpoint: str | None = None,
+        self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> list[Any]:
         """Predict; one entry a batch, tensors of all processes in the data set's order."""
-        return self._launch(lambda: self._predict(module, data, checkpoint))
+        return self._launch(lambda recorder: self._predict(module, data, checkpoint))
 
-    # --- what a module asks (module.Run) -----------------------------------------------------------
+    # --- what a module asks (module.Run) ---------------------------------------------------------
 
     @property
     def global_step(self) -> int:
@@ -194,124 +186,137 @@ class Trainer:
         """How many processes there are."""
         return self._checked.layout.world_size
 
-    def log(self, name: str, value: Any, **options: Any) -> None:
-        """Take a value that the module logs."""
-        if self._recorder is not None:
-            self._recorder.log(name, value, **options)
-
     # --- how it is done --------------------------------------------------------------------------
 
-    def _launch(self, run: Callable[[], Result]) -> Result:
+    def _launch(self, run: Callable[[Recorder], Result]) -> Result:
         checked = self._checked
         processes = checked.strategy.local_processes(checked.device_count)
         if processes > 1 and not checked.layout.started_outside:
             launch.supervise_copies(processes)
         return launch.run_external(lambda: self._connected(run))
 
-    def _connected(self, run: Callable[[], Result]) -> Result:
+    def _connected(self, run: Callable[[Recorder], Result]) -> Result:
         checked = self._checked
         if checked.layout.started_outside:
             self._say(checked.layout.receipt())
         checked.strategy.connect(checked.layout, checked.device, checked.precision)
-        self._recorder = Recorder(checked.strategy.reduce, checked.device)
         # Each rank draws its own dropout masks.
         randomness.seed_everything(randomness.mix(self._given["seed"], checked.layout.rank))
         try:
-            return run()
+            return run(Recorder(checked.strategy.reduce, checked.device))
         finally:
             checked.strategy.teardown()
 
     def _fit(
-        self, module: TrainingModule, data: DataModule | Loader | None, val_dataloader: Loader | None
+        self,
+        recorder: Recorder,
+        module: TrainingModule,
+        data: Data,
+        val_dataloader: Loader | None,
     ) -> None:
-        strategy, recorder = self._checked.strategy, self._recorder
-        assert recorder is not None
         self._position = Position()
-        source, checkpoint = self._choose_run()
-        assert self.run_directory is not None
-        with self._output(self.run_directory):
-            feed = self._feed(_loader(data, module, "train"), training=True)
-            val_loader = val_dataloader if val_dataloader is not None else _loader(data, module, "val")
-            with self._attached(module):
-                optimization = strategy.setup(
-                    module, lambda: read_optimization(module.configure_optimizers())
-                )
-                assert optimization is not None
-                self._optimizers = optimization.optimizers
-                outputs = self._outputs(recorder, feed, self.run_directory)
-                checkpoints = Checkpoints(
-                    self.run_directory / "checkpoints",
-                    self._given["keep_checkpoints"],
-                    self._given["async_checkpoints"],
-                )
-                validate = None
-                if val_loader is not None:
-                    val_feed = self._feed(val_loader, training=False)
-                    validate = lambda: evaluate(module, strategy, recorder, val_feed, "validation")  # noqa: E731
-                loop = FitLoop(
-                    module,
-                    strategy,
-                    optimization,
-                    feed,
-                    validate,
-                    outputs,
-                    checkpoints,
-                    self._checked.schedule,
-                    self._checked.clip,
-                    self._position,
-                )
-                module.on_fit_start()
-                if checkpoint is not None:
-                    self._resume(loop, checkpoint, same_run=source == self.run_directory)
-                self._announce(feed)
-                try:
-                    loop.run()
-                finally:
-                    checkpoints.close()
-                    for logger in outputs.loggers:
-                        logger.close()
-        self.metrics = dict(outputs.latest)
+        chosen = run_directory.choose(
+            self._checked.root, self._given["run_name"], self._given["resume"], self._checked.layout
+        )
+        self.run_directory = chosen.directory
+        with self._output_of(chosen.directory), self._attached(module, recorder):
+            loop = self._make_loop(recorder, module, data, val_dataloader, chosen.directory)
+            module.on_fit_start()
+            if chosen.checkpoint is not None:
+                checkpoint = Checkpoint(chosen.checkpoint)
+                self._say(f"resumed from {chosen.checkpoint}")
+                for remark in loop.resume(checkpoint, self._checked.layout, chosen.is_same_run):
+                    self._say(f"note: {remark}")
+            self._announce(loop.feed)
+            try:
+                loop.run()
+            finally:
+                loop.close()
+        self.metrics = dict(loop.outputs.latest)
         self._say_result(loop)
+
+    def _make_loop(
+        self,
+        recorder: Recorder,
+        module: TrainingModule,
+        data: Data,
+        val_dataloader: Loader | None,
+        directory: Path,
+    ) -> FitLoop:
+        strategy, given = self._checked.strategy, self._given
+        feed = feed_training(
+            _loader(data, module, "train"),
+            self._share(),
+            accumulate=given["accumulate_grad_batches"],
+            global_batch_size=given["global_batch_size"],
+            in_global_order=given["use_distributed_sampler"],
+        )
+        if val_dataloader is None and _has_loader(data, module, "val"):
+            val_dataloader = _loader(data, module, "val")
+        optimization = strategy.setup(
+            module, lambda: read_optimization(module.configure_optimizers())
+        )
+        self._optimizers = optimization.optimizers
+        return FitLoop(
+            module,
+            strategy,
+            optimization,
+            feed,
+            self._validation(recorder, module, val_dataloader),
+            self._outputs(recorder, feed, directory),
+            Checkpoints(
+                directory / "checkpoints", given["keep_checkpoints"], given["async_checkpoints"]
+            ),
+            self._checked.schedule,
+            self._checked.clip,
+            self._position,
+        )
+
+    def _validation(
+        self, recorder: Recorder, module: TrainingModule, loader: Loader | None
+    ) -> Callable[[], dict[str, float]] | None:
+        if loader is None:
+            return None
+        feed = self._feed_evaluation(loader)
+        return lambda: evaluate(module, self._checked.strategy, recorder, feed, "validation")
 
     def _evaluate(
         self,
+        recorder: Recorder,
         stage: Literal["validation", "test"],
         module: TrainingModule,
-        data: DataModule | Loader | None,
+        data: Data,
         checkpoint: str | None,
     ) -> dict[str, float]:
-        recorder = self._recorder
-        assert recorder is not None
-        feed = self._feed(_loader(data, module, "val" if stage == "validation" else "test"), training=False)
-        with self._ready(module, checkpoint):
+        feed = self._feed_evaluation(
+            _loader(data, module, "val" if stage == "validation" else stage)
+        )
+        with self._attached(module, recorder):
+            self._set_up_for_evaluation(module, checkpoint)
             self.metrics = evaluate(module, self._checked.strategy, recorder, feed, stage)
         self._say("\n".join(f"{name}: {value:.6g}" for name, value in self.metrics.items()))
         return self.metrics
 
-    def _predict(
-        self, module: TrainingModule, data: DataModule | Loader | None, checkpoint: str | None
-    ) -> list[Any]:
-        feed = self._feed(_loader(data, module, "predict"), training=False)
-        with self._ready(module, checkpoint):
-            return predict(module, self._checked.strategy, feed)
+    def _predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
+        feed = self._feed_evaluation(_loader(data, module, "predict"))
+        self._set_up_for_evaluation(module, checkpoint)
+        return predict(module, self._checked.strategy, feed)
 
-    @contextlib.contextmanager
-    def _ready(self, module: TrainingModule, checkpoint: str | None) -> Iterator[None]:
-        """The module set up for evaluation, with a checkpoint's weights."""
+    def _set_up_for_evaluation(self, module: TrainingModule, checkpoint: str | None) -> None:
         strategy = self._checked.strategy
-        with self._attached(module):
-            strategy.setup(module, None)
-            if checkpoint is not None:
-                found = Checkpoint(resolve(checkpoint))
-                try:
-                    strategy.load_state(found.state(), None)
-                except RuntimeError as error:
-                    reason = " ".join(str(error).split())[:300]
-                    raise CheckpointError(f"{found.path}: not of this model ({reason})") from None
-            yield
+        strategy.place(module)
+        if checkpoint is not None:
+            found = Checkpoint(resolve(checkpoint))
+            try:
+                strategy.load_state(found.state(), None)
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())[:300]
+                raise CheckpointError(f"{found.path}: not of this model ({reason})") from None
 
     @contextlib.contextmanager
-    def _attached(self, module: TrainingModule) -> Iterator[None]:
+    def _attached(self, module: TrainingModule, recorder: Recorder) -> Iterator[None]:
+        """The module knows its run for a while."""
+        self.log = recorder.log
         module._run = self
         try:
             yield
@@ -319,88 +324,27 @@ class Trainer:
             module._run = None
 
     @contextlib.contextmanager
-    def _output(self, directory: Path) -> Iterator[None]:
+    def _output_of(self, directory: Path) -> Iterator[None]:
         """The main process prints where the user sees it, the others into the run's directory."""
         if self._checked.layout.is_main:
             yield
         else:
-            rank = self._checked.layout.rank
-            with run_directory.output_to(directory / "logs" / f"rank-{rank}.log"):
+            log = directory / "logs" / f"rank-{self._checked.layout.rank}.log"
+            with run_directory.output_to(log):
                 yield
 
-    def _choose_run(self) -> tuple[Path | None, Path | None]:
-        """Pick this run's directory, the same on every process.
+    def _share(self) -> Share:
+        strategy = self._checked.strategy
+        return Share(strategy.data_index, strategy.data_replicas, self._given["seed"])
 
-        Returns:
-            the run that is gone on with, and its checkpoint; ``None`` for a fresh start.
-        """
-        root, name, resume = self._checked.root, self._given["run_name"], self._given["resume"]
-        checkpoint = None
-        if resume == "auto":
-            with contextlib.suppress(CheckpointError):
-                checkpoint = resolve(root / name) if name else None
-        elif resume is not None:
-            checkpoint = resolve(resume)
-        source = checkpoint.parent.parent if checkpoint is not None else None
-        if self._checked.layout.is_main:
-            directory = source if source and not name else run_directory.create(root, name)
-            chosen = [str(directory), str(checkpoint) if checkpoint else None]
-        else:
-            chosen = [None, None]
-        # Rank 0's choice counts: another may look a moment later, and see another newest one.
-        directory_text, checkpoint_text = distributed.broadcast(chosen)
-        self.run_directory = Path(directory_text)
-        return source, Path(checkpoint_text) if checkpoint_text else None
-
-    def _feed(self, loader: Loader | None, training: bool) -> Feed:
-        if loader is None:
-            raise UserError(
-                "no batches: give a data module, or define the loader "
-                f"({'train' if training else 'val, test or predict'}_dataloader) in it or in the module"
-            )
-        strategy, seed = self._checked.strategy, self._given["seed"]
-        accumulate = self._given["accumulate_grad_batches"] if training else 1
-        if not (self._given["use_distributed_sampler"] and can_be_ordered(loader)):
-            return ReplayFeed(
-                loader,
-                accumulate=accumulate,
-                replica=strategy.data_index,
-                replicas=strategy.data_replicas,
-                seed=seed,
-            )
-        assert isinstance(loader, DataLoader)
-        plan = self._plan(loader, accumulate, training)
-
-        def make_order(keyed: bool) -> GlobalOrder:
-            return GlobalOrder(
-                plan, strategy.data_index, seed=seed, shuffle=training, keyed=keyed, fill=training
-            )
-
-        ordered = order_globally(loader, make_order, seed)
-        assert isinstance(ordered.batch_sampler, GlobalOrder)
-        return OrderedFeed(ordered, ordered.batch_sampler, seed)
-
-    def _plan(self, loader: DataLoader[Any], accumulate: int, training: bool) -> BatchPlan:
-        replicas, global_batch = self._checked.strategy.data_replicas, self._given["global_batch_size"]
-        assert loader.batch_size is not None
-        batch_size = loader.batch_size
-        if training and global_batch is not None:
-            batch_size = scaling.device_batch_size(global_batch, replicas, accumulate)
-        samples = len(loader.dataset)  # type: ignore[arg-type]
-        plan = BatchPlan(samples, batch_size, replicas, accumulate, training and loader.drop_last)
-        if plan.batches == 0:
-            raise UserError(
-                f"the data set has {samples} samples and a batch takes {plan.global_batch}: "
-                "there is nothing to read with drop_last"
-            )
-        return plan
+    def _feed_evaluation(self, loader: Loader) -> Feed:
+        in_order = self._given["use_distributed_sampler"]
+        return feed_evaluation(loader, self._share(), in_global_order=in_order)
 
     def _outputs(self, recorder: Recorder, feed: Feed, directory: Path) -> Outputs:
-        is_main, schedule = self._checked.layout.is_main, self._checked.schedule
-        steps = scaling.total_steps(_steps(feed), schedule.max_epochs, schedule.max_steps)
-        progress = Progress(
-            self._given["enable_progress_bar"] and is_main, steps, feed.samples_per_step
-        )
+        is_main = self._checked.layout.is_main
+        shown = self._given["enable_progress_bar"] and is_main
+        progress = Progress(shown, self._total_steps(feed), feed.samples_per_step)
         if not is_main:
             return Outputs(recorder, progress)
         if self.configuration is not None:
@@ -411,34 +355,32 @@ class Trainer:
             "device": str(self._checked.device),
             "seed": self._given["seed"],
             "samples_per_step": feed.samples_per_step,
-            "steps_per_epoch": _steps(feed),
+            "steps_per_epoch": feed.steps,
         }
         run_directory.write_record(directory, self._checked.layout, facts)
         return Outputs(recorder, progress, make_loggers(self._given["loggers"], directory))
 
-    def _resume(self, loop: FitLoop, path: Path, same_run: bool) -> None:
-        checkpoint, layout = Checkpoint(path), self._checked.layout
-        remarks = loop.resume(checkpoint, layout.rank, layout.world_size, same_run)
-        self._say(f"resumed from {path} at step {self.global_step}")
-        for remark in remarks:
-            self._say(f"note: {remark}")
+    def _total_steps(self, feed: Feed) -> int | None:
+        schedule = self._checked.schedule
+        return scaling.total_steps(feed.steps, schedule.max_epochs, schedule.max_steps)
+
+    # --- what is said ----------------------------------------------------------------------------
 
     def _announce(self, feed: Feed) -> None:
-        checked, steps = self._checked, _steps(feed)
+        checked, processes = self._checked, self.world_size
         self._say(
             f"strategy {checked.strategy_name} on {checked.device.type}, precision "
-            f"{checked.precision.name}, {checked.layout.world_size} process"
-            f"{'es' * (checked.layout.world_size > 1)}"
+            f"{checked.precision.name}, {processes} process{'es' * (processes > 1)}"
         )
+        replicas, accumulate = checked.strategy.data_replicas, feed.accumulate
         if feed.samples_per_step:
-            self._say(
-                f"effective batch size {feed.samples_per_step} "
-                f"({checked.strategy.data_replicas} replicas × {feed.accumulate} accumulated)"
-            )
-        total = scaling.total_steps(steps, checked.schedule.max_epochs, checked.schedule.max_steps)
+            each = feed.samples_per_step // (replicas * accumulate)
+            parts = f"{each} a device, {replicas} replicas, {accumulate} accumulated"
+            self._say(f"effective batch size {feed.samples_per_step} ({parts})")
         self._say(
-            f"steps per epoch {steps or 'unknown'}, epochs {checked.schedule.max_epochs or 'as many as it takes'}, "
-            f"steps in all {total or 'unknown'}"
+            f"steps per epoch {feed.steps or 'unknown'}, epochs "
+            f"{checked.schedule.max_epochs or 'until max_steps'}, "
+            f"steps in all {self._total_steps(feed) or 'unknown'}"
         )
         self._say(f"run directory {self.run_directory}")
 
@@ -453,13 +395,21 @@ class Trainer:
             print(text, flush=True)
 
 
-def _loader(data: DataModule | Loader | None, module: TrainingModule, stage: str) -> Loader | None:
-    if isinstance(data, DataModule) or data is None:
-        loader: Loader | None = getattr(data or module, f"{stage}_dataloader")()
-        return loader
-    # A bare loader is of the stage that was called; its validation loader comes beside it.
-    return None if stage == "val" else data
+def _has_loader(data: Data, module: TrainingModule, stage: _Stage) -> bool:
+    return (data is None or isinstance(data, DataModule)) and (
+        getattr(data or module, f"{stage}_dataloader")() is not None
+    )
 
 
-def _steps(feed: Feed) -> int | None:
-    return None if feed.batches is None else -(-feed.batches // feed.accumulate)
+def _loader(data: Data, module: TrainingModule, stage: _Stage) -> Loader:
+    if data is not None and not isinstance(data, DataModule):
+        return data
+    loader: Loader | None = getattr(data or module, f"{stage}_dataloader")()
+    if loader is None:
+        owner = type(data or module).__name__
+        raise UserError(f"no batches: {owner} has no {stage}_dataloader, and none was given")
+    return loader
+
+
+def _ignore(*arguments: Any, **options: Any) -> None:
+    """Outside a run, what is logged goes nowhere."""

@@ -1,4 +1,4 @@
-"""What is done with parameters, gradients and data: one file a strategy, registered here by name."""
+"""What is done with parameters, gradients and data: a file a strategy, registered here by name."""
 
 import importlib
 import inspect
@@ -36,7 +36,8 @@ def strategy_class(name: str) -> type[Strategy]:
         ConfigurationError: there is no such name; the nearest ones are suggested.
     """
     if name not in _REGISTRY:
-        raise ConfigurationError(f"strategy={name!r} is unknown{nearest(name, ['auto', *_REGISTRY])}")
+        known = ["auto", *_REGISTRY]
+        raise ConfigurationError(f"strategy={name!r} is unknown{nearest(name, known)}")
     entry = _REGISTRY[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")

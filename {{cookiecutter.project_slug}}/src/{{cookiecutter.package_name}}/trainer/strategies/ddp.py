@@ -35,6 +35,8 @@ class DDP(SingleDevice):
 
     limits: ClassVar[Limits] = Limits(launcher="subprocess")
 
+    wrapped: DistributedDataParallel
+
     def __init__(
         self,
         find_unused_parameters: bool = False,
@@ -44,8 +46,6 @@ class DDP(SingleDevice):
         self.find_unused_parameters = find_unused_parameters
         self.bucket_cap_mb = bucket_cap_mb
         self.timeout_seconds = timeout_seconds
-        self._wrapped: DistributedDataParallel | None = None
-        self._synchronise = True
 
     def connect(self, layout: Layout, device: torch.device, precision: Precision) -> None:
         super().connect(layout, device, precision)
@@ -63,13 +63,10 @@ class DDP(SingleDevice):
             timeout=timeout,
         )
 
-    def setup(
-        self, module: TrainingModule, configure: Callable[[], Optimization] | None
-    ) -> Optimization | None:
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
-        if configure and any(parameter.requires_grad for parameter in module.parameters()):
-            self._wrapped = self.wrap(StepModule(module))
-        return configure() if configure else None
+        self.wrapped = self.wrap(StepModule(module))
+        return configure()
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
         """Give the module to torch's DDP."""
@@ -102,18 +99,16 @@ class DDP(SingleDevice):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
     ) -> None:
-        assert self._wrapped is not None
         # DDP reads in forward whether the backward that follows is to average.
-        with nullcontext() if synchronise else self._wrapped.no_sync():
+        with nullcontext() if synchronise else self.wrapped.no_sync():
             super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        if stage == "training" and self._wrapped is not None:
-            return self._wrapped(stage, batch, batch_idx)
+        if stage == "training":
+            return self.wrapped(stage, batch, batch_idx)
         return super().call_step(stage, batch, batch_idx)
 
     def teardown(self) -> None:
-        self._wrapped = None
         if dist.is_initialized():
             dist.destroy_process_group()
 

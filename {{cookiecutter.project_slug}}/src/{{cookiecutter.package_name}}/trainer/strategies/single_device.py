@@ -52,7 +52,7 @@ class Limits:
         lines = []
         if precision in NAMES and precision not in self.precisions:
             can = ", ".join(self.precisions)
-            lines.append(f"strategy={name!r} cannot compute in precision={precision!r}; it can in {can}")
+            lines.append(f"strategy={name!r} cannot compute in {precision!r}; it can in {can}")
         if accelerator not in self.accelerators:
             on = " or ".join(self.accelerators)
             lines.append(f"strategy={name!r} runs on {on}, not on {accelerator}")
@@ -99,24 +99,22 @@ class SingleDevice:
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    def setup(
-        self, module: TrainingModule, configure: Callable[[], Optimization] | None
-    ) -> Optimization | None:
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         """Move, wrap and shard a module, and make its optimizers when the time is right.
 
         Args:
             module: the user's, on the CPU.
-            configure: makes the optimizers; ``None`` where nothing is trained. Called before or
-                after the module is wrapped, as the engine needs it; what it gave may be replaced.
+            configure: makes the optimizers. Called before or after the module is wrapped, as the
+                engine needs it; what it gave may be replaced.
 
         Returns:
-            the optimizers to step, or ``None``.
+            the optimizers to step.
         """
         self.place(module)
-        return configure() if configure else None
+        return configure()
 
     def place(self, module: TrainingModule) -> None:
-        """Put parameters and buffers on the device."""
+        """Put parameters and buffers on the device; all there is to do where nothing is trained."""
         self.module = module.to(self.device)
         module._device = self.device
 
@@ -241,6 +239,8 @@ def read_loss(outputs: Any) -> Tensor:
     """
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
-        raise TypeError(f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}")
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
+        raise TypeError(
+            f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
+        )
     return loss

@@ -96,7 +96,7 @@ def _write(
     group: dist.ProcessGroup | None,
 ) -> None:
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint import DefaultSavePlanner, HuggingFaceStorageWriter
 
     partial = path.with_name(f".{path.name}.partial")
 
@@ -121,6 +121,9 @@ def _write(
     with _without_advice():
         dcp.save(
             tensors,
+            # Rank 0's copy of what all have: a BatchNorm's statistics, which DDP takes from rank 0,
+            # are not the same on the others.
+            planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
             storage_writer=AtomicWriter(str(partial), save_distributed=True),
             process_group=group,
             no_dist=not distributed.is_active(),

@@ -27,6 +27,7 @@ def evaluate(
         the logged values, the same on every process.
     """
     with _apart_from_training(module, strategy), recorder.evaluating(), torch.no_grad():
+        strategy.begin_evaluation()
         for batch in feed.epoch(0, 0):
             recorder.samples = batch.samples
             strategy.forward(stage, batch.data, batch.number)
@@ -43,6 +44,7 @@ def predict(module: TrainingModule, strategy: SingleDevice, feed: Feed) -> list[
     """
     outputs = []
     with _apart_from_training(module, strategy), torch.no_grad():
+        strategy.begin_evaluation()
         for batch in feed.epoch(0, 0):
             output = strategy.forward("predict", batch.data, batch.number)
             outputs.append(output.cpu() if isinstance(output, Tensor) else output)

@@ -1,13 +1,13 @@
 """How the processes of a run come to be: they are there already, or this one starts them."""
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -26,6 +26,7 @@ _POLL_SECONDS = 0.05
 # How long a rank that only lost its sibling waits to be ended before it tells of its own loss.
 _YIELD_SECONDS = 8.0
 _USER_ERROR = 2
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _HANDED_ON = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -176,17 +177,15 @@ class _Watcher:
 
 
 def _die_with_parent() -> None:
-    """End this rank when the process that started it is gone, even by SIGKILL."""
+    """Have the kernel end this rank when the process that started it is gone, even by SIGKILL."""
     parent = os.environ.get(_PARENT)
     if parent is None or os.getppid() not in (int(parent), 1):
         return  # not a rank that we started; perhaps a child of one, with its variables
-
-    def wait_for_parent() -> None:
-        while os.getppid() == int(parent):
-            time.sleep(0.5)
-        os.killpg(os.getpgid(0), signal.SIGKILL)
-
-    threading.Thread(target=wait_for_parent, name="parent-watch", daemon=True).start()
+    if sys.platform == "linux":
+        # Not a thread that watches: it could not run while native code holds the interpreter.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        sys.exit("the process that started this rank is gone")
 
 
 def report_failure(error: BaseException) -> None:

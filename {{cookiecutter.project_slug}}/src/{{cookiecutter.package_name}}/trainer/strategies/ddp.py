@@ -108,7 +108,17 @@ class DDP(SingleDevice):
             return self.wrapped(stage, batch, batch_idx)
         return super().call_step(stage, batch, batch_idx)
 
+    def begin_evaluation(self) -> None:
+        # Training leaves each process with its own BatchNorm statistics; rank 0's are the model's.
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, src=0)
+
     def teardown(self) -> None:
+        wrapped = self.__dict__.pop("wrapped", None)
+        if wrapped is not None:
+            # The reducer must not outlive the group: its destructor would join gloo's threads with
+            # the interpreter locked, while one of them waits for the lock to free a tensor.
+            del wrapped.reducer, wrapped.logger
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -168,6 +168,9 @@ class SingleDevice:
         """Run the user's step; the place where a wrapped module's ``forward`` is called instead."""
         return getattr(self.module, f"{stage}_step")(batch, batch_idx)
 
+    def begin_evaluation(self) -> None:
+        """Make every process' module the same, so that it does not matter which sees a sample."""
+
     def move(self, batch: Any) -> Any:
         """The batch where the module is."""
         return batch if self.device.type == "cpu" else devices.move(batch, self.device)

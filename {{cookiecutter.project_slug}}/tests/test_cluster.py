@@ -1,0 +1,269 @@
+"""Who a process is, read from environments as launchers set them."""
+
+import pytest
+
+from .project import load
+
+cluster = load("trainer.cluster")
+ConfigurationError = load("trainer.errors").ConfigurationError
+Layout = cluster.Layout
+Variables = dict[str, str]
+
+# torchrun --nnodes 2 --nproc-per-node 2, the second process of the second node.
+TORCHRUN = {
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node-a",
+    "MASTER_PORT": "29400",
+    "RANK": "3",
+    "ROLE_NAME": "default",
+    "ROLE_RANK": "3",
+    "ROLE_WORLD_SIZE": "4",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "WORLD_SIZE": "4",
+}
+
+# sbatch --nodes 2 --ntasks-per-node 2: what the batch script itself sees.
+BATCH = {
+    "SLURMD_NODENAME": "gpu07",
+    "SLURM_JOBID": "4711",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NODELIST": "gpu[07-08]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_NODELIST": "gpu[07-08]",
+    "SLURM_NPROCS": "4",
+    "SLURM_NTASKS": "4",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+}
+
+# srun in it: the first task of the second node.
+STEP = BATCH | {
+    "SLURMD_NODENAME": "gpu08",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "2",
+    "SLURM_STEPID": "0",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+
+# What our own launcher sets for rank 1 of 2 on one node.
+LAUNCHED = {
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "51234",
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+}
+
+
+def step_of(node: int, task: int, local: int) -> Variables:
+    """srun -n 5 on 3 nodes: two tasks on each of the first two, one on the last."""
+    return STEP | {
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(node),
+        "SLURM_PROCID": str(task),
+        "SLURM_STEP_NODELIST": "gpu[09,11],login1",
+        "SLURM_STEP_NUM_NODES": "3",
+        "SLURM_STEP_NUM_TASKS": "5",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    }
+
+
+def test_torchrun() -> None:
+    assert cluster.detect(TORCHRUN) == Layout(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        local_world_size=2,
+        node_rank=1,
+        num_nodes=2,
+        main_address="node-a",
+        main_port=29400,
+        source="torchelastic",
+    )
+
+
+def test_srun_step() -> None:
+    assert cluster.detect(STEP) == Layout(
+        rank=2,
+        local_rank=0,
+        world_size=4,
+        local_world_size=2,
+        node_rank=1,
+        num_nodes=2,
+        main_address="gpu07",
+        main_port=0,
+        source="srun",
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "task", "local", "on_this_node"),
+    [(0, 0, 0, 2), (0, 1, 1, 2), (1, 2, 0, 2), (1, 3, 1, 2), (2, 4, 0, 1)],
+)
+def test_srun_step_on_uneven_nodes(node: int, task: int, local: int, on_this_node: int) -> None:
+    layout = cluster.detect(step_of(node, task, local))
+    assert (layout.rank, layout.local_rank, layout.node_rank) == (task, local, node)
+    assert (layout.world_size, layout.local_world_size, layout.num_nodes) == (5, on_this_node, 3)
+    assert layout.main_address == "gpu09"
+
+
+def test_an_address_and_a_port_that_are_set_win_under_srun() -> None:
+    layout = cluster.detect(STEP | {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "4000"})
+    assert (layout.main_address, layout.main_port) == ("10.0.0.7", 4000)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param(BATCH, id="batch script"),
+        pytest.param(STEP | {"SLURM_STEP_ID": "4294967290"}, id="interactive step"),
+        pytest.param(STEP | {"SLURM_STEP_ID": "4294967291"}, id="batch step"),
+        pytest.param(STEP | {"SLURM_STEP_ID": "4294967292"}, id="extern step"),
+        pytest.param({"RANK": "1"}, id="a rank alone"),
+        pytest.param({"WORLD_SIZE": "2"}, id="a size alone"),
+    ],
+)
+def test_what_is_no_launch_is_alone(environment: Variables) -> None:
+    layout = cluster.detect(environment)
+    assert layout == Layout()
+    assert layout.is_main
+    assert not layout.started_outside
+
+
+def test_our_own_launcher() -> None:
+    layout = cluster.detect(LAUNCHED)
+    assert layout == Layout(
+        rank=1,
+        local_rank=1,
+        world_size=2,
+        local_world_size=2,
+        node_rank=0,
+        num_nodes=1,
+        main_address="127.0.0.1",
+        main_port=51234,
+        source="environment",
+    )
+    assert layout.started_outside
+    assert not layout.is_main
+
+
+def test_plain_variables_of_one_process_a_node() -> None:
+    """As Kubernetes' PyTorchJob sets them."""
+    layout = cluster.detect(
+        {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+    )
+    assert (layout.local_rank, layout.local_world_size) == (0, 1)
+    assert (layout.node_rank, layout.num_nodes) == (2, 3)
+
+
+def test_torchelastic_wins_over_a_step_and_a_step_over_plain_variables() -> None:
+    assert cluster.detect(STEP | TORCHRUN).source == "torchelastic"
+    assert cluster.detect(STEP | LAUNCHED).source == "srun"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rank", "size"),
+    [("torchelastic", 3, 4), ("srun", 2, 4), ("environment", 3, 4), ("none", 0, 1)],
+)
+def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
+    layout = cluster.detect(STEP | TORCHRUN | {"TRAINER_CLUSTER": chosen})
+    assert (layout.source, layout.rank, layout.world_size) == (chosen, rank, size)
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (
+            {"TRAINER_CLUSTER": "srum"},
+            "TRAINER_CLUSTER=srum: no such source; did you mean 'srun'?",
+        ),
+        (
+            {"TRAINER_CLUSTER": "xyz"},
+            "TRAINER_CLUSTER=xyz: no such source; known: environment, none, srun, torchelastic",
+        ),
+        (
+            {"TRAINER_CLUSTER": "torchelastic"},
+            "TRAINER_CLUSTER=torchelastic: its variables are not set here",
+        ),
+        (
+            BATCH | {"TRAINER_CLUSTER": "srun"},
+            "TRAINER_CLUSTER=srun: its variables are not set here",
+        ),
+        (
+            {"TRAINER_CLUSTER": "environment", "RANK": "0"},
+            "TRAINER_CLUSTER=environment: its variables are not set here",
+        ),
+        (
+            {"TRAINER_CLUSTER": "environment", "RANK": "0", "WORLD_SIZE": "2"},
+            "environment: MASTER_ADDR is not set; the launch is broken",
+        ),
+        (
+            {"SLURM_STEP_ID": "0"},
+            "srun: SLURM_NODEID is not set; the launch is broken",
+        ),
+        (
+            LAUNCHED | {"RANK": "one"},
+            "environment: a variable is no number (invalid literal for int() with base 10: 'one')",
+        ),
+    ],
+)
+def test_a_broken_environment_is_one_line(environment: Variables, line: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        cluster.detect(environment)
+    assert raised.value.problems == [line]
+
+
+def test_by_default_this_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINER_CLUSTER", "environment")
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    assert cluster.detect() == cluster.detect(LAUNCHED)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("gpu07", "gpu07"),
+        ("gpu07,gpu08", "gpu07"),
+        ("gpu[07-09,12],login1", "gpu07"),
+        ("gpu[3]", "gpu3"),
+        ("gpu[12,14-15]", "gpu12"),
+        ("rack-2-node[001-128]", "rack-2-node001"),
+        ("login1,gpu[1-2]", "login1"),
+        ("n1.example.org", "n1.example.org"),
+    ],
+)
+def test_first_host(nodes: str, host: str) -> None:
+    assert cluster.first_host(nodes) == host
+
+
+def test_the_receipt_says_what_was_found_and_where() -> None:
+    assert cluster.detect(TORCHRUN).receipt() == (
+        "layout: 4 processes on 2 nodes, this one rank 3 (local 1 of 2), main node-a:29400, "
+        "read from torchelastic (TRAINER_CLUSTER overrides)"
+    )
+    assert cluster.detect(STEP).receipt() == (
+        "layout: 4 processes on 2 nodes, this one rank 2 (local 0 of 2), main gpu07:to be chosen, "
+        "read from srun (TRAINER_CLUSTER overrides)"
+    )
+    assert Layout(main_port=1).receipt() == (
+        "layout: 1 process on 1 node, this one rank 0 (local 0 of 1), main 127.0.0.1:1, "
+        "read from none (TRAINER_CLUSTER overrides)"
+    )

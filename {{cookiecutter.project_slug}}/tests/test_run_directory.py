@@ -1,0 +1,196 @@
+"""The directory of a run: its name, what it goes on from, its record."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from .project import load
+
+runs = load("trainer.run_directory")
+checkpoints = load("trainer.checkpoint")
+errors = load("trainer.errors")
+Layout = load("trainer.cluster").Layout
+
+
+@pytest.mark.parametrize("name", [None, "a", "Run-1.2_b", "2026", "x" * 128])
+def test_a_name(name: str | None) -> None:
+    runs.check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../up", "a/b", ".hidden", "-option", "a b", "a\n", "ü", "x" * 129]
+)
+def test_a_name_that_is_refused(name: str) -> None:
+    with pytest.raises(errors.ConfigurationError) as raised:
+        runs.check_name(name)
+    assert raised.value.problems == [
+        f"run_name={name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
+    ]
+
+
+def test_a_run_without_a_name_has_a_new_directory_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs.time, "strftime", lambda _: "20260102-030405")
+    made = [runs.create(tmp_path / "runs", None) for _ in range(3)]
+    assert [path.name for path in made] == [
+        "20260102-030405",
+        "20260102-030405-2",
+        "20260102-030405-3",
+    ]
+    assert all(path.is_dir() for path in made)
+
+
+def test_a_run_with_a_name_goes_on_in_its_directory(tmp_path: Path) -> None:
+    first = runs.create(tmp_path, "mine")
+    (first / "kept").touch()
+    assert runs.create(tmp_path, "mine") == first
+    assert (first / "kept").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.ConfigurationError) as raised:
+        runs.create(tmp_path, "file")
+    assert raised.value.problems == [f"{tmp_path / 'file'} is a file; runs cannot lie there"]
+    with pytest.raises(errors.ConfigurationError) as raised:
+        runs.create(tmp_path / "file" / "runs", None)
+    (line,) = raised.value.problems
+    assert line.endswith("cannot be made (Not a directory)")
+
+
+# --- going on --------------------------------------------------------------------------------
+
+
+def save(run: Path, *steps: int) -> Path:
+    writer = checkpoints.Checkpoints(run / "checkpoints")
+    for step in steps:
+        writer.save(step, {}, {})
+    return run / "checkpoints" / f"step-{steps[-1]:08d}"
+
+
+def test_a_fresh_start(tmp_path: Path) -> None:
+    chosen = runs.choose(tmp_path, "mine", None, Layout())
+    assert (chosen.directory, chosen.checkpoint) == (tmp_path / "mine", None)
+    assert not chosen.is_same_run
+
+
+@pytest.mark.parametrize("name", ["mine", None])
+def test_auto_without_a_checkpoint_starts_fresh(tmp_path: Path, name: str | None) -> None:
+    chosen = runs.choose(tmp_path, name, "auto", Layout())
+    assert chosen.directory.parent == tmp_path
+    assert chosen.checkpoint is None
+
+
+def test_auto_goes_on_from_the_newest_of_the_run(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 3, 4)
+    save(tmp_path / "other", 9)
+    chosen = runs.choose(tmp_path, "mine", "auto", Layout())
+    assert chosen == runs.Chosen(tmp_path / "mine", newest, True)
+
+
+def test_a_run_is_gone_on_with_in_its_directory(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 3, 4)
+    same = runs.Chosen(tmp_path / "mine", newest, True)
+    assert runs.choose(tmp_path, None, str(tmp_path / "mine"), Layout()) == same
+    assert runs.choose(tmp_path, "mine", str(newest), Layout()) == same
+
+
+def test_a_run_of_another_name_starts_from_the_checkpoint(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 3)
+    chosen = runs.choose(tmp_path, "other", str(tmp_path / "mine"), Layout())
+    assert chosen == runs.Chosen(tmp_path / "other", newest, False)
+
+
+def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(errors.UserError) as raised:
+        runs.choose(tmp_path, None, str(tmp_path / "gone"), Layout())
+    assert raised.value.problems == [
+        f"{tmp_path / 'gone'}: no checkpoint there; give a run's directory or a checkpoint in it"
+    ]
+
+
+# --- what is written -------------------------------------------------------------------------
+
+
+def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "a-secret-of-the-environment")
+    monkeypatch.setattr(sys, "argv", ["fit", "--x", "1"])
+    runs.write_record(tmp_path, Layout(world_size=2), {"seed": 7})
+    text = (tmp_path / "run.json").read_text()
+    record = json.loads(text)
+    assert record["command"] == ["fit", "--x", "1"]
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["layout"]["world_size"] == 2
+    assert record["seed"] == 7
+    assert "a-secret-of-the-environment" not in text
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def git(*arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_the_record_says_which_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+
+    def recorded() -> object:
+        runs.write_record(tmp_path, Layout(), {})
+        return json.loads((tmp_path / "run.json").read_text())["git"]
+
+    assert recorded() is None
+    git("init", "--quiet")
+    (tmp_path / ".gitignore").write_text("run.json\n")
+    git("add", ".gitignore")
+    git("commit", "--quiet", "--message", "first")
+    assert recorded() == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "new.py").touch()
+    assert recorded() == {"commit": git("rev-parse", "HEAD"), "dirty": True}
+
+
+def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    runs.write_atomically(path, "old")
+    with path.open() as reader:
+        runs.write_atomically(path, "new")
+        assert reader.read() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_output_goes_to_a_file_for_a_while(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "logs" / "rank-1.log"
+    for word in ("first", "second"):
+        with runs.output_to(log):
+            os.write(1, f"{word} out\n".encode())
+            os.write(2, f"{word} err\n".encode())
+            subprocess.run(["echo", f"{word} child"], check=True)
+    os.write(1, b"after\n")
+    assert log.read_text().split("\n") == [
+        *("first out", "first err", "first child"),
+        *("second out", "second err", "second child", ""),
+    ]
+    assert capfd.readouterr().out == "after\n"
+
+
+def test_output_comes_back_after_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyError), runs.output_to(tmp_path / "log"):
+        raise KeyError
+    os.write(2, b"here\n")
+    assert capfd.readouterr().err == "here\n"

@@ -82,6 +82,8 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
     # jsonargparse lets through what a user's class or file raises while it is looked at.
     except Exception as error:
         raise ConfigurationError(_find_mistakes(arguments, command) or [_one_line(error)]) from None
+    if not isinstance(parsed.trainer, Namespace):
+        raise ConfigurationError(_find_mistakes(arguments, command))
     problems = Problems()
     made: dict[str, Any] = dict.fromkeys(_SECTIONS)
     # In this order: making the trainer seeds what the model draws its weights from.
@@ -235,7 +237,10 @@ def _check_class(section: str, value: Any, problems: Problems) -> None:
         problems.add(f"{section}.{key}: unknown; use class_path and init_args")
     with problems:
         cls = _find_class(section, entry["class_path"])
-        _check_values(section, cls, entry.get("init_args") or {}, problems)
+        before = len(problems.lines)
+        good = _check_values(section, cls, entry.get("init_args") or {}, problems)
+        if section == "data" and len(problems.lines) == before:
+            cls(**good)
 
 
 def _find_class(section: str, path: str) -> type:

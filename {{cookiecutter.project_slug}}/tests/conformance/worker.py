@@ -1,6 +1,6 @@
 """Trains the subject in every way of the matrix under one strategy; started by the tests.
 
-``python -m tests.conformance.worker STRATEGY PROCESSES FOLDER`` writes a safetensors file a property.
+``python -m tests.conformance.worker STRATEGY PROCESSES FOLDER`` writes a file a property.
 """
 
 import csv
@@ -39,7 +39,7 @@ def main(strategy: str, processes: int, folder: Path) -> None:
 def train(
     name: str, way: Property, strategy: str, processes: int, folder: Path, **extra: Any
 ) -> Path:
-    """Train once; the main process writes weights and losses, and the run's directory is returned."""
+    """Train once, into the run's directory; the main process writes weights and losses."""
     run = trainer.Trainer(
         **{
             "accelerator": "cpu",

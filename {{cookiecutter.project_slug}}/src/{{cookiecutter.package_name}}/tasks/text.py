@@ -89,4 +89,6 @@ def _read(path: Path, pattern: str, max_bytes: int) -> Tensor:
         content += file.read_bytes()
         if len(content) >= max_bytes:
             break
-    return torch.frombuffer(content[:max_bytes] or bytearray(1), dtype=torch.uint8)
+    if not content:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(content[:max_bytes], dtype=torch.uint8)

@@ -63,14 +63,19 @@ class Checkpoints:
         """
         self.wait()
         tensors: dict[str, Tensor] = {}
+        if not isinstance(state, dict):
+            state = dict(state)
         tree = _pack(state, "state", tensors)
         tensors |= {f"ranks/{distributed.rank()}/{key}": value for key, value in own.items()}
         text = json.dumps(tree)
         path = self._directory / f"{_PREFIX}{step:08d}"
         if self._executor is None:
-            _write(path, text, tensors, self._keep, None)
+            _write(path, text, _separate(tensors), self._keep, None)
         else:
-            copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
+            copies = {
+                key: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                for key, value in tensors.items()
+            }
             self._pending = self._executor.submit(
                 _write, path, text, copies, self._keep, self._group
             )
@@ -145,6 +150,18 @@ def _replace(partial: Path, path: Path) -> None:
     partial.rename(path)
     _sync_directory(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, none in the memory of another: all that safetensors files hold."""
+    separate: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for key, value in tensors.items():
+        contiguous = value.detach().contiguous()
+        pointer = contiguous.untyped_storage().data_ptr()
+        separate[key] = contiguous.clone() if pointer in seen else contiguous
+        seen.add(pointer)
+    return separate
 
 
 def _sync_directory(path: Path) -> None:
@@ -227,7 +244,14 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """What was saved as ``state``, its tensors on the CPU."""
-        return _unpack(self._tree, self._read("state/"))  # type: ignore[no-any-return]
+        tensors = self._read("state/")
+        try:
+            state = _unpack(self._tree, tensors)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.path}: damaged ({_first_line(error)})") from None
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{self.path}: damaged (its state is no dict)")
+        return state
 
     def own(self, rank: int) -> dict[str, Tensor]:
         """The tensors of one process."""
@@ -265,12 +289,20 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | str) or type(value) in (int, float):
         return value
     if isinstance(value, Tensor):
-        tensors[path] = value
-        return {"~tensor": path}
+        name = path
+        while name in tensors:  # of the keys 1 and "1", say
+            name += "~"
+        tensors[name] = value
+        return {"~tensor": name}
     if isinstance(value, dict | Counter | Mapping):
         kind = "~counter" if isinstance(value, Counter) else "~dict"
         if kind == "~dict" and all(isinstance(key, str) and key[:1] != "~" for key in value):
             return {key: _pack(each, f"{path}/{key}", tensors) for key, each in value.items()}
+        for key in value:
+            if key is not None and type(key) not in (bool, int, float, str):
+                raise CheckpointError(
+                    f"{path} has a {type(key).__name__} as a key; give a number or text"
+                )
         return {kind: [[key, _pack(each, f"{path}/{key}", tensors)] for key, each in value.items()]}
     if isinstance(value, list | tuple):
         items = [_pack(each, f"{path}/{index}", tensors) for index, each in enumerate(value)]

@@ -101,6 +101,8 @@ def _environment(env: Environment) -> Layout | None:
 
 
 def _ranks(env: Environment, source: str) -> Layout:
+    if int(env["MASTER_PORT"]) == 0:
+        raise ConfigurationError(f"{source}: MASTER_PORT is 0, so that no rank knows the port")
     world_size = int(env["WORLD_SIZE"])
     local_world_size = int(env.get("LOCAL_WORLD_SIZE", 1))
     return Layout(

@@ -1,9 +1,11 @@
 """Which devices this machine has, which of them the user means, and how a batch gets there."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from .errors import ConfigurationError, nearest
 
@@ -30,7 +32,7 @@ def choose_accelerator(name: str) -> Accelerator:
     return "cuda"
 
 
-def parse_devices(value: int | str | list[int], available: int | None) -> list[int]:
+def parse_devices(value: int | str | list[int] | None, available: int | None) -> list[int]:
     """The device indices that a value of ``devices`` means.
 
     Args:
@@ -61,7 +63,9 @@ def parse_devices(value: int | str | list[int], available: int | None) -> list[i
     return indices
 
 
-def _indices(value: int | str | list[int], available: int | None) -> list[int]:
+def _indices(value: int | str | list[int] | None, available: int | None) -> list[int]:
+    if value is None:
+        value = "auto"
     if isinstance(value, str):
         return _indices_from_text(value, available)
     if isinstance(value, bool):
@@ -98,6 +102,11 @@ def move(batch: Any, device: torch.device) -> Any:
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
+    if isinstance(batch, nn.utils.rnn.PackedSequence):
+        return batch.to(device)  # type: ignore[arg-type]
+    if isinstance(batch, defaultdict):
+        moved = ((key, move(value, device)) for key, value in batch.items())
+        return defaultdict(batch.default_factory, moved)
     if isinstance(batch, Mapping):
         return type(batch)((key, move(value, device)) for key, value in batch.items())  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

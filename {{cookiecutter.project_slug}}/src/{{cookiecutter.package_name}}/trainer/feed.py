@@ -125,6 +125,9 @@ class ReplayFeed(Feed):
             if hasattr(getattr(self._loader, part, None), "set_epoch"):
                 getattr(self._loader, part).set_epoch(epoch)
         stream = randomness.Stream(randomness.mix(self._seed, epoch, self._replica))
+        for owner in (self._loader, getattr(self._loader, "sampler", None)):
+            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
+                generator.manual_seed(randomness.mix(self._seed, epoch, self._replica))
         with stream:
             batches = iter(self._loader)
         index = -1

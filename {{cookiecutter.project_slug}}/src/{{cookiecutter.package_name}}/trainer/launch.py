@@ -153,7 +153,7 @@ class _Watcher:
                 return _Failure(rank, 128 - code, f"rank {rank} was killed by {name}")
         reports = [json.loads(path.read_text()) for path in self._failures.glob("rank-*.json")]
         if reports:
-            first = min(reports, key=lambda report: (report["is_lost_sibling"], report["time"]))
+            first = min(reports, key=lambda report: report["time"])
             return _Failure(first["rank"], first["code"], first["message"])
         rank, code = next((r, p.returncode) for r, p in enumerate(self._ranks) if p.returncode)
         return _Failure(rank, code, f"rank {rank} exited with code {code}")
@@ -191,18 +191,19 @@ def _die_with_parent() -> None:
 def report_failure(error: BaseException) -> None:
     """Write down a rank's failure for its launcher: ours, or torchelastic's.
 
-    A rank that only lost a sibling waits to be ended, so that the sibling's error stands alone.
+    A rank that only lost a sibling first waits to be ended, so that the sibling's error stands
+    alone.
     """
     if isinstance(error, SystemExit | KeyboardInterrupt) or "RANK" not in os.environ:
         return
-    is_lost_sibling = _is_lost_sibling(error)
+    if _is_lost_sibling(error):
+        time.sleep(_YIELD_SECONDS)
     if directory := os.environ.get(_FAILURES):
         rank = int(os.environ["RANK"])
         report = {
             "rank": rank,
             "time": time.time(),
             "code": _USER_ERROR if isinstance(error, UserError) else 1,
-            "is_lost_sibling": is_lost_sibling,
             "message": describe(error, f"rank {rank}: "),
         }
         beside = Path(directory) / f".rank-{rank}"
@@ -214,8 +215,6 @@ def report_failure(error: BaseException) -> None:
         handler = get_error_handler()
         handler.initialize()
         handler.record_exception(error)
-    if is_lost_sibling:
-        time.sleep(_YIELD_SECONDS)
 
 
 def is_reported() -> bool:

@@ -1,5 +1,6 @@
 """Where logged values go: a CSV file and TensorBoard."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -31,14 +32,14 @@ class CSVLogger:
 
     def __init__(self, directory: Path) -> None:
         self._file = (directory / "metrics.csv").open("a", newline="")
+        self._rows = csv.writer(self._file, lineterminator="\n")
         if self._file.tell() == 0:
             self._file.write("step,epoch,name,value\n")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Append rows, visible to readers at once."""
         for name, value in values.items():
-            quoted = f'"{name}"' if "," in name else name
-            self._file.write(f"{step},{epoch},{quoted},{value!r}\n")
+            self._rows.writerow((step, epoch, name, repr(value)))
         self._file.flush()
 
     def position(self) -> int:

@@ -68,6 +68,12 @@ def read_optimization(returned: Any) -> Optimization:
         if all(isinstance(each, Optimizer) for each in returned):
             return Optimization(list(returned), [])
         if all(isinstance(each, Mapping) for each in returned):
+            unknown = {key for each in returned for key in each} - {"optimizer", "lr_scheduler"}
+            if unknown:
+                names = ", ".join(sorted(map(repr, unknown)))
+                raise ConfigurationError(
+                    f"configure_optimizers gave {names}; use 'optimizer' and 'lr_scheduler'"
+                )
             schedulers = [each["lr_scheduler"] for each in returned if "lr_scheduler" in each]
             return _pair([each.get("optimizer") for each in returned], schedulers)
         if len(returned) == 2 and all(isinstance(each, Sequence) for each in returned):
@@ -91,12 +97,12 @@ def _read_schedule(entry: Any) -> Schedule:
     fields = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
     unknown = fields.keys() - {"scheduler", "interval", "monitor"}
     scheduler = fields.get("scheduler")
-    schedule = Schedule(**{key: fields[key] for key in fields.keys() - unknown})
     if unknown or not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
         raise ConfigurationError(
             f"lr_scheduler {entry!r}: give a scheduler, or a dict of 'scheduler', 'interval' and "
             "'monitor'"
         )
+    schedule = Schedule(**fields)
     if schedule.interval not in ("step", "epoch"):
         raise ConfigurationError(
             f"lr_scheduler interval={schedule.interval!r}: use 'step' or 'epoch'"
@@ -140,15 +146,16 @@ def load_optimizer_state(
         raise ConfigurationError(
             f"the checkpoint's optimizer holds other parameters than this one ({strange})"
         )
-    optimizer.load_state_dict(
-        {
-            "state": {indices[name]: dict(values) for name, values in state["state"].items()},
-            "param_groups": [
-                {**group, "params": [indices[name] for name in group["params"]]}
-                for group in state["param_groups"]
-            ],
-        }
-    )
+    groups = []
+    for own, group in zip(
+        optimizer.state_dict()["param_groups"], state["param_groups"], strict=True
+    ):
+        if {by_index[index] for index in own["params"]} != set(group["params"]):
+            raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
+        # torch matches by position: so the order must be this optimizer's own.
+        groups.append({**group, "params": own["params"]})
+    by_own_index = {indices[name]: dict(values) for name, values in state["state"].items()}
+    optimizer.load_state_dict({"state": by_own_index, "param_groups": groups})
 
 
 def _names_by_index(optimizer: Optimizer, names: Mapping[int, str]) -> dict[int, str]:

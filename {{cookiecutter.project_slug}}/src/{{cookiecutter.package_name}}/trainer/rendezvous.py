@@ -4,6 +4,7 @@ On one node everything listens on loopback only: the store is unauthenticated, a
 would listen on every interface whatever address it is given.
 """
 
+import atexit
 import datetime
 import itertools
 import os
@@ -94,6 +95,7 @@ def _port_file() -> Path:
 
 
 def _tell_port(path: Path, port: int) -> None:
+    atexit.register(path.unlink, missing_ok=True)
     beside = path.with_name(f"{path.name}.new")
     beside.write_text(str(port))
     beside.replace(path)

@@ -193,7 +193,11 @@ class Trainer:
         processes = checked.strategy.local_processes(checked.device_count)
         if processes > 1 and not checked.layout.started_outside:
             launch.supervise_copies(processes)
-        return launch.run_external(lambda: self._connected(run))
+        try:
+            return launch.run_external(lambda: self._connected(run))
+        finally:
+            # After a failure was reported: the others notice when the group is gone.
+            checked.strategy.teardown()
 
     def _connected(self, run: Callable[[Recorder], Result]) -> Result:
         checked = self._checked
@@ -202,10 +206,7 @@ class Trainer:
         checked.strategy.connect(checked.layout, checked.device, checked.precision)
         # Each rank draws its own dropout masks.
         randomness.seed_everything(randomness.mix(self._given["seed"], checked.layout.rank))
-        try:
-            return run(Recorder(checked.strategy.reduce, checked.device))
-        finally:
-            checked.strategy.teardown()
+        return run(Recorder(checked.strategy.reduce, checked.device))
 
     def _fit(
         self,

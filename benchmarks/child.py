@@ -20,7 +20,7 @@ from meter import STARTED, Job
 from one import MARK
 
 HERE = Path(__file__).parent
-TIMEOUT = 300  # seconds; a measurement takes about ten
+TIMEOUT = 120  # seconds; a measurement takes about ten
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 # Without these glibc moves its thresholds by what it sees, and peaks differ from run to run. They
@@ -38,7 +38,11 @@ def measure(job: Job, ranks: int, source: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         shared = {**os.environ, **ONE_THREAD, **STEADY_MEMORY, "PYTHONPATH": str(source)}
         children = [_Child(job, {**shared, **env}, folder) for env in _rank_variables(ranks)]
-        results = [child.result() for child in children]
+        try:
+            results = [child.result() for child in children]
+        finally:
+            for child in children:
+                child.kill()
     means = {key: sum(r[key] for r in results) / ranks for key in results[0]}
     return means | {key: max(r[key] for r in results) for key in ("first_step_s", "peak_mb")}
 
@@ -52,6 +56,7 @@ def _rank_variables(ranks: int) -> list[dict[str, str]]:
         port = str(probe.getsockname()[1])
     shared = {
         "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
         "MASTER_PORT": port,
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -68,7 +73,8 @@ class _Child:
     """One process on a terminal of its own, so that progress bars do all they do for users."""
 
     def __init__(self, job: Job, env: dict[str, str], folder: str) -> None:
-        self.name = f"{job.contestant} {job.variant} {job.subject}"
+        rank = env.get("RANK", "0")
+        self.name = f"{job.contestant} {job.variant} {job.subject}, rank {rank}"
         command = [sys.executable, str(HERE / "one.py"), job.contestant, job.variant, job.subject]
         command += [f"--warmup={job.warmup}", f"--steps={job.steps}", f"--epoch={job.epoch}"]
         command += ["--fused"] * job.fused
@@ -94,12 +100,21 @@ class _Child:
         try:
             self._process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            raise SystemExit(f"{self.name}: hangs; its last words:\n{self._words()}") from None
         self._reader.join(10)
-        os.close(self._master)
         text = self._output.decode(errors="replace")
         for line in text.splitlines():
             if line.startswith(MARK):
                 result: dict[str, float] = json.loads(line.removeprefix(MARK))
                 return result
-        raise SystemExit(f"{self.name}: no result; its last words:\n{text[-3000:]}")
+        raise SystemExit(f"{self.name}: no result; its last words:\n{self._words()}")
+
+    def kill(self) -> None:
+        """End it if it still runs: a rank does not outlive the failure of another."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(10)
+        os.close(self._master)
+
+    def _words(self) -> str:
+        return self._output.decode(errors="replace")[-3000:]

@@ -73,7 +73,6 @@ class TensorBoardLogger:
             self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.add_scalar("epoch", epoch, step)
 
     def position(self) -> int:
         """Not used: event files are purged by step."""

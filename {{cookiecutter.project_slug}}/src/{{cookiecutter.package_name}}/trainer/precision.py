@@ -38,7 +38,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device_type) if name == "16-mixed" else None
 
     def autocast(self) -> AbstractContextManager[None]:
-        """What a forward pass runs in."""
+        """What a forward pass runs in; without a half format there is no need to."""
         if self.dtype is None:
             return nullcontext()
         return torch.autocast(self.device_type, self.dtype)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-_TERMINAL_SECONDS = 0.25
+_TERMINAL_SECONDS = 0.5
 _LINE_SECONDS = 10.0
 
 

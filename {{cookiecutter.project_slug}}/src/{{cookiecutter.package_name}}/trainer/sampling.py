@@ -80,6 +80,9 @@ class BatchPlan:
         """
         start = batch * self.micro_batch
         size = min(self.micro_batch, self.samples_used - start)
+        if size == self.micro_batch:
+            begin = start + replica * self.batch_size
+            return begin, begin + self.batch_size
         smallest, larger = divmod(size, self.replicas)
         begin = start + replica * smallest + min(replica, larger)
         return begin, begin + smallest + (replica < larger)

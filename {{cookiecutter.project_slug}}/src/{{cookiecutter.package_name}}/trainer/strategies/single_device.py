@@ -158,11 +158,16 @@ class SingleDevice:
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """A step of a stage, and what the user does at its end (``*_step_end``)."""
         batch = self.move(batch)
+        if self.precision.dtype is None:
+            return self._step(stage, batch, batch_idx)
         with self.precision.autocast():
-            outputs = self.call_step(stage, batch, batch_idx)
-            if stage == "predict":
-                return outputs
-            return getattr(self.module, f"{stage}_step_end")(outputs)
+            return self._step(stage, batch, batch_idx)
+
+    def _step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        outputs = self.call_step(stage, batch, batch_idx)
+        if stage == "predict":
+            return outputs
+        return getattr(self.module, f"{stage}_step_end")(outputs)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """Run the user's step; the place where a wrapped module's ``forward`` is called instead."""
@@ -240,6 +245,8 @@ def read_loss(outputs: Any) -> Tensor:
     Raises:
         TypeError: there is none, or it is not a scalar.
     """
+    if isinstance(outputs, Tensor) and outputs.numel() == 1:
+        return outputs
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]

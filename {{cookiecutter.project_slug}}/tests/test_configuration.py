@@ -191,7 +191,7 @@ def test_a_list_of_devices() -> None:
         ),
         pytest.param(
             ["--trainer.max_epochs", "null"],
-            "neither max_epochs nor max_steps is given; training would not end",
+            "neither max_epochs nor max_steps is given: no end to training",
             id="no end",
         ),
         pytest.param(

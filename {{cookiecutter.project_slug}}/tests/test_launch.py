@@ -159,7 +159,7 @@ def validate(processes: int) -> dict[str, float]:
     done = run(
         [
             *("-m", PACKAGE, "validate", "--trainer.devices", str(processes)),
-            *("--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
+            *("--trainer.accelerator", "cpu"),
             *("--model", f"{SUBJECT}.Counts", "--data", f"{SUBJECT}.AllDigits"),
         ]
     )

@@ -90,13 +90,16 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
     for section in ("trainer", "data", "model"):
         with problems:
             made[section] = _make(parser, parsed, section)
+    if command == "fit" and made["trainer"] is not None:
+        with problems:
+            made["trainer"].check_fit()
     checkpoint = parsed.get(_CHECKPOINT)
     if checkpoint is not None and not Path(checkpoint).is_dir():
         problems.add(
             f"checkpoint={checkpoint!r}: no such directory; give a run's directory or a checkpoint"
         )
     problems.raise_any()
-    made["trainer"].configuration = parser.dump(parsed, skip_none=False)
+    made["trainer"].configuration = parser.dump(parsed, skip_unset=False)
     return Run(**made, checkpoint=checkpoint)
 
 
@@ -222,8 +225,6 @@ def _check_trainer(values: Any, problems: Problems) -> None:
         problems.add("trainer: give its options by name")
         return
     good = _check_values("trainer", Trainer, values, problems)
-    if good.keys() != values.keys() and not good.keys() & {"max_epochs", "max_steps"}:
-        good["max_epochs"] = 1  # it may be what was misspelt: then its absence is no second mistake
     with problems:
         Trainer(**good)
 

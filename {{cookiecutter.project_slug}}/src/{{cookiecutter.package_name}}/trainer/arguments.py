@@ -96,8 +96,6 @@ def _check_numbers(given: dict[str, Any], problems: Problems) -> None:
         value = given[name]
         if (value is not None or name in at_least_one) and (type(value) is not int or value < 1):
             problems.add(f"{name}={value!r}: give a whole number of at least 1")
-    if given["max_epochs"] is None and given["max_steps"] is None:
-        problems.add("neither max_epochs nor max_steps is given; training would not end")
     if given["gradient_clip_val"] is not None and not given["gradient_clip_val"] > 0:
         problems.add(
             f"gradient_clip_val={given['gradient_clip_val']!r}: give a number above 0, or none"

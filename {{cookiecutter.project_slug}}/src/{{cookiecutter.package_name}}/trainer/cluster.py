@@ -101,11 +101,9 @@ def _environment(env: Environment) -> Layout | None:
 
 
 def _ranks(env: Environment, source: str) -> Layout:
-    if int(env["MASTER_PORT"]) == 0:
-        raise ConfigurationError(f"{source}: MASTER_PORT is 0, so that no rank knows the port")
     world_size = int(env["WORLD_SIZE"])
     local_world_size = int(env.get("LOCAL_WORLD_SIZE", 1))
-    return Layout(
+    layout = Layout(
         rank=int(env["RANK"]),
         local_rank=int(env.get("LOCAL_RANK", 0)),
         world_size=world_size,
@@ -118,6 +116,9 @@ def _ranks(env: Environment, source: str) -> Layout:
         main_port=int(env["MASTER_PORT"]),
         source=source,
     )
+    if layout.main_port == 0:
+        raise ConfigurationError(f"{source}: MASTER_PORT is 0, so that no rank knows the port")
+    return layout
 
 
 def _srun(env: Environment) -> Layout | None:

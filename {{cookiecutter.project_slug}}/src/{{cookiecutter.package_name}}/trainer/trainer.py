@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from . import arguments, launch, randomness, run_directory, scaling
 from .checkpoint import Checkpoint, Checkpoints, resolve
-from .errors import CheckpointError, UserError
+from .errors import CheckpointError, ConfigurationError, UserError
 from .evaluation import evaluate, predict
 from .feed import Feed, Share, feed_evaluation, feed_training
 from .loggers import make_loggers
@@ -130,7 +130,19 @@ class Trainer:
         Raises:
             UserError: something the user can mend; one line each.
         """
+        self.check_fit()
         self._launch(lambda recorder: self._fit(recorder, module, data, val_dataloader))
+
+    def check_fit(self) -> None:
+        """Check what only training needs.
+
+        Raises:
+            ConfigurationError: training would not end.
+        """
+        if self._given["max_epochs"] is None and self._given["max_steps"] is None:
+            raise ConfigurationError(
+                "neither max_epochs nor max_steps is given: no end to training"
+            )
 
     def validate(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None

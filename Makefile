@@ -13,9 +13,12 @@ BENCH_TOOLS := $(BENCH)/.ready-$(shell cksum < benchmarks/requirements.txt | tr 
 # Demo and tests share one environment for the rendered project; its Makefile fills it from its locks.
 PROJECT_VENV := $(CURDIR)/build/venv
 PROJECT_LOCK := {{cookiecutter.project_slug}}/requirements/cpu.txt
-TORCH_INDEX ?= 
+# A package index that has torch's CPU build, where the ones that pip knows have none.
+TORCH_INDEX ?=
 # The user's own cookiecutter settings stay out of it: these renders are the template's defaults.
 RENDER = $(BIN)/cookiecutter --no-input --default-config . --output-dir
+# By another name than $(MAKE), which `make -n` would run: in a folder that is not rendered yet.
+IN_PROJECT = $(MAKE) -C
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench docs lock clean
@@ -26,7 +29,7 @@ help:  ## list these commands
 demo: $(TOOLS)  ## render into build/demo, install, train on digits with two processes, test
 	rm -rf build/demo
 	$(RENDER) build/demo
-	$(MAKE) -C build/demo/my-project setup VENV=$(PROJECT_VENV)
+	$(IN_PROJECT) build/demo/my-project setup VENV=$(PROJECT_VENV)
 	cd build/demo/my-project && $(PROJECT_VENV)/bin/python -m my_project fit --config configs/digits.yaml --trainer.devices 2
 	cd build/demo/my-project && $(PROJECT_VENV)/bin/python -m my_project test --config configs/digits.yaml --checkpoint runs/*
 	@echo "The project lies in build/demo/my-project, the run in" build/demo/my-project/runs/*
@@ -35,8 +38,8 @@ test: lint  ## check and test the template, then a rendered project
 	$(BIN)/python -m pytest --numprocesses 2
 	rm -rf build/test
 	$(RENDER) build/test
-	$(MAKE) -C build/test/my-project setup VENV=$(PROJECT_VENV)
-	$(MAKE) -C build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
+	$(IN_PROJECT) build/test/my-project setup VENV=$(PROJECT_VENV)
+	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
 
 lint: $(TOOLS)  ## check the template's own Python and shell
 	$(BIN)/ruff check .
@@ -76,7 +79,11 @@ $(TOOLS): requirements.txt
 $(BENCH_TOOLS): benchmarks/requirements.txt $(PROJECT_LOCK)
 	$(PYTHON) -m venv $(BENCH)
 	sed -n '/^torch==/,/[^\\]$$/p' '$(PROJECT_LOCK)' > $(BENCH)/torch.txt
-	$(BENCH)/bin/pip install -qq --require-hashes --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) -r $(BENCH)/torch.txt
+	@$(BENCH)/bin/pip install -qq --require-hashes --no-deps --retries 1 \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $(BENCH)/torch.txt 2> $(BENCH)/torch.log || { \
+		if grep -q 'No matching distribution' $(BENCH)/torch.log; \
+		then echo 'pip finds no CPU build of torch: name an index that has it by make … TORCH_INDEX=URL (see pytorch.org, "Get started", CPU)'; \
+		else cat $(BENCH)/torch.log; fi >&2; exit 1; }
 	$(BENCH)/bin/pip install -qq --require-hashes --no-deps -r benchmarks/requirements.txt
 	@rm -f $(BENCH)/.ready-*
 	@touch $@

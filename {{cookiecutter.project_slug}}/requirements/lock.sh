@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
 # Make cpu.txt and dev.txt from cpu.in and dev.in; `make lock` calls this with pip-compile at hand.
-# usage: lock.sh INDEX_OF_TORCH FOLDER_FOR_ITS_WHEEL
+# usage: lock.sh FOLDER_FOR_TORCHS_WHEEL [INDEX_THAT_HAS_ITS_CPU_BUILD]
 set -euo pipefail
 
-mkdir -p "$2"
-wheels=$(cd "$2" && pwd)
+mkdir -p "$1"
+wheels=$(cd "$1" && pwd)
+index=${2:-}
 cd "$(dirname "$0")"
 
 # torch comes first and alone, so that nothing else is looked up on its index.
-pip download -qq --no-deps --retries 1 --extra-index-url "$1" --dest "$wheels" "$(grep '^torch==' cpu.in)"
+torch=$(grep '^torch==' cpu.in)+cpu
+if ! pip download -qq --no-deps --retries 1 ${index:+--extra-index-url "$index"} --dest "$wheels" "$torch" 2> "$wheels/log"; then
+    if grep -q 'No matching distribution' "$wheels/log"; then
+        echo "pip finds no $torch: name an index that has it by make lock TORCH_INDEX=URL (see pytorch.org, \"Get started\", CPU)" >&2
+    else
+        cat "$wheels/log" >&2
+    fi
+    exit 1
+fi
 
 for name in cpu dev; do
     pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header \

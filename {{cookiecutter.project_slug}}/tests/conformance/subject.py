@@ -20,18 +20,24 @@ class Subject(trainer.TrainingModule):
         optimizer: ``"sgd"``, ``"adam"``, or ``"two"`` (SGD for one half, Adam for the other).
         schedule: step a scheduler after each step.
         drop_last: leave out the uneven batch.
+        scale: of weights and targets.
     """
 
     def __init__(
-        self, optimizer: str = "sgd", schedule: bool = False, drop_last: bool = False
+        self,
+        optimizer: str = "sgd",
+        schedule: bool = False,
+        drop_last: bool = False,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
+        self.scale = scale
         self.optimizer, self.schedule, self.drop_last = optimizer, schedule, drop_last
         generator = torch.Generator().manual_seed(1)
         self.first = nn.Sequential(nn.Linear(6, 16), nn.Tanh())
         self.second = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
         for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4 * scale
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x))
@@ -60,4 +66,4 @@ class Subject(trainer.TrainingModule):
         generator = torch.Generator().manual_seed(2)
         x = torch.randn(SAMPLES, 6, generator=generator)
         y = torch.stack([x.sum(1), x.prod(1), x[:, 0] * x[:, 1]], dim=1)
-        return DataLoader(TensorDataset(x, y), batch_size=8, drop_last=self.drop_last)
+        return DataLoader(TensorDataset(x, y * self.scale), batch_size=8, drop_last=self.drop_last)

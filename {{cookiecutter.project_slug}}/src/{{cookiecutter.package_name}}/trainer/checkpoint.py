@@ -101,25 +101,23 @@ def _write(
     group: dist.ProcessGroup | None,
 ) -> None:
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import DefaultSavePlanner, HuggingFaceStorageWriter
+    from torch.distributed.checkpoint import DefaultSavePlanner
+
+    from .safetensors_writer import SafetensorsWriter
 
     partial = path.with_name(f".{path.name}.partial")
 
-    class AtomicWriter(HuggingFaceStorageWriter):
-        """safetensors without an index; whole, and renamed, once every process has written."""
-
-        def finish(self, metadata: Any, results: Any) -> None:
-            files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
-            head = json.dumps(
-                {"format": _FORMAT, "world_size": distributed.world_size(), "files": files}
-            )
-            with (partial / _STATE).open("w") as file:
-                file.write(f'{{"head": {head}, "state": {text}}}')
-                file.flush()
-                os.fsync(file.fileno())
-            _sync_directory(partial)
-            _replace(partial, path)
-            _prune(path.parent, keep)
+    def finish() -> None:
+        files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+        world_size = distributed.world_size()
+        head = json.dumps({"format": _FORMAT, "world_size": world_size, "files": files})
+        with (partial / _STATE).open("w") as file:
+            file.write(f'{{"head": {head}, "state": {text}}}')
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_directory(partial)
+        _replace(partial, path)
+        _prune(path.parent, keep)
 
     if distributed.rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
@@ -129,7 +127,7 @@ def _write(
             # Rank 0's copy of what all have: a BatchNorm's statistics, which DDP takes from rank 0,
             # are not the same on the others.
             planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
-            storage_writer=AtomicWriter(str(partial), save_distributed=True),
+            storage_writer=SafetensorsWriter(partial, distributed.rank(), finish),
             process_group=group,
             no_dist=not distributed.is_active(),
         )

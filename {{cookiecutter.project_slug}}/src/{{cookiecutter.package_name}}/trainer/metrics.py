@@ -64,7 +64,6 @@ class Recorder:
         self,
         name: str,
         value: Any,
-        *,
         on_step: bool | None = None,
         on_epoch: bool | None = None,
         prog_bar: bool = False,

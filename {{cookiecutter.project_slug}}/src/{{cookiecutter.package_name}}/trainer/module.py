@@ -179,14 +179,7 @@ class TrainingModule(nn.Module):
         """
         if self._run is not None:
             self._run.log(
-                name,
-                value,
-                on_step=on_step,
-                on_epoch=on_epoch,
-                prog_bar=prog_bar,
-                sync_dist=sync_dist,
-                reduce_fx=reduce_fx,
-                batch_size=batch_size,
+                name, value, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, batch_size
             )
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:

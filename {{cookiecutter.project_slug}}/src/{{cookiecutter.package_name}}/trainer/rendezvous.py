@@ -34,10 +34,11 @@ def stay_on_loopback() -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
-def loopback_store() -> dist.TCPStore:
-    """A store on a free port of 127.0.0.1, served by this process; its ``port`` tells which."""
+def loopback_store(port: int = 0) -> dist.TCPStore:
+    """A store on a port of 127.0.0.1, served by this process; 0 picks a free one."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     listener.listen(1024)
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -77,8 +78,12 @@ def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
             return store
         port = _hear_port(path, timeout)
     elif layout.is_main and not served_by_launcher:
-        return _serve_everywhere(layout, port, timeout)
-    return dist.TCPStore(layout.main_address, port, is_master=False, timeout=timeout)
+        on_one_node = layout.num_nodes == 1
+        return loopback_store(port) if on_one_node else _serve_everywhere(layout, port, timeout)
+    # On one node the store listens on loopback, by whatever name the launch calls that node.
+    is_loopback = layout.num_nodes == 1 and not served_by_launcher
+    address = "127.0.0.1" if is_loopback else layout.main_address
+    return dist.TCPStore(address, port, is_master=False, timeout=timeout)
 
 
 def _serve_everywhere(layout: Layout, port: int, timeout: datetime.timedelta) -> dist.TCPStore:

@@ -33,7 +33,7 @@ class DDP(SingleDevice):
         timeout_seconds: after which a collective that a rank does not join fails on the others.
     """
 
-    limits: ClassVar[Limits] = Limits(launcher="subprocess")
+    limits: ClassVar[Limits] = Limits()
 
     wrapped: DistributedDataParallel
 

@@ -34,16 +34,11 @@ class Limits:
 
     Args:
         precisions: that it can compute in.
-        launcher: how its processes come to be where nothing has started them: ``"none"`` (it is
-            one process) or ``"subprocess"``.
-        max_optimizers: in automatic optimization; ``None``: any number.
         max_devices: of one process group; ``None``: any number.
         accelerators: that it runs on.
     """
 
     precisions: tuple[str, ...] = NAMES
-    launcher: Literal["none", "subprocess"] = "none"
-    max_optimizers: int | None = None
     max_devices: int | None = None
     accelerators: tuple[str, ...] = ("cpu", "cuda")
 
@@ -96,6 +91,7 @@ class SingleDevice:
     def connect(self, layout: Layout, device: torch.device, precision: Precision) -> None:
         """Take this process' place among its siblings: form the process group."""
         self.layout, self.device, self.precision = layout, device, precision
+        self._moves = device.type != "cpu"
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
@@ -178,7 +174,7 @@ class SingleDevice:
 
     def move(self, batch: Any) -> Any:
         """The batch where the module is."""
-        return batch if self.device.type == "cpu" else devices.move(batch, self.device)
+        return devices.move(batch, self.device) if self._moves else batch
 
     def backward(self, loss: Tensor, *, synchronise: bool) -> None:
         """Gradients of a loss, added to what is there."""

@@ -51,6 +51,11 @@ class Schedule:
     val_every_n_steps: int | None
     checkpoint_every_n_steps: int | None
 
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        """``max_epochs`` and ``max_steps``: whichever comes first ends training."""
+        return self.max_epochs, self.max_steps
+
 
 @dataclass(frozen=True)
 class Clip:

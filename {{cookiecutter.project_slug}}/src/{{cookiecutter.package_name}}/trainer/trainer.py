@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from torch.optim import Optimizer
 
-from . import arguments, launch, randomness, run_directory, scaling
+from . import announcements, arguments, launch, randomness, run_directory, scaling
 from .checkpoint import Checkpoint, Checkpoints, resolve
 from .errors import CheckpointError, ConfigurationError, UserError
 from .evaluation import evaluate, predict
@@ -240,13 +240,13 @@ class Trainer:
                 self._say(f"resumed from {chosen.checkpoint}")
                 for remark in loop.resume(checkpoint, self._checked.layout, chosen.is_same_run):
                     self._say(f"note: {remark}")
-            self._announce(loop.feed)
+            self._say(*announcements.opening(self._checked, loop.feed, chosen.directory))
             try:
                 loop.run()
             finally:
                 loop.close()
         self.metrics = dict(loop.outputs.latest)
-        self._say_result(loop)
+        self._say(*announcements.closing(loop, chosen.directory))
 
     def _make_loop(
         self,
@@ -307,7 +307,7 @@ class Trainer:
         with self._attached(module, recorder):
             self._set_up_for_evaluation(module, checkpoint)
             self.metrics = evaluate(module, self._checked.strategy, recorder, feed, stage)
-        self._say("\n".join(f"{name}: {value:.6g}" for name, value in self.metrics.items()))
+        self._say(*(f"{name}: {value:.6g}" for name, value in self.metrics.items()))
         return self.metrics
 
     def _predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
@@ -357,7 +357,11 @@ class Trainer:
     def _outputs(self, recorder: Recorder, feed: Feed, directory: Path) -> Outputs:
         is_main = self._checked.layout.is_main
         shown = self._given["enable_progress_bar"] and is_main
-        progress = Progress(shown, self._total_steps(feed), feed.samples_per_step)
+        progress = Progress(
+            shown,
+            scaling.total_steps(feed.steps, *self._checked.schedule.ends),
+            feed.samples_per_step,
+        )
         if not is_main:
             return Outputs(recorder, progress)
         if self.configuration is not None:
@@ -373,39 +377,9 @@ class Trainer:
         run_directory.write_record(directory, self._checked.layout, facts)
         return Outputs(recorder, progress, make_loggers(self._given["loggers"], directory))
 
-    def _total_steps(self, feed: Feed) -> int | None:
-        schedule = self._checked.schedule
-        return scaling.total_steps(feed.steps, schedule.max_epochs, schedule.max_steps)
-
-    # --- what is said ----------------------------------------------------------------------------
-
-    def _announce(self, feed: Feed) -> None:
-        checked, processes = self._checked, self.world_size
-        self._say(
-            f"strategy {checked.strategy_name} on {checked.device.type}, precision "
-            f"{checked.precision.name}, {processes} process{'es' * (processes > 1)}"
-        )
-        replicas, accumulate = checked.strategy.data_replicas, feed.accumulate
-        if feed.samples_per_step:
-            each = feed.samples_per_step // (replicas * accumulate)
-            parts = f"{each} a device, {replicas} replicas, {accumulate} accumulated"
-            self._say(f"effective batch size {feed.samples_per_step} ({parts})")
-        self._say(
-            f"steps per epoch {feed.steps or 'unknown'}, epochs "
-            f"{checked.schedule.max_epochs or 'until max_steps'}, "
-            f"steps in all {self._total_steps(feed) or 'unknown'}"
-        )
-        self._say(f"run directory {self.run_directory}")
-
-    def _say_result(self, loop: FitLoop) -> None:
-        values = "  ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
-        rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
-        self._say(f"done after {self.global_step} steps{rate}: {values}")
-        self._say(f"the run lies in {self.run_directory}")
-
-    def _say(self, text: str) -> None:
+    def _say(self, *lines: str) -> None:
         if self._checked.layout.is_main and self._given["enable_progress_bar"]:
-            print(text, flush=True)
+            print(*lines, sep="\n", flush=True)
 
 
 def _has_loader(data: Data, module: TrainingModule, stage: _Stage) -> bool:

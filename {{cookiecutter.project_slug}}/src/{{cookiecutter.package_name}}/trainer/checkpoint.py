@@ -46,6 +46,7 @@ class Checkpoints:
         if asynchronous and distributed.is_active():
             # A group of its own: the writer's collectives must not mix with those of the step.
             self._group = dist.new_group(backend="gloo")
+        # Here and not before each save: another rank may then be about to write already.
         if distributed.rank() == 0:
             for partial in directory.glob(f".{_PREFIX}*"):
                 shutil.rmtree(partial, ignore_errors=True)
@@ -119,8 +120,6 @@ def _write(
         _replace(partial, path)
         _prune(path.parent, keep)
 
-    if distributed.rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
     with _without_advice():
         dcp.save(
             tensors,

@@ -76,6 +76,8 @@ class Recorder:
         In validation and test, values of single steps are not written: an epoch has one value.
         """
         if isinstance(value, Tensor):
+            if self.training and not (self.recording or on_epoch or prog_bar):
+                return  # most steps of most runs: nothing of it will be shown
             value = value.detach()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             self._metrics[name] = value

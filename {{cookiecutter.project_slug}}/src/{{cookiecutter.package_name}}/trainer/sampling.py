@@ -80,9 +80,6 @@ class BatchPlan:
         """
         start = batch * self.micro_batch
         size = min(self.micro_batch, self.samples_used - start)
-        if size == self.micro_batch:
-            begin = start + replica * self.batch_size
-            return begin, begin + self.batch_size
         smallest, larger = divmod(size, self.replicas)
         begin = start + replica * smallest + min(replica, larger)
         return begin, begin + smallest + (replica < larger)
@@ -145,13 +142,19 @@ class GlobalOrder(Sampler[list[Key]]):
         return torch.randperm(self.plan.samples, generator=generator).tolist()
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order, epoch = self.order(), self.epoch
-        for batch in range(self.start, self.plan.batches):
-            begin, end = self.plan.part(batch, self.replica)
+        order, epoch, plan = self.order(), self.epoch, self.plan
+        size, stride = plan.batch_size, plan.micro_batch
+        full, offset = plan.samples_used // stride, self.replica * size
+        for batch in range(self.start, plan.batches):
+            if batch < full:
+                begin = batch * stride + offset
+                end = begin + size
+            else:
+                begin, end = plan.part(batch, self.replica)
             if begin == end:
                 if not self.fill:
                     continue
-                begin, end = self.plan.part(batch, 0)
+                begin, _ = plan.part(batch, 0)
                 end = begin + 1
             indices = order[begin:end]
             yield [(epoch, index) for index in indices] if self.keyed else list(indices)

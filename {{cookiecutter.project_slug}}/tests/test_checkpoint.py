@@ -230,10 +230,18 @@ def test_what_a_killed_run_left_is_ignored_and_removed(tmp_path: Path) -> None:
 
 
 def test_a_partial_checkpoint_of_the_same_step_is_written_anew(tmp_path: Path) -> None:
-    writer = Checkpoints(tmp_path)
     partial = tmp_path / ".step-00000001.partial"
     partial.mkdir(parents=True)
     (partial / "junk.safetensors").write_text("junk")
+    Checkpoints(tmp_path).save(1, STATE, OWN)
+    assert read(tmp_path / "step-00000001")["epoch"] == 3
+
+
+def test_a_save_that_failed_half_way_can_be_repeated(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path)
+    partial = tmp_path / ".step-00000001.partial"
+    partial.mkdir(parents=True)
+    (partial / "rank-00000.safetensors").write_text("the beginning of a file")
     writer.save(1, STATE, OWN)
     assert read(tmp_path / "step-00000001")["epoch"] == 3
 

@@ -96,6 +96,6 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(tmp_path):
             process.communicate()
         newest = checkpoint.resolve(tmp_path)
         state = checkpoint.Checkpoint(newest).state()
-        assert seen <= 2, attempt
+        assert seen <= 3, attempt  # two are kept, and a third until the oldest is removed
         assert newest.name == f"step-{state['step']:08d}"
         assert state["tensor"].unique().tolist() == [float(state["step"])]

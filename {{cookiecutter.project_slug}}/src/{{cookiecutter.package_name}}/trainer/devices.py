@@ -84,7 +84,9 @@ def _indices_from_text(text: str, available: int | None) -> list[int]:
     if stripped in ("auto", "-1"):
         return list(range(1 if available is None else available))
     if stripped == "0":
-        raise ConfigurationError(f"devices={text!r} may mean no device or device 0; say [0] for device 0")
+        raise ConfigurationError(
+            f"devices={text!r} may mean no device or device 0; say [0] for device 0"
+        )
     try:
         if "," in stripped:
             return [int(part) for part in stripped.split(",") if part.strip()]

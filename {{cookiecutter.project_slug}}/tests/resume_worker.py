@@ -3,6 +3,7 @@
 ``python -m tests.resume_worker PROCESSES LOADER_WORKERS FOLDER`` prints a line of JSON a step.
 """
 
+import faulthandler
 import json
 import random
 import sys
@@ -122,5 +123,7 @@ def is_main(run: Any) -> bool:
 
 
 if __name__ == "__main__":
+    # Before the test's own limit, so that a hang shows where each process stood.
+    faulthandler.dump_traceback_later(80, exit=True)
     torch.set_num_threads(1)
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

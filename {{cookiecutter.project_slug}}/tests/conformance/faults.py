@@ -38,3 +38,6 @@ FAULTS = {
     "skipped_synchronisation": SkippedSynchronisation,
     "same_data": SameData,
 }
+
+# The properties that each fault is tried in: the closest bound, and the widest.
+FAULTY = ("sgd", "bf16")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..project import load, run
-from .faults import FAULTS
+from .faults import FAULTS, FAULTY
 from .matrix import MATRIX, PROPERTIES
 
 strategies = load("trainer.strategies")
@@ -87,9 +87,11 @@ def test_resumes_to_the_last_bit(results, strategy, processes, name):
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
+@pytest.mark.parametrize("name", FAULTY)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_deliberate_fault_is_caught(results, fault):
+def test_a_deliberate_fault_is_caught(results, fault, name):
     found = difference(
-        results(fault, 2) / "sgd.safetensors", results("single_device", 1) / "sgd.safetensors"
+        results(fault, 2) / f"{name}.safetensors",
+        results("single_device", 1) / f"{name}.safetensors",
     )
-    assert found > 1000 * PROPERTIES["sgd"].tolerance
+    assert found > 50 * PROPERTIES[name].tolerance

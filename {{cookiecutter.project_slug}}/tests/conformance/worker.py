@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..project import trainer
-from .faults import FAULTS
+from .faults import FAULTS, FAULTY
 from .matrix import MATRIX, PROPERTIES, Property
 from .subject import GLOBAL_BATCH, Subject
 
@@ -24,7 +24,7 @@ def main(strategy: str, processes: int, folder: Path) -> None:
     for name, fault in FAULTS.items():
         trainer.register(name, fault)
     refused = MATRIX[strategy].refused if strategy in MATRIX else {}
-    wanted = ["sgd"] if strategy in FAULTS else [name for name in PROPERTIES if name not in refused]
+    wanted = FAULTY if strategy in FAULTS else [name for name in PROPERTIES if name not in refused]
     for name in wanted:
         train(name, PROPERTIES[name], strategy, processes, folder)
         if strategy not in FAULTS:

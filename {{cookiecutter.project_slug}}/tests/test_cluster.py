@@ -60,6 +60,67 @@ STEP = BATCH | {
     "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
 }
 
+# horovodrun --gloo -np 4 -H node-a:2,node-b:2, the second process of the second node.
+HOROVODRUN = {
+    "HOROVOD_CONTROLLER": "gloo",
+    "HOROVOD_CPU_OPERATIONS": "gloo",
+    "HOROVOD_CROSS_RANK": "1",
+    "HOROVOD_CROSS_SIZE": "2",
+    "HOROVOD_GLOO_IFACE": "eth0",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.7",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "8756",
+    "HOROVOD_HOSTNAME": "node-b",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "NCCL_SOCKET_IFNAME": "eth0",
+}
+
+# mpirun -H node-a:2,node-b:2 -np 4 of Open MPI 4.1, the second process of the second node.
+MPIRUN = {
+    "OMPI_APP_CTX_NUM_PROCS": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_FIRST_RANKS": "0",
+    "OMPI_MCA_ess_base_jobid": "712048641",
+    "OMPI_MCA_ess_base_vpid": "3",
+    "OMPI_MCA_orte_ess_node_rank": "1",
+    "OMPI_MCA_orte_ess_num_procs": "4",
+    "OMPI_MCA_orte_num_nodes": "2",
+    "OMPI_MCA_orte_precondition_transports": "c25f2c07ec99154e-ddcf6e4fe97c0b67",
+    "OMPI_UNIVERSE_SIZE": "4",
+    "PMIX_HOSTNAME": "node-b",
+    "PMIX_ID": "712048641.3",
+    "PMIX_NAMESPACE": "712048641",
+    "PMIX_RANK": "3",
+}
+
+# mpirun -np 2 of Open MPI 5.0 on one node, its second process.
+MPIRUN_5 = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_MCA_num_procs": "2",
+    "OMPI_NUM_APP_CTX": "1",
+    "OMPI_UNIVERSE_SIZE": "2",
+    "OMPI_VERSION": "5.0.11",
+    "OMPI_WORLD_LOCAL_SIZE": "2",
+    "OMPI_WORLD_SIZE": "2",
+    "PMIX_HOSTNAME": "node-a",
+    "PMIX_NAMESPACE": "prterun-node-a-18038@1",
+    "PMIX_RANK": "1",
+    "PRTE_LAUNCHED": "1",
+}
+
+# Where a launch on several nodes by mpirun is told that rank 0 is.
+MASTER = {"MASTER_ADDR": "node-a", "MASTER_PORT": "29500"}
+
 # What our own launcher sets for rank 1 of 2 on one node.
 LAUNCHED = {
     "LOCAL_RANK": "1",
@@ -109,7 +170,108 @@ def test_srun_step() -> None:
         main_address="gpu07",
         main_port=0,
         source="srun",
+        launch_id="4711.0.0",
     )
+
+
+def test_horovodrun() -> None:
+    assert cluster.detect(HOROVODRUN) == Layout(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        local_world_size=2,
+        node_rank=1,
+        num_nodes=2,
+        main_address="10.0.0.7",
+        main_port=0,
+        source="horovod",
+        launch_id="10.0.0.7-8756",
+    )
+
+
+def test_mpirun() -> None:
+    layout = cluster.detect(MPIRUN | MASTER)
+    assert layout == Layout(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        local_world_size=2,
+        node_rank=1,
+        num_nodes=2,
+        main_address="node-a",
+        main_port=29500,
+        source="openmpi",
+        launch_id="712048641-c25f2c07ec99154e-ddcf6e4fe97c0b67",
+    )
+
+
+def test_mpirun_of_open_mpi_5_on_one_node_needs_no_address() -> None:
+    assert cluster.detect(MPIRUN_5) == Layout(
+        rank=1,
+        local_rank=1,
+        world_size=2,
+        local_world_size=2,
+        node_rank=0,
+        num_nodes=1,
+        main_address="127.0.0.1",
+        main_port=0,
+        source="openmpi",
+        launch_id="prterun-node-a-18038@1",
+    )
+
+
+def test_mpirun_of_open_mpi_5_on_several_nodes() -> None:
+    more = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}
+    layout = cluster.detect(MPIRUN_5 | MASTER | more)
+    assert (layout.node_rank, layout.num_nodes) == (2, 3)
+
+
+def test_horovodrun_on_one_node_is_led_from_loopback() -> None:
+    alone = {"HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1"}
+    layout = cluster.detect(HOROVODRUN | alone | {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"})
+    assert (layout.main_address, layout.num_nodes) == ("127.0.0.1", 1)
+
+
+@pytest.mark.parametrize("environment", [HOROVODRUN, MPIRUN])
+def test_an_address_and_a_port_that_are_set_win(environment: Variables) -> None:
+    layout = cluster.detect(environment | MASTER)
+    assert (layout.main_address, layout.main_port) == ("node-a", 29500)
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "local_size", "nodes"),
+    [
+        pytest.param(1, 0, 2, 2, id="two by node"),
+        pytest.param(2, 1, 2, 2, id="two by node, and the first one's second rank"),
+        pytest.param(0, 0, 2, 3, id="two, one and one"),
+        pytest.param(3, 0, 1, 3, id="two, one and one, the last"),
+    ],
+)
+def test_mpirun_that_does_not_fill_node_after_node_is_refused(
+    rank: int, local_rank: int, local_size: int, nodes: int
+) -> None:
+    place = {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(local_size),
+        "OMPI_MCA_orte_num_nodes": str(nodes),
+    }
+    with pytest.raises(ConfigurationError, match="fill one node after the other"):
+        cluster.detect(MPIRUN | MASTER | place)
+
+
+def test_launches_of_the_same_batch_script_are_told_apart() -> None:
+    again = {"OMPI_MCA_orte_precondition_transports": "a6b17c422adebdb9-972dcf078d8267ca"}
+    launches = [
+        STEP,
+        STEP | {"SLURM_STEP_ID": "1"},
+        STEP | {"SLURM_RESTART_COUNT": "1"},
+        BATCH | MPIRUN | MASTER,
+        BATCH | MPIRUN | MASTER | again,
+        BATCH | MPIRUN_5,
+        BATCH | HOROVODRUN,
+    ]
+    assert len({cluster.detect(launch).launch_id for launch in launches}) == len(launches)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +335,10 @@ def test_plain_variables_of_one_process_a_node() -> None:
     assert (layout.node_rank, layout.num_nodes) == (2, 3)
 
 
-def test_torchelastic_wins_over_a_step_and_a_step_over_plain_variables() -> None:
-    assert cluster.detect(STEP | TORCHRUN).source == "torchelastic"
+def test_the_innermost_launch_wins() -> None:
+    assert cluster.detect(STEP | MPIRUN_5 | TORCHRUN).source == "torchelastic"
+    assert cluster.detect(STEP | MPIRUN_5 | HOROVODRUN).source == "horovod"
+    assert cluster.detect(STEP | MPIRUN_5).source == "openmpi"
     assert cluster.detect(STEP | LAUNCHED).source == "srun"
 
 
@@ -196,7 +360,8 @@ def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
         ),
         (
             {"TRAINER_CLUSTER": "xyz"},
-            "TRAINER_CLUSTER=xyz: no such source; known: environment, none, srun, torchelastic",
+            "TRAINER_CLUSTER=xyz: no such source; "
+            "known: environment, horovod, none, openmpi, srun, torchelastic",
         ),
         (
             {"TRAINER_CLUSTER": "torchelastic"},
@@ -217,6 +382,29 @@ def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
         (
             {"SLURM_STEP_ID": "0"},
             "srun: SLURM_NODEID is not set; the launch is broken",
+        ),
+        (
+            STEP | {"SLURM_NODEID": "2"},
+            "srun: SLURM_NODEID=2, but the step has 2 nodes (SLURM_STEP_TASKS_PER_NODE=2(x2)); "
+            "the launch is broken",
+        ),
+        (
+            LAUNCHED | {"LOCAL_WORLD_SIZE": "0"},
+            "LOCAL_WORLD_SIZE=0: this process is one of them; give at least 1",
+        ),
+        (
+            LAUNCHED | {"LOCAL_RANK": "2"},
+            "environment: local rank 2 of 2 (counted from 0) cannot be; the launch is broken",
+        ),
+        (
+            MPIRUN,
+            "openmpi: 2 nodes, but none knows where rank 0 is; start them with "
+            "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500",
+        ),
+        (
+            HOROVODRUN | {"HOROVOD_SIZE": "3"},
+            "horovod: rank 3 of 3 is 1 of 2 on its node, one of 2; start as many processes on each "
+            "node, and fill one node after the other",
         ),
         (
             LAUNCHED | {"RANK": "one"},

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .project import load
+from .project import PACKAGE, load, run
 
 devices = load("trainer.devices")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 META = torch.device("meta")  # a second device that every machine has
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -130,6 +131,36 @@ def test_a_gpu_that_is_not_there_is_refused(name: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_a_gpu_that_is_there_is_used(name: str) -> None:
     assert devices.choose_accelerator(name) == "cuda"
+
+
+_ASK_THEN_FORK = f"""
+import os
+from {PACKAGE}.trainer.devices import choose_accelerator
+choose_accelerator("gpu")
+import torch
+assert torch.cuda.device_count() > 0
+child = os.fork()
+if child == 0:
+    torch.ones(1, device="cuda")
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_a_process_that_asked_for_gpus_can_still_fork() -> None:
+    result = run(["-c", _ASK_THEN_FORK])
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(("given", "read"), [({}, "1"), ({_NVML_CHECK: "0"}, "0")])
+def test_the_driver_is_asked_for_gpus_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], read: str
+) -> None:
+    monkeypatch.delenv(_NVML_CHECK, raising=False)
+    print_it = f"import os, {PACKAGE}.trainer.devices; print(os.environ[{_NVML_CHECK!r}])"
+    assert run(["-c", print_it], extra=given).stdout.strip() == read
 
 
 def test_an_unknown_accelerator_is_refused() -> None:

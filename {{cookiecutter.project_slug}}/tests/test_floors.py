@@ -9,14 +9,18 @@ from .project import PACKAGE, ROOT
 TRAINER = ROOT / "src" / PACKAGE / "trainer"
 # From the ground up; a module may import what stands on a line before its own.
 FLOORS = [
-    {"errors", "distributed", "randomness", "safetensors_writer", "progress"},
-    {"cluster", "devices", "metrics", "scaling", "optimization", "precision", "loggers"},
+    {"errors", "distributed", "randomness", "safetensors_writer", "progress", "pickling"},
+    {"cluster", "devices", "idle_gpus", "legacy", "loggers"},
+    {"metrics", "scaling", "optimization", "precision"},
+    {"sync_batchnorm", "batch_size", "watchdog"},
     {"sampling", "checkpoint", "rendezvous", "module"},
     {"feed", "run_directory", "launch"},
     {"strategies"},
-    {"evaluation", "loop"},
+    {"evaluation", "manual_optimization"},
+    {"loop"},
     {"arguments"},
     {"announcements"},
+    {"rank_run"},
     {"trainer"},
 ]
 

@@ -90,9 +90,9 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
     for section in ("trainer", "data", "model"):
         with problems:
             made[section] = _make(parser, parsed, section)
-    if command == "fit" and made["trainer"] is not None:
+    if command == "fit" and made["trainer"] is not None and made["model"] is not None:
         with problems:
-            made["trainer"].check_fit()
+            made["trainer"].check_fit(made["model"])
     checkpoint = parsed.get(_CHECKPOINT)
     if checkpoint is not None and not Path(checkpoint).is_dir():
         problems.add(

@@ -4,13 +4,12 @@ from pathlib import Path
 
 from . import scaling
 from .arguments import Arguments
-from .feed import Feed
 from .loop import FitLoop
 
 
-def opening(checked: Arguments, feed: Feed, directory: Path) -> list[str]:
+def opening(checked: Arguments, loop: FitLoop, directory: Path) -> list[str]:
     """Strategy, effective batch size, steps, and where the run lies; a line each."""
-    processes = checked.layout.world_size
+    feed, processes = loop.feed, checked.layout.world_size
     lines = [
         f"strategy {checked.strategy_name} on {checked.device.type}, precision "
         f"{checked.precision.name}, {processes} process{'es' * (processes > 1)}"
@@ -18,14 +17,27 @@ def opening(checked: Arguments, feed: Feed, directory: Path) -> list[str]:
     replicas, accumulate = checked.strategy.data_replicas, feed.accumulate
     if feed.samples_per_step:
         each = feed.samples_per_step // (replicas * accumulate)
-        parts = f"{each} a device, {replicas} replicas, {accumulate} accumulated"
+        parts = f"{each} a {_reader(checked)}, {replicas} replicas, {accumulate} accumulated"
         lines.append(f"effective batch size {feed.samples_per_step} ({parts})")
+    factor = loop.rate(checked.learning_rate.warmup_steps)
+    if factor != 1.0:
+        lines.append(f"learning rates times {factor:g}{_warm_up(checked)}")
     total = scaling.total_steps(feed.steps, *checked.schedule.ends)
     lines.append(
         f"steps per epoch {feed.steps or 'unknown'}, epochs "
         f"{checked.schedule.max_epochs or 'until max_steps'}, steps in all {total or 'unknown'}"
     )
     return [*lines, f"run directory {directory}"]
+
+
+def _reader(checked: Arguments) -> str:
+    """What reads a replica's batches: a device, or all of a node's together."""
+    return "device" if len(checked.devices) == 1 else f"process of {len(checked.devices)} devices"
+
+
+def _warm_up(checked: Arguments) -> str:
+    steps = checked.learning_rate.warmup_steps
+    return f", reached after {steps} steps" if steps else ""
 
 
 def closing(loop: FitLoop, directory: Path) -> list[str]:

@@ -1,37 +1,89 @@
 """What a trainer is asked for, checked as a whole: every mistake is reported, all at once."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import cluster, loggers, run_directory, scaling, strategies
+from . import cluster, idle_gpus, launch, legacy, loggers, run_directory, scaling, strategies
 from .cluster import Layout
-from .devices import choose_accelerator, parse_devices
-from .errors import Problems, nearest
+from .devices import Accelerator, choose_accelerator, parse_devices
+from .errors import ConfigurationError, Problems, nearest
+from .feed import UNEVEN
 from .loop import Clip, Schedule
+from .module import TrainingModule
 from .precision import Precision
-from .strategies import SingleDevice
+from .scaling import LearningRate
+from .strategies import Asked, Limits, SingleDevice
 
 _CLIP_ALGORITHMS = ("norm", "value")
+# Checked in the place of what could not be translated, which has its own line already.
+_PLAIN = {"accelerator": "auto", "devices": "auto", "strategy": "auto", "precision": "32-true"}
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """A trainer's arguments after all checks."""
+    """A trainer's arguments after all checks.
 
+    ``given``: as the user gave them, in modern spelling; ``devices``: of this process alone;
+    ``device_count``: of this node.
+    """
+
+    given: dict[str, Any]
     layout: Layout
-    device: torch.device
+    devices: tuple[torch.device, ...]
     device_count: int
     strategy_name: str
     strategy: SingleDevice
     precision: Precision
     schedule: Schedule
     clip: Clip | None
-    replicas: int
+    learning_rate: LearningRate
     root: Path
+
+    @property
+    def device(self) -> torch.device:
+        """This process' only device, or the first."""
+        return self.devices[0]
+
+    def placed(self) -> "Arguments":
+        """The same in a process that a launcher has started since."""
+        layout = cluster.detect()
+        return replace(self, layout=layout, devices=_own(self.devices, layout))
+
+    def check_module(self, module: TrainingModule) -> None:
+        """Check what a module asks of the strategy and of the arguments.
+
+        Raises:
+            ConfigurationError: one line for every mistake.
+        """
+        problems = Problems()
+        if self.given["max_epochs"] is None and self.given["max_steps"] is None:
+            problems.add("neither max_epochs nor max_steps is given: no end to training")
+        if not module.automatic_optimization:
+            _check_manual(self, type(module).__name__, problems)
+        problems.raise_any()
+
+
+def _check_manual(checked: Arguments, module: str, problems: Problems) -> None:
+    reason = checked.strategy.limits.refused.get("manual_optimization")
+    if reason is not None:
+        problems.add(
+            f"strategy={checked.strategy_name!r} takes no manual optimization, and {module} "
+            f"optimizes by hand: {reason}"
+        )
+    if checked.clip is not None:
+        problems.add(
+            f"gradient_clip_val: {module} optimizes by hand; call clip_gradients of its optimizers "
+            "instead"
+        )
+    if checked.given["accumulate_grad_batches"] != 1:
+        problems.add(
+            f"accumulate_grad_batches: {module} optimizes by hand; let it step in every n-th batch "
+            "instead"
+        )
 
 
 def check(given: dict[str, Any]) -> Arguments:
@@ -44,43 +96,73 @@ def check(given: dict[str, Any]) -> Arguments:
         ConfigurationError: one line for every mistake.
     """
     problems = Problems()
-    accelerator, devices = "cpu", [0]
+    with problems:
+        given = legacy.translate(given)
+    if problems.lines:
+        given = {**given, **_PLAIN}
+    accelerator: Accelerator = "cpu"
     with problems:
         accelerator = choose_accelerator(given["accelerator"])
     layout = Layout()
     with problems:
         layout = cluster.detect()
+    devices = [0]
     with problems:
-        devices = _devices(given["devices"], accelerator, layout)
+        devices = _devices(given, accelerator, layout)
     name, strategy = _strategy(given, len(devices), layout, problems)
     is_layout_known = not problems.lines
     _check_numbers(given, problems)
     _check_choices(given, problems)
     _check_layout(given, name, strategy, len(devices), layout, problems)
-    lines = strategy.limits.problems(name, accelerator, given["precision"], len(devices))
-    problems.lines.extend(lines)
+    nodes = layout.num_nodes if layout.started_outside else given["num_nodes"] or 1
+    asked = Asked(accelerator, given["precision"], len(devices), nodes, _features(given))
+    problems.lines.extend(strategy.limits.problems(name, asked))
     precision = Precision("32-true", accelerator)
     with problems:
         precision = Precision(given["precision"], accelerator)
-    num_nodes = layout.num_nodes if layout.started_outside else 1
-    replicas = strategy.replicas(len(devices), num_nodes)
+    learning_rate = LearningRate()
+    with problems:
+        learning_rate = _learning_rate(given)
     global_batch, accumulate = given["global_batch_size"], given["accumulate_grad_batches"]
     if global_batch is not None and accumulate > 0 and is_layout_known:
         with problems:
+            replicas = strategy.replicas(len(devices), nodes)
             scaling.device_batch_size(global_batch, replicas, accumulate)
     problems.raise_any()
+    all_devices = tuple(_torch_device(accelerator, index) for index in devices)
+    drives_all = strategy.local_processes(len(devices)) == 1
     return Arguments(
+        given=given,
         layout=layout,
-        device=_own_device(accelerator, devices, layout),
+        devices=all_devices if drives_all else _own(all_devices, layout),
         device_count=len(devices),
         strategy_name=name,
         strategy=strategy,
         precision=precision,
         schedule=_schedule(given),
         clip=_clip(given),
-        replicas=replicas,
+        learning_rate=learning_rate,
         root=Path(given["default_root_dir"]),
     )
+
+
+def _features(given: dict[str, Any]) -> frozenset[str]:
+    features = {"sync_batchnorm"} if given["sync_batchnorm"] else set()
+    return frozenset(
+        features
+        | ({"learning_rate_scaling"} if given["learning_rate_scaling"] != "none" else set())
+    )
+
+
+def _learning_rate(given: dict[str, Any]) -> LearningRate:
+    rule, reference = given["learning_rate_scaling"], given["reference_batch_size"]
+    found = LearningRate(rule, reference, given["learning_rate_warmup_steps"])
+    if rule != "none" and given["global_batch_size"] is not None and reference is None:
+        raise ConfigurationError(
+            f"learning_rate_scaling={rule!r} with global_batch_size: give reference_batch_size, "
+            "the batch that the rate was chosen for"
+        )
+    return found
 
 
 def _check_numbers(given: dict[str, Any], problems: Problems) -> None:
@@ -113,6 +195,9 @@ def _check_choices(given: dict[str, Any], problems: Problems) -> None:
     if algorithm not in _CLIP_ALGORITHMS:
         known = nearest(algorithm, _CLIP_ALGORITHMS)
         problems.add(f"gradient_clip_algorithm={algorithm!r} is unknown{known}")
+    uneven = given["uneven_inputs"]
+    if uneven not in UNEVEN:
+        problems.add(f"uneven_inputs={uneven!r} is unknown{nearest(uneven, UNEVEN)}")
     with problems:
         loggers.check_names(given["loggers"])
     with problems:
@@ -131,11 +216,29 @@ def _check_choices(given: dict[str, Any], problems: Problems) -> None:
         )
 
 
-def _devices(value: int | str | list[int], accelerator: str, layout: Layout) -> list[int]:
+def _devices(given: dict[str, Any], accelerator: Accelerator, layout: Layout) -> list[int]:
+    value = given["devices"]
     available = torch.cuda.device_count() if accelerator == "cuda" else None
-    if value == "auto" and layout.started_outside:
-        return list(range(layout.local_world_size))
+    if layout.started_outside:
+        limits, drives_all = _of_strategy(given["strategy"])
+        # Such a launcher decides how many processes there are; Horovod's users say devices=1.
+        if limits.launched_by is not None or (value == "auto" and not drives_all):
+            return list(range(layout.local_world_size))
+    if given["auto_select_gpus"] and accelerator == "cuda" and type(value) is int and value > 0:
+        return idle_gpus.choose(idle_gpus.read_gpus(), value)
     return parse_devices(value, available)
+
+
+def _of_strategy(wanted: str | SingleDevice) -> tuple[Limits, bool]:
+    """Limits of a strategy that may not exist, and whether one process drives all devices."""
+    if isinstance(wanted, str):
+        try:
+            cls = strategies.strategy_class(wanted)
+        except ConfigurationError:
+            return Limits(), False
+    else:
+        cls = type(wanted)
+    return cls.limits, cls.local_processes(2) == 1 and cls is not SingleDevice
 
 
 def _strategy(
@@ -146,13 +249,14 @@ def _strategy(
         if options:
             problems.add("strategy_options belong to a strategy's name; this one is already made")
         return type(wanted).__name__, wanted
+    chosen = "ddp" if max(device_count, layout.world_size) > 1 else "single_device"
     if wanted == "auto":
-        wanted = "ddp" if max(device_count, layout.world_size) > 1 else "single_device"
+        in_notebook = launch.is_interactive() and not layout.started_outside
+        wanted = "ddp_notebook" if chosen == "ddp" and in_notebook else chosen
     with problems:
         return wanted, strategies.create(wanted, options)
     # One that fits whatever else is asked, so that only its name is reported.
-    fallback = "ddp" if max(device_count, layout.world_size) > 1 else "single_device"
-    return fallback, strategies.create(fallback, {})
+    return chosen, strategies.create(chosen, {})
 
 
 def _check_layout(
@@ -163,7 +267,7 @@ def _check_layout(
     layout: Layout,
     problems: Problems,
 ) -> None:
-    nodes = given["num_nodes"]
+    nodes, launched_by = given["num_nodes"], strategy.limits.launched_by
     expected = strategy.local_processes(device_count)
     if not layout.started_outside:
         if nodes is not None and nodes > 1:
@@ -171,9 +275,16 @@ def _check_layout(
                 f"num_nodes={nodes}: nothing has started this process on several nodes; "
                 "start it with srun or torchrun"
             )
+        if launched_by is not None and expected > 1:
+            problems.add(f"strategy={name!r} on {expected} devices is started by {launched_by}")
         return
     if nodes is not None and nodes != layout.num_nodes:
         problems.add(f"num_nodes={nodes}, but {layout.source} started {layout.num_nodes}")
+    if launched_by is not None and layout.source not in strategy.limits.sources:
+        problems.add(
+            f"strategy={name!r} is started by {launched_by}, not by {layout.source}; set "
+            f"{cluster.OVERRIDE}=none to ignore it"
+        )
     if expected != layout.local_world_size:
         problems.add(
             f"strategy={name!r} on devices={given['devices']!r} wants {expected} processes a node, "
@@ -182,13 +293,16 @@ def _check_layout(
         )
 
 
-def _own_device(accelerator: str, devices: list[int], layout: Layout) -> torch.device:
+def _torch_device(accelerator: Accelerator, index: int) -> torch.device:
     if accelerator == "cpu":
         return torch.device("cpu")
     # A cluster may show each task only its own GPU: then that is device 0.
-    visible = torch.cuda.device_count()
-    index = devices[layout.local_rank] if layout.local_rank < len(devices) else devices[0]
-    return torch.device("cuda", index if index < visible else 0)
+    return torch.device("cuda", index if index < torch.cuda.device_count() else 0)
+
+
+def _own(devices: tuple[torch.device, ...], layout: Layout) -> tuple[torch.device, ...]:
+    """This process' one of a node's devices."""
+    return (devices[layout.local_rank] if layout.local_rank < len(devices) else devices[0],)
 
 
 def _schedule(given: dict[str, Any]) -> Schedule:

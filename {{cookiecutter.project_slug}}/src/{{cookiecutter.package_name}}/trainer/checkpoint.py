@@ -28,6 +28,10 @@ _FORMAT = 1
 _PREFIX = "step-"
 
 
+class Spread(dict[str, Any]):
+    """A dict whose entries are spread over the processes: each holds some, a checkpoint all."""
+
+
 class Checkpoints:
     """Writes the checkpoints of a run and keeps the newest.
 
@@ -291,6 +295,9 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
             name += "~"
         tensors[name] = value
         return {"~tensor": name}
+    if isinstance(value, Spread):
+        own = {key: _pack(each, f"{path}/{key}", tensors) for key, each in value.items()}
+        return {key: tree for part in distributed.gather(own) for key, tree in part.items()}
     if isinstance(value, dict | Counter | Mapping):
         kind = "~counter" if isinstance(value, Counter) else "~dict"
         if kind == "~dict" and all(isinstance(key, str) and key[:1] != "~" for key in value):

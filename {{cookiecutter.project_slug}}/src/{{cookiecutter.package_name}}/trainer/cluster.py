@@ -1,8 +1,9 @@
 """Who am I among the processes of this run? Read once from the environment, never guessed.
 
-An explicit choice (``TRAINER_CLUSTER``) wins, then torchelastic, then an srun *step*, then plain
-``RANK``/``WORLD_SIZE`` variables (our own launcher, Kubernetes), then alone. A SLURM job id without
-a step is an interactive allocation or a batch script, not a launch: such a process is alone.
+An explicit choice (``TRAINER_CLUSTER``) wins, then torchelastic, horovodrun, Open MPI's mpirun, an
+srun *step*, plain ``RANK``/``WORLD_SIZE`` variables (our own launcher, Kubernetes), and last alone.
+A SLURM job id without a step is an interactive allocation or a batch script, not a launch: such a
+process is alone.
 """
 
 import os
@@ -21,7 +22,11 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Layout:
-    """This process' place among its siblings. ``main_port`` 0: rank 0 finds one and tells."""
+    """This process' place among its siblings.
+
+    ``main_port`` 0: rank 0 finds one and tells, by a file with ``launch_id`` in its name. That is
+    the same for all ranks of a launch and no other launch's; empty where the port is known.
+    """
 
     rank: int = 0
     local_rank: int = 0
@@ -32,6 +37,7 @@ class Layout:
     main_address: str = "127.0.0.1"
     main_port: int = 0
     source: str = "none"
+    launch_id: str = ""
 
     @property
     def is_main(self) -> bool:
@@ -83,13 +89,30 @@ def detect(environment: Environment | None = None) -> Layout:
 
 def _read(name: str, environment: Environment) -> Layout | None:
     try:
-        return SOURCES[name](environment)
+        layout = SOURCES[name](environment)
     except KeyError as error:
         raise ConfigurationError(
             f"{name}: {error.args[0]} is not set; the launch is broken"
         ) from error
     except ValueError as error:
         raise ConfigurationError(f"{name}: a variable is no number ({error})") from error
+    if layout is not None:
+        _check_ranks(layout)
+    return layout
+
+
+def _check_ranks(layout: Layout) -> None:
+    places = {
+        "rank": (layout.rank, layout.world_size),
+        "local rank": (layout.local_rank, layout.local_world_size),
+        "node": (layout.node_rank, layout.num_nodes),
+    }
+    for name, (place, count) in places.items():
+        if not 0 <= place < count:
+            raise ConfigurationError(
+                f"{layout.source}: {name} {place} of {count} (counted from 0) cannot be; "
+                "the launch is broken"
+            )
 
 
 def _torchelastic(env: Environment) -> Layout | None:
@@ -102,7 +125,7 @@ def _environment(env: Environment) -> Layout | None:
 
 def _ranks(env: Environment, source: str) -> Layout:
     world_size = int(env["WORLD_SIZE"])
-    local_world_size = int(env.get("LOCAL_WORLD_SIZE", 1))
+    local_world_size = _size("LOCAL_WORLD_SIZE", env.get("LOCAL_WORLD_SIZE", "1"))
     layout = Layout(
         rank=int(env["RANK"]),
         local_rank=int(env.get("LOCAL_RANK", 0)),
@@ -121,20 +144,105 @@ def _ranks(env: Environment, source: str) -> Layout:
     return layout
 
 
+def _size(name: str, value: str) -> int:
+    if int(value) < 1:
+        raise ConfigurationError(f"{name}={value}: this process is one of them; give at least 1")
+    return int(value)
+
+
+def _horovod(env: Environment) -> Layout | None:
+    if "HOROVOD_RANK" not in env:
+        return None
+    num_nodes = int(env["HOROVOD_CROSS_SIZE"])
+    # Where horovodrun itself listens: on rank 0's node, unless it was started from another.
+    address, port = env["HOROVOD_GLOO_RENDEZVOUS_ADDR"], env["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+    return _check_filled(
+        Layout(
+            rank=int(env["HOROVOD_RANK"]),
+            local_rank=int(env["HOROVOD_LOCAL_RANK"]),
+            world_size=int(env["HOROVOD_SIZE"]),
+            local_world_size=int(env["HOROVOD_LOCAL_SIZE"]),
+            node_rank=int(env["HOROVOD_CROSS_RANK"]),
+            num_nodes=num_nodes,
+            main_address=env.get("MASTER_ADDR", address if num_nodes > 1 else "127.0.0.1"),
+            main_port=int(env.get("MASTER_PORT", 0)),
+            source="horovod",
+            launch_id=f"{address}-{port}",
+        )
+    )
+
+
+def _openmpi(env: Environment) -> Layout | None:
+    if "OMPI_COMM_WORLD_RANK" not in env:
+        return None
+    rank, world_size = int(env["OMPI_COMM_WORLD_RANK"]), int(env["OMPI_COMM_WORLD_SIZE"])
+    local_world_size = _size("OMPI_COMM_WORLD_LOCAL_SIZE", env["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    # Open MPI 5 no longer tells the number of nodes.
+    num_nodes = int(env.get("OMPI_MCA_orte_num_nodes", world_size // local_world_size))
+    if num_nodes > 1 and "MASTER_ADDR" not in env:
+        raise ConfigurationError(
+            f"openmpi: {num_nodes} nodes, but none knows where rank 0 is; start them with "
+            "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500"
+        )
+    # The first is a small number in Open MPI 4, which comes again; the second is random there.
+    launch = (env["PMIX_NAMESPACE"], env.get("OMPI_MCA_orte_precondition_transports", ""))
+    return _check_filled(
+        Layout(
+            rank=rank,
+            local_rank=int(env["OMPI_COMM_WORLD_LOCAL_RANK"]),
+            world_size=world_size,
+            local_world_size=local_world_size,
+            # OMPI_COMM_WORLD_NODE_RANK is this rank's place on its node, not the node's.
+            node_rank=rank // local_world_size,
+            num_nodes=num_nodes,
+            main_address=env.get("MASTER_ADDR", "127.0.0.1"),
+            main_port=int(env.get("MASTER_PORT", 0)),
+            source="openmpi",
+            launch_id="-".join(filter(None, launch)),
+        )
+    )
+
+
+def _check_filled(layout: Layout) -> Layout:
+    """The layout, if nodes of equal size are filled one after the other.
+
+    What horovodrun and mpirun tell of the nodes is right only then.
+    """
+    on_node = layout.local_world_size
+    if (
+        layout.world_size != layout.num_nodes * on_node
+        or layout.rank != layout.node_rank * on_node + layout.local_rank
+    ):
+        raise ConfigurationError(
+            f"{layout.source}: rank {layout.rank} of {layout.world_size} is {layout.local_rank} of "
+            f"{on_node} on its node, one of {layout.num_nodes}; start as many processes on each "
+            "node, and fill one node after the other"
+        )
+    return layout
+
+
 def _srun(env: Environment) -> Layout | None:
     if int(env.get("SLURM_STEP_ID", _FIRST_RESERVED_STEP)) >= _FIRST_RESERVED_STEP:
         return None
     node_rank = int(env["SLURM_NODEID"])
+    tasks = _tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
+    if not 0 <= node_rank < len(tasks):
+        raise ConfigurationError(
+            f"srun: SLURM_NODEID={node_rank}, but the step has {len(tasks)} nodes "
+            f"(SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}); the launch is broken"
+        )
+    step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     return Layout(
         rank=int(env["SLURM_PROCID"]),
         local_rank=int(env["SLURM_LOCALID"]),
         world_size=int(env["SLURM_STEP_NUM_TASKS"]),
-        local_world_size=_tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])[node_rank],
+        local_world_size=tasks[node_rank],
         node_rank=node_rank,
         num_nodes=int(env["SLURM_STEP_NUM_NODES"]),
         main_address=env.get("MASTER_ADDR", first_host(env["SLURM_STEP_NODELIST"])),
         main_port=int(env.get("MASTER_PORT", 0)),
         source="srun",
+        launch_id=".".join(env.get(name, "0") for name in step),
     )
 
 
@@ -142,8 +250,12 @@ def _alone(env: Environment) -> Layout | None:
     return Layout()
 
 
+# The first that answers. mpirun and horovodrun start their ranks from a daemon; in a SLURM job that
+# is itself a task of a step, whose variables the ranks inherit: theirs must win over srun's.
 SOURCES: dict[str, Callable[[Environment], Layout | None]] = {
     "torchelastic": _torchelastic,
+    "horovod": _horovod,
+    "openmpi": _openmpi,
     "srun": _srun,
     "environment": _environment,
     "none": _alone,

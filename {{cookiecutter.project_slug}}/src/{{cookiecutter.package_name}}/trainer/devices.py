@@ -1,5 +1,6 @@
 """Which devices this machine has, which of them the user means, and how a batch gets there."""
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -8,6 +9,10 @@ import torch
 from torch import nn
 
 from .errors import ConfigurationError, nearest
+
+# To answer whether there is a GPU, torch would start CUDA, and no process forked from then on could
+# use it. So let the driver's library be asked, which starts nothing; without it torch asks CUDA.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 Accelerator = Literal["cpu", "cuda"]
 _ACCELERATORS = {"auto", "cpu", "gpu", "cuda"}

@@ -72,6 +72,14 @@ def broadcast(value: Any) -> Any:
     return json.loads(bytes(text.tolist()))
 
 
+def gather(value: Any) -> list[Any]:
+    """Every process' JSON value, in the order of ranks."""
+    if world_size() == 1:
+        return [value]
+    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    return [json.loads(bytes(each.tolist())) for each in all_gather(text)]
+
+
 def barrier() -> None:
     """Wait for every process."""
     # An all-reduce of a CPU tensor rather than dist.barrier(), which picks a device by itself.

@@ -12,6 +12,10 @@ from . import distributed, randomness, scaling
 from .errors import UserError
 from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
 
+UNEVEN = ("refuse", "join")
+"""Where loaders give the ranks different numbers of training batches: an error that tells each
+rank's; or ranks that have ended join in with weight 0, so that each sample still counts once."""
+
 
 class MicroBatch(NamedTuple):
     """A batch of one replica.
@@ -102,25 +106,61 @@ class OrderedFeed(Feed):
 class ReplayFeed(Feed):
     """Reads any iterable as it is; starting in the middle reads, and drops, what comes before.
 
-    For iterable data sets and the user's own samplers. Every process must get the same number of
-    batches: this is watched, so that a shorter one is an error and not a hang.
+    For iterable data sets and the user's own samplers.
 
     Args:
         loader: a ``DataLoader`` or another iterable of batches.
         share: whose it is; what the loader draws in this process comes from (seed, epoch, replica).
         accumulate: micro-batches of an optimizer step.
+        uneven: one of :data:`UNEVEN`; or ``"allow"``, where no step waits for another rank.
     """
 
-    def __init__(self, loader: Iterable[Any], share: Share, accumulate: int) -> None:
+    def __init__(
+        self, loader: Iterable[Any], share: Share, accumulate: int, uneven: str = "refuse"
+    ) -> None:
         self._loader = loader
         self._replica = share.replica
         self._seed = share.seed
+        self._uneven = uneven
         self.accumulate = accumulate
         self.batches = _length(loader)
         batch_size = getattr(loader, "batch_size", None)
         self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
+        for index, (data, samples, weight, ends_epoch) in enumerate(self._weighed(epoch)):
+            if index >= start:
+                ends_step = ends_epoch or (index + 1) % self.accumulate == 0
+                yield MicroBatch(
+                    data, index, samples, weight / self.accumulate, ends_step, ends_epoch
+                )
+
+    def _weighed(self, epoch: int) -> Iterator[tuple[Any, int, float, bool]]:
+        """Each batch, its samples that count, its weight among the replicas, and if it is last."""
+        batches = _with_last(self._read(epoch))
+        data, is_last = next(batches, (None, True))
+        if data is None:
+            raise UserError(f"rank {distributed.rank()}: the loader gave no batch")
+        count, samples, has_ended = 0, batch_length(data), False
+        while not has_ended:
+            count += 1
+            weight, has_ended = 1.0, is_last
+            if self._uneven != "allow":
+                told = _tell(samples, is_last, self.batches)
+                if self._uneven == "refuse":
+                    _refuse_uneven(told, count)
+                weight = samples * len(told) / max(1, sum(each.samples for each in told))
+                has_ended = all(each.is_last for each in told)
+            yield data, samples, weight, has_ended
+            if not has_ended and is_last:
+                samples = (
+                    0  # a replica without a batch joins in with its last, which counts nothing
+                )
+            elif not has_ended:
+                data, is_last = next(batches)
+                samples = batch_length(data)
+
+    def _read(self, epoch: int) -> Iterator[Any]:
         for part in ("sampler", "batch_sampler", "dataset"):
             if hasattr(getattr(self._loader, part, None), "set_epoch"):
                 getattr(self._loader, part).set_epoch(epoch)
@@ -130,16 +170,7 @@ class ReplayFeed(Feed):
                 generator.manual_seed(randomness.mix(self._seed, epoch, self._replica))
         with stream:
             batches = iter(self._loader)
-        index = -1
-        for index, (data, is_last) in enumerate(_with_last(_isolated(batches, stream))):
-            ends_epoch = _all_end_alike(index + 1, is_last)
-            if index >= start:
-                ends_step = ends_epoch or (index + 1) % self.accumulate == 0
-                samples = batch_length(data)
-                weight = 1.0 / self.accumulate
-                yield MicroBatch(data, index, samples, weight, ends_step, ends_epoch)
-        if index < 0:
-            raise UserError(f"rank {distributed.rank()}: the loader gave no batch")
+        return _isolated(batches, stream)
 
 
 def feed_training(
@@ -149,6 +180,7 @@ def feed_training(
     accumulate: int,
     global_batch_size: int | None,
     in_global_order: bool,
+    uneven: str = "refuse",
 ) -> Feed:
     """Training batches: shuffled anew each epoch, every replica taking every step.
 
@@ -158,12 +190,13 @@ def feed_training(
         accumulate: micro-batches of an optimizer step.
         global_batch_size: replaces the loader's batch size, where the order is the trainer's.
         in_global_order: False reads the loader as it is.
+        uneven: as :class:`ReplayFeed` takes it.
 
     Raises:
         UserError: there is nothing to read.
     """
     if not (in_global_order and can_be_ordered(loader)):
-        return ReplayFeed(loader, share, accumulate)
+        return ReplayFeed(loader, share, accumulate, uneven)
     batch_size = loader.batch_size or 1
     if global_batch_size is not None:
         batch_size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
@@ -180,7 +213,7 @@ def feed_training(
 def feed_evaluation(loader: Iterable[Any], share: Share, *, in_global_order: bool) -> Feed:
     """Validation, test or prediction batches: each sample once, in order."""
     if not (in_global_order and can_be_ordered(loader)):
-        return ReplayFeed(loader, share, accumulate=1)
+        return ReplayFeed(loader, share, 1, "allow")
     plan = BatchPlan(_samples(loader), loader.batch_size or 1, share.replicas)
     return _ordered(loader, plan, share, training=False)
 
@@ -222,18 +255,37 @@ def _with_last(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         batch = following
 
 
-def _all_end_alike(count: int, is_last: bool) -> bool:
-    if distributed.world_size() == 1:
-        return is_last
-    flag = float(is_last)
-    both_ways = distributed.all_reduce(torch.tensor([flag, -flag]), "max").tolist()
-    if both_ways[0] != -both_ways[1]:
-        has = "ended" if is_last else "has more"
-        raise UserError(
-            f"rank {distributed.rank()}: the loader {has} after {count} batches, unlike another "
-            "rank's; give every rank the same number of batches"
-        )
-    return is_last
+class _Told(NamedTuple):
+    """What a replica tells the others of its batch; ``batches``: of its epoch, -1 if unknown."""
+
+    samples: int
+    is_last: bool
+    batches: int
+
+
+def _tell(samples: int, is_last: bool, batches: int | None) -> list[_Told]:
+    rows = torch.zeros(distributed.world_size(), 3, dtype=torch.int64)
+    own = [samples, int(is_last), -1 if batches is None else batches]
+    rows[distributed.rank()] = torch.tensor(own)
+    told = distributed.all_reduce(rows).tolist()
+    return [_Told(samples, bool(is_last), batches) for samples, is_last, batches in told]
+
+
+def _refuse_uneven(told: list[_Told], count: int) -> None:
+    if len({each.is_last for each in told}) == 1:
+        return
+    known = (
+        f"rank {rank} has {count if each.is_last else _at_least(each.batches, count)}"
+        for rank, each in enumerate(told)
+    )
+    raise UserError(
+        f"the ranks' loaders give different numbers of batches: {', '.join(known)}; give each the "
+        "same number, or set uneven_inputs='join'"
+    )
+
+
+def _at_least(batches: int, count: int) -> str:
+    return str(batches) if batches > count else f"more than {count}"
 
 
 def batch_length(batch: Any) -> int:

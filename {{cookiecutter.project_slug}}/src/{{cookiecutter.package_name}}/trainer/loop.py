@@ -2,9 +2,11 @@
 parameters, gradients and data is the strategy's business."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -12,8 +14,9 @@ from . import metrics, randomness
 from .checkpoint import Checkpoint, Checkpoints
 from .cluster import Layout
 from .errors import CheckpointError
-from .feed import Feed
+from .feed import Feed, MicroBatch
 from .loggers import Logger
+from .manual_optimization import ManualOptimization
 from .metrics import Recorder
 from .module import TrainingModule
 from .optimization import Optimization
@@ -96,6 +99,8 @@ class FitLoop:
         checkpoints: writes them.
         schedule: when things happen.
         clip: how gradients are clipped; ``None``: not.
+        position: where training stands; kept up to date.
+        rate: what learning rates are multiplied by in a step, counted from 0.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class FitLoop:
         schedule: Schedule,
         clip: Clip | None,
         position: Position,
+        rate: Callable[[int], float] = lambda step: 1.0,
     ) -> None:
         self.module = module
         self.strategy = strategy
@@ -121,6 +127,12 @@ class FitLoop:
         self.schedule = schedule
         self.clip = clip
         self.position = position
+        self.rate = rate
+        self.manual: ManualOptimization | None = None
+        if not module.automatic_optimization:
+            self.manual = ManualOptimization(
+                strategy, optimization, lambda: rate(position.global_step)
+            )
         self.samples_per_second: float | None = None
         self._saved_at = self._validated_at = -1
 
@@ -154,7 +166,7 @@ class FitLoop:
         )
 
     def _run_epoch(self) -> None:
-        position, recorder, strategy = self.position, self.outputs.recorder, self.strategy
+        position, recorder = self.position, self.outputs.recorder
         self.outputs.progress.begin_epoch(position.epoch, self.schedule.max_epochs)
         if position.batch == 0:
             self.module.on_train_epoch_start()
@@ -162,9 +174,7 @@ class FitLoop:
             recorder.samples = batch.samples
             recorder.recording = (position.global_step + 1) % self.schedule.log_every_n_steps == 0
             position.is_last_batch = batch.ends_epoch
-            strategy.forward_backward(
-                batch.data, batch.number, weight=batch.weight, synchronise=batch.ends_step
-            )
+            self._run_batch(batch)
             position.batch += 1
             if batch.ends_step:
                 self._step()
@@ -172,26 +182,39 @@ class FitLoop:
                     return
         self._end_epoch()
 
+    def _run_batch(self, batch: MicroBatch) -> None:
+        if self.manual is None:
+            self.strategy.forward_backward(
+                batch.data, batch.number, weight=batch.weight, synchronise=batch.ends_step
+            )
+        else:
+            self.strategy.forward("training", batch.data, batch.number)
+            self.manual.end_batch()
+
     def _step(self) -> None:
+        if self.manual is None:
+            self._optimize()
+        self.position.global_step += 1
+        self._after_step()
+
+    def _optimize(self) -> None:
         strategy, optimization = self.strategy, self.optimization
         if self.clip is not None:
             strategy.clip_gradients(optimization, self.clip.value, self.clip.algorithm)
-        for optimizer in optimization.optimizers:
-            strategy.optimizer_step(optimizer)
+        factor = self.rate(self.position.global_step)
+        with nullcontext() if factor == 1.0 else optimization.rates_multiplied(factor):
+            for optimizer in optimization.optimizers:
+                strategy.optimizer_step(optimizer)
         strategy.end_step()
         for optimizer in optimization.optimizers:
             strategy.zero_grad(optimizer)
-        self.position.global_step += 1
-        self._after_step()
 
     def _after_step(self) -> None:
         step, schedule, recorder = self.position.global_step, self.schedule, self.outputs.recorder
         if recorder.recording:
             values = recorder.take_step() | self._learning_rates()
             self.outputs.write(step, self.position.epoch, values)
-        for entry in self.optimization.schedules:
-            if entry.interval == "step":
-                entry.step(self.outputs.latest)
+        self._step_schedules("step")
         self.outputs.progress.step(step, recorder.latest)
         if self.position.is_last_batch:
             return  # the epoch's end validates and saves, once
@@ -206,16 +229,20 @@ class FitLoop:
         outputs.write(position.global_step, position.epoch, outputs.recorder.take_epoch())
         if (position.epoch + 1) % self.schedule.check_val_every_n_epoch == 0:
             self._validate_once()
-        for entry in self.optimization.schedules:
-            if entry.interval == "epoch":
-                entry.step(outputs.latest)
+        self._step_schedules("epoch")
         outputs.progress.show(position.global_step, outputs.recorder.latest | outputs.validated)
         position.epoch += 1
         position.batch = 0
         self._save_once()
 
+    def _step_schedules(self, interval: Literal["step", "epoch"]) -> None:
+        for entry in self.optimization.schedules if self.manual is None else []:
+            if entry.interval == interval:
+                entry.step(self.outputs.latest)
+
     def _learning_rates(self) -> dict[str, float]:
-        rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimization.optimizers]
+        factor = self.rate(self.position.global_step - 1)
+        rates = [each.param_groups[0]["lr"] * factor for each in self.optimization.optimizers]
         if len(rates) == 1:
             return {"lr": float(rates[0])}
         return {f"lr-{index}": float(rate) for index, rate in enumerate(rates)}
@@ -258,11 +285,21 @@ class FitLoop:
             "random": randomness.full_state(self.strategy.device),
             "log": self.outputs.recorder.state(),
             "torchmetrics": metrics.torchmetrics_state(self.module),
+            "strategy": self.strategy.own_state(),
+            "gradients": self._accumulated() if self.manual is not None else {},
         }
         return {
             f"{part}/{key}": value
             for part, values in parts.items()
             for key, value in values.items()
+        }
+
+    def _accumulated(self) -> dict[str, Tensor]:
+        """Gradients that a step with manual optimization has not used yet."""
+        return {
+            name: parameter.grad
+            for name, parameter in self.module.named_parameters()
+            if parameter.grad is not None
         }
 
     def resume(self, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
@@ -316,10 +353,13 @@ class FitLoop:
         return []
 
     def _resume_own(self, own: Mapping[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"random": {}, "log": {}, "torchmetrics": {}}
+        parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, value in own.items():
             part, _, name = key.partition("/")
             parts[part][name] = value
+        self.strategy.load_own_state(parts["strategy"])
+        for name, gradient in parts["gradients"].items():
+            self.module.get_parameter(name).grad = gradient.to(self.strategy.device)
         self.outputs.recorder.load_state(parts["log"])
         metrics.load_torchmetrics_state(self.module, parts["torchmetrics"])
         randomness.set_full_state(parts["random"], self.strategy.device)

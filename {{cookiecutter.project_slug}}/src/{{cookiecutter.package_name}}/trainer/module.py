@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
+    from .manual_optimization import ManualOptimization, ManualOptimizer
     from .metrics import ReduceFx
+    from .optimization import Optimization
 
 Loader = Iterable[Any]
 
@@ -26,7 +26,9 @@ class Run(Protocol):
     @property
     def is_last_batch(self) -> bool: ...
     @property
-    def optimizers(self) -> list["Optimizer"]: ...
+    def optimization(self) -> "Optimization": ...
+    @property
+    def manual(self) -> "ManualOptimization | None": ...
     @property
     def global_rank(self) -> int: ...
     @property
@@ -64,6 +66,9 @@ class TrainingModule(nn.Module):
     batch is on the module's device when a step sees it, and so are registered buffers; make new
     tensors from old ones (``x.new_zeros``) or on ``self.device``.
     """
+
+    automatic_optimization: bool = True
+    """False: ``training_step`` calls ``manual_backward`` and steps its ``optimizers()`` itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,6 +115,32 @@ class TrainingModule(nn.Module):
             steps it after each optimizer step, and ``"monitor": name`` hands it a logged value.
         """
         raise NotImplementedError(f"{type(self).__name__} has no configure_optimizers")
+
+    # --- manual optimization -----------------------------------------------------------------
+
+    def optimizers(self) -> "ManualOptimizer | list[ManualOptimizer]":
+        """The optimizers of ``configure_optimizers``, for a step with manual optimization.
+
+        Each has ``step()``, ``zero_grad()``, ``clip_gradients(value)``, and ``toggle_model(
+        sync_grad=True)``: a context in which only its own parameters get gradients.
+        """
+        optimizers = self._manual().optimizers
+        return optimizers[0] if len(optimizers) == 1 else optimizers
+
+    def manual_backward(self, loss: Tensor) -> None:
+        """Compute gradients of a loss and average them, unless toggled with ``sync_grad=False``."""
+        self._manual().backward(loss)
+
+    def lr_schedulers(self) -> Any:
+        """The schedulers of ``configure_optimizers``; with manual optimization, step them here."""
+        schedulers = [entry.scheduler for entry in self.trainer.optimization.schedules]
+        return schedulers[0] if len(schedulers) == 1 else schedulers
+
+    def _manual(self) -> "ManualOptimization":
+        if self.trainer.manual is None:
+            name = type(self).__name__
+            raise RuntimeError(f"{name}: set automatic_optimization = False to optimize by hand")
+        return self.trainer.manual
 
     # --- data, where it is not a DataModule's ------------------------------------------------
 

@@ -1,6 +1,8 @@
 """What ``configure_optimizers`` may return, in one form; and optimizer state by parameter name."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .errors import ConfigurationError, UserError
+
+_SCHEDULERS = __name__.replace(".", r"\.")
 
 
 @dataclass
@@ -27,7 +31,8 @@ class Schedule:
             UserError: the monitored value was not logged.
         """
         if not isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step()
+            with _without_reminder(self.scheduler):
+                self.scheduler.step()
         elif self.monitor is not None and self.monitor in values:
             self.scheduler.step(values[self.monitor])
         else:
@@ -35,6 +40,17 @@ class Schedule:
                 f"ReduceLROnPlateau monitors {self.monitor!r}, which was not logged; "
                 f"logged: {', '.join(sorted(values)) or 'nothing'}"
             )
+
+
+@contextlib.contextmanager
+def _without_reminder(scheduler: LRScheduler) -> Iterator[None]:
+    """torch reminds of the order of steps, once, where an engine or a scaler steps in its stead."""
+    if scheduler._step_count > 1:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(Seems like|Detected call)", module=_SCHEDULERS)
+        yield
 
 
 @dataclass
@@ -52,6 +68,40 @@ class Optimization:
             for group in optimizer.param_groups:
                 seen.update((id(parameter), parameter) for parameter in group["params"])
         return list(seen.values())
+
+    def replaced(self, make: Callable[[Optimizer], Optimizer]) -> "Optimization":
+        """The same with an engine's optimizers in the place of the user's."""
+        made = {id(optimizer): make(optimizer) for optimizer in self.optimizers}
+        for entry in self.schedules:
+            _point(entry.scheduler, made)
+        return Optimization([made[id(each)] for each in self.optimizers], self.schedules)
+
+    @contextlib.contextmanager
+    def rates_multiplied(self, factor: float) -> Iterator[None]:
+        """Step at other learning rates, of which the schedulers know nothing."""
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        with _multiplied(groups, factor):
+            yield
+
+
+@contextlib.contextmanager
+def _multiplied(groups: Sequence[dict[str, Any]], factor: float) -> Iterator[None]:
+    rates = [group["lr"] for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _point(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> None:
+    """Have a scheduler, and those inside it, write to other optimizers."""
+    if id(scheduler.optimizer) in optimizers:
+        scheduler.optimizer = optimizers[id(scheduler.optimizer)]
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _point(inner, optimizers)
 
 
 def read_optimization(returned: Any) -> Optimization:
@@ -147,13 +197,14 @@ def load_optimizer_state(
             f"the checkpoint's optimizer holds other parameters than this one ({strange})"
         )
     groups = []
-    for own, group in zip(
-        optimizer.state_dict()["param_groups"], state["param_groups"], strict=True
-    ):
-        if {by_index[index] for index in own["params"]} != set(group["params"]):
+    first = 0
+    for own, group in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        own_indices = list(range(first, first + len(own["params"])))
+        first += len(own_indices)
+        if {by_index[index] for index in own_indices} != set(group["params"]):
             raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
         # torch matches by position: so the order must be this optimizer's own.
-        groups.append({**group, "params": own["params"]})
+        groups.append({**group, "params": own_indices})
     by_own_index = {indices[name]: dict(values) for name, values in state["state"].items()}
     optimizer.load_state_dict({"state": by_own_index, "param_groups": groups})
 

@@ -70,7 +70,7 @@ def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     served_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = layout.main_port
     if port == 0:
-        path = _port_file()
+        path = _port_file(layout)
         if layout.is_main:
             on_one_node = layout.num_nodes == 1
             store = loopback_store() if on_one_node else _serve_everywhere(layout, 0, timeout)
@@ -92,11 +92,10 @@ def _serve_everywhere(layout: Layout, port: int, timeout: datetime.timedelta) ->
     )
 
 
-def _port_file() -> Path:
-    """Where rank 0 of an srun step tells its port: a file of this step alone, on a shared disk."""
-    parts = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    step = ".".join(os.environ.get(name, "0") for name in parts)
-    return Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{step}"
+def _port_file(layout: Layout) -> Path:
+    """Where rank 0 tells its port: a file of this launch alone, on a disk that the nodes share."""
+    folder = Path(os.environ.get("SLURM_SUBMIT_DIR", "."))
+    return folder / f".rendezvous-{layout.launch_id}"
 
 
 def _tell_port(path: Path, port: int) -> None:

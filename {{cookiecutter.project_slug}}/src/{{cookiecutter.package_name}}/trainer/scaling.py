@@ -1,6 +1,73 @@
 """How batches, steps and epochs scale with devices: the arithmetic, in one place."""
 
-from .errors import ConfigurationError
+from dataclasses import dataclass
+
+from .errors import ConfigurationError, nearest
+
+RULES = ("none", "linear", "sqrt")
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """By what learning rates are multiplied, because a batch is larger than they were chosen for.
+
+    The factor comes on top of what optimizers and schedulers say, and is seen by neither.
+
+    Args:
+        rule: ``"none"``; ``"linear"``: as the batch (Goyal et al. 2017,
+            https://arxiv.org/abs/1706.02677); ``"sqrt"``: as its square root (Krizhevsky 2014,
+            https://arxiv.org/abs/1404.5997).
+        reference_batch_size: the effective batch size that the rates were chosen for.
+        warmup_steps: over which the factor goes from 1 to its end, in a straight line.
+
+    Raises:
+        ConfigurationError: no such rule, or a number that it cannot work with.
+    """
+
+    rule: str = "none"
+    reference_batch_size: int | None = None
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ConfigurationError(
+                f"learning_rate_scaling={self.rule!r} is unknown{nearest(self.rule, RULES)}"
+            )
+        if self.reference_batch_size is not None and self.reference_batch_size < 1:
+            raise ConfigurationError(
+                f"reference_batch_size={self.reference_batch_size}: give a number of at least 1"
+            )
+        if self.warmup_steps < 0:
+            raise ConfigurationError(
+                f"learning_rate_warmup_steps={self.warmup_steps}: give a number of at least 0"
+            )
+
+    def target(self, batch_size: int | None, device_batch_size: int | None) -> float:
+        """The factor after the warm-up.
+
+        Args:
+            batch_size: the effective one; ``None`` if it cannot be known.
+            device_batch_size: the reference where none was given: what one device would read.
+
+        Raises:
+            ConfigurationError: a rule is asked for and a batch size is unknown.
+        """
+        if self.rule == "none":
+            return 1.0
+        reference = self.reference_batch_size or device_batch_size
+        if batch_size is None or reference is None:
+            raise ConfigurationError(
+                f"learning_rate_scaling={self.rule!r}: the loader does not tell its batch size; "
+                "scale the rate in configure_optimizers"
+            )
+        ratio = batch_size / reference
+        return ratio if self.rule == "linear" else ratio**0.5
+
+    def factor(self, target: float, step: int) -> float:
+        """The factor of a step, counted from 0."""
+        if step >= self.warmup_steps:
+            return target
+        return 1.0 + (target - 1.0) * (step + 1) / self.warmup_steps
 
 
 def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) -> int:

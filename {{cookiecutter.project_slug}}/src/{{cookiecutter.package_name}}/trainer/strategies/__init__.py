@@ -5,9 +5,10 @@ import inspect
 from typing import Any
 
 from ..errors import ConfigurationError, nearest
-from .single_device import Limits, SingleDevice
+from .limits import Asked, Limits
+from .single_device import SingleDevice
 
-__all__ = ["Limits", "SingleDevice", "create", "names", "register", "strategy_class"]
+__all__ = ["Asked", "Limits", "SingleDevice", "create", "names", "register", "strategy_class"]
 
 Strategy = SingleDevice
 
@@ -15,7 +16,13 @@ Strategy = SingleDevice
 # nothing until it is used.
 _REGISTRY: dict[str, str | type[Strategy]] = {
     "single_device": "single_device:SingleDevice",
+    "dp": "dp:DP",
     "ddp": "ddp:DDP",
+    "ddp_spawn": "ddp_spawn:DDPSpawn",
+    "ddp_fork": "ddp_fork:DDPFork",
+    "ddp_notebook": "ddp_fork:DDPFork",
+    "ddp2": "ddp2:DDP2",
+    "ddp_zero1": "ddp_zero1:DDPZeRO1",
 }
 
 
@@ -30,11 +37,13 @@ def names() -> list[str]:
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """The class behind a name.
+    """The class behind a name, or a class path.
 
     Raises:
         ConfigurationError: there is no such name; the nearest ones are suggested.
     """
+    if "." in name:
+        return _imported(name)
     if name not in _REGISTRY:
         known = ["auto", *_REGISTRY]
         raise ConfigurationError(f"strategy={name!r} is unknown{nearest(name, known)}")
@@ -44,6 +53,17 @@ def strategy_class(name: str) -> type[Strategy]:
         found: type[Strategy] = getattr(importlib.import_module(f".{module}", __name__), attribute)
         return found
     return entry
+
+
+def _imported(path: str) -> type[Strategy]:
+    module, _, attribute = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"strategy={path!r}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise ConfigurationError(f"strategy={path!r} is no strategy; subclass {Strategy.__name__}")
+    return found
 
 
 def create(name: str, options: dict[str, Any]) -> Strategy:

@@ -4,8 +4,7 @@ A strategy says what is done with parameters, gradients and data, and nothing el
 come to be is a launcher's business, who this process is the cluster's.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -23,40 +22,10 @@ from ..optimization import (
     optimizer_state,
     parameter_names,
 )
-from ..precision import NAMES, Precision
+from ..precision import Precision
+from .limits import Limits
 
 Stage = Literal["training", "validation", "test", "predict"]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a strategy cannot do, for checks before a run, for tables and for tests.
-
-    Args:
-        precisions: that it can compute in.
-        max_devices: of one process group; ``None``: any number.
-        accelerators: that it runs on.
-    """
-
-    precisions: tuple[str, ...] = NAMES
-    max_devices: int | None = None
-    accelerators: tuple[str, ...] = ("cpu", "cuda")
-
-    def problems(self, name: str, accelerator: str, precision: str, device_count: int) -> list[str]:
-        """One line for each thing asked of the strategy that it cannot do."""
-        lines = []
-        if precision in NAMES and precision not in self.precisions:
-            can = ", ".join(self.precisions)
-            lines.append(f"strategy={name!r} cannot compute in {precision!r}; it can in {can}")
-        if accelerator not in self.accelerators:
-            on = " or ".join(self.accelerators)
-            lines.append(f"strategy={name!r} runs on {on}, not on {accelerator}")
-        if self.max_devices is not None and device_count > self.max_devices:
-            lines.append(
-                f"strategy={name!r} uses {self.max_devices} device and {device_count} were asked "
-                "for; use strategy='ddp', or devices=1"
-            )
-        return lines
 
 
 class StepModule(nn.Module):
@@ -80,20 +49,32 @@ class SingleDevice:
     """
 
     limits: ClassVar[Limits] = Limits(max_devices=1)
+    launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "subprocess"
+    """How more than one process comes to be, where nothing has started them."""
 
     layout: Layout
     device: torch.device
+    devices: Sequence[torch.device]
     precision: Precision
     module: TrainingModule
 
     # --- before the first step -----------------------------------------------------------------
 
-    def connect(self, layout: Layout, device: torch.device, precision: Precision) -> None:
-        """Take this process' place among its siblings: form the process group."""
-        self.layout, self.device, self.precision = layout, device, precision
-        self._moves = device.type != "cpu"
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        """Take this process' place among its siblings: form the process group.
+
+        Args:
+            layout: this process' place.
+            own_devices: of this process; more than one where it drives all of its node's.
+            precision: of the run.
+        """
+        self.layout, self.devices, self.precision = layout, own_devices, precision
+        self.device = own_devices[0]
+        self._moves = self.device.type != "cpu"
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         """Move, wrap and shard a module, and make its optimizers when the time is right.
@@ -148,7 +129,7 @@ class SingleDevice:
                 micro-batches, is the mean over the global batch.
             synchronise: False while gradients are accumulated: they need not be averaged yet.
         """
-        loss = read_loss(self.forward("training", batch, batch_idx))
+        loss = self.read_loss(self.forward("training", batch, batch_idx))
         self.backward(loss if weight == 1.0 else loss * weight, synchronise=synchronise)
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
@@ -164,6 +145,10 @@ class SingleDevice:
         if stage == "predict":
             return outputs
         return getattr(self.module, f"{stage}_step_end")(outputs)
+
+    def read_loss(self, outputs: Any) -> Tensor:
+        """The loss in what a training step, and its end, returned."""
+        return read_loss(outputs)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """Run the user's step; the place where a wrapped module's ``forward`` is called instead."""
@@ -181,6 +166,11 @@ class SingleDevice:
         self.precision.scale(loss).backward()
 
     # --- a step --------------------------------------------------------------------------------
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """What the strategy itself multiplies learning rates by."""
+        return 1.0
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
         """Clip the gradients of the whole model: ``"norm"`` or each ``"value"``."""
@@ -230,6 +220,13 @@ class SingleDevice:
             pairs = zip(optimization.optimizers, state["optimizers"], strict=True)
             for optimizer, saved in pairs:
                 load_optimizer_state(optimizer, saved, names)
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What this process alone knows: of a gradient compression, say."""
+        return {}
+
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`own_state` gave to this process."""
 
     def teardown(self) -> None:
         """Undo :meth:`connect`."""

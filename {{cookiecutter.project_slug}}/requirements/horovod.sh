@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Install Horovod into an environment; `make horovod` calls this with its Python. Horovod is built
+# once for a torch, a Python, a kind of machine, and with or without MPI: a second call takes the
+# wheel that the first has kept.
+# usage: horovod.sh PYTHON
+#   HOROVOD_WHEELS           where wheels are kept, ~/.cache/horovod-wheels by default
+#   HOROVOD_WITHOUT_MPI=1    build without MPI, though there is a compiler for it
+#   HOROVOD_GPU_OPERATIONS   NCCL or MPI, for GPUs; read by Horovod's build, as its other variables
+set -euo pipefail
+
+complain() {
+    echo "horovod.sh: $1" >&2
+    exit 1
+}
+
+python=$(command -v "${1:-}") || complain "give the Python of the environment to install into"
+lock=$(cd "$(dirname "$0")" && pwd)/horovod.txt
+
+with_mpi=gloo
+if [ -z "${HOROVOD_WITHOUT_MPI:-}" ] && command -v mpicxx > /dev/null; then
+    with_mpi=mpi
+fi
+key=$("$python" - "$with_mpi" "${HOROVOD_GPU_OPERATIONS:-cpu}" 2> /dev/null << 'END'
+import packaging, platform, re, setuptools, sys, torch
+of_python = f"py{sys.version_info[0]}{sys.version_info[1]}"
+parts = [f"torch{torch.__version__}", of_python, *sys.argv[1:], platform.machine()]
+print(re.sub("[^a-z0-9]+", ".", ".".join(parts).lower()))
+END
+) || complain "$python cannot import torch, setuptools and packaging, which the build needs"
+kept=${HOROVOD_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/horovod-wheels}/$key
+
+check_tools() {
+    local missing=()
+    command -v "${CXX:-c++}" > /dev/null || missing+=(g++)
+    command -v make > /dev/null || missing+=(make)
+    command -v cmake > /dev/null || missing+=(cmake)
+    "$python" -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' \
+        2> /dev/null || missing+=(python3-dev)
+    [ -z "${missing[*]}" ] || complain "to build Horovod, first: apt-get install ${missing[*]}"
+}
+
+# Ends the shell of a build, whose output went to a log.
+conclude() {
+    if [ "$1" != 0 ]; then
+        tail -n 40 "$work/log" >&3
+        echo "horovod.sh: Horovod could not be built" >&3
+    fi
+    rm -rf "$work"
+}
+
+build() {
+    work=$(mktemp -d)
+    exec 3>&2 > "$work/log" 2>&1
+    trap 'conclude $?' EXIT
+
+    "$python" -m pip download --require-hashes --no-deps --no-binary horovod \
+        --no-build-isolation --dest "$work" --requirement "$lock"
+    mkdir "$work/source"
+    tar -xzf "$work"/horovod-*.tar.gz -C "$work/source" --strip-components 1
+    cd "$work/source"
+    # torch's headers are written in C++20 now.
+    sed -i 's/CMAKE_CXX_STANDARD 14)/CMAKE_CXX_STANDARD 20)/' CMakeLists.txt horovod/torch/CMakeLists.txt
+    # Nothing in it imports cffi, which it would have installed.
+    sed -i "s/require_list.append('cffi>=1.4.0')/pass/" setup.py
+
+    if [ "$with_mpi" = mpi ]; then export HOROVOD_WITH_MPI=1; else export HOROVOD_WITHOUT_MPI=1; fi
+    export HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1
+    export HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
+    # By its version pip tells this build from one for another torch.
+    export HOROVOD_LOCAL_VERSION="$key"
+    # CMake 4 refuses the old minimum that gloo states, and newer compilers include less by themselves.
+    export CMAKE_POLICY_VERSION_MINIMUM=3.5
+    export CXXFLAGS="${CXXFLAGS:-} -include cstdint -include stdexcept -include string"
+    export LDFLAGS="${LDFLAGS:-} -s"
+    # What a make around this one has put there is not for the one inside.
+    MAKEFLAGS="-j$(nproc)"
+    export MAKEFLAGS
+    # Not isolated: it is built against the torch of the environment.
+    "$python" -m pip wheel --use-pep517 --no-build-isolation --no-deps --wheel-dir "$work" .
+
+    # By a rename at the end: a build that is killed leaves no wheel.
+    mkdir -p "$kept"
+    cp "$work"/horovod-*.whl "$kept/.$$"
+    mv "$kept/.$$" "$kept/$(basename "$work"/horovod-*.whl)"
+}
+
+if ! compgen -G "$kept/horovod-*.whl" > /dev/null; then
+    check_tools
+    echo "building Horovod for $key, once; this takes some minutes"
+    (build)
+fi
+"$python" -m pip install --quiet "$kept"/horovod-*.whl

@@ -1,0 +1,16 @@
+"""How the processes of a run come to be: they are there already, or this one starts them."""
+
+from .external import run_external
+from .failures import RankError, describe, is_reported
+from .functions import run_in_processes
+from .subprocesses import is_interactive, supervise_copies
+
+__all__ = [
+    "RankError",
+    "describe",
+    "is_interactive",
+    "is_reported",
+    "run_external",
+    "run_in_processes",
+    "supervise_copies",
+]

@@ -1,0 +1,58 @@
+"""The launcher of ``ddp``: this same command, started once a rank."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+from .. import rendezvous
+from ..errors import UserError
+from .watcher import Watcher, rank_variables, threads_each
+
+
+def is_interactive() -> bool:
+    """Whether this process is a notebook's or an interactive session's."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+def supervise_copies(processes: int) -> NoReturn:
+    """Start this same command once a rank, watch the ranks, and end as they end.
+
+    When one fails, the others are ended and the first failure is shown; its exit code becomes
+    this process'.
+
+    Args:
+        processes: ranks to start on this node.
+
+    Raises:
+        UserError: there is no command that could be started again.
+    """
+    arguments = sys.orig_argv[1:]
+    if not arguments or is_interactive():
+        raise UserError(
+            "an interactive session has no command that could be started once a rank; "
+            "use strategy='ddp_notebook', write a script, or use torchrun"
+        )
+    store = rendezvous.loopback_store()
+    with tempfile.TemporaryDirectory(prefix="trainer-failures-") as directory:
+        ranks = [
+            _start([sys.executable, *arguments], rank, processes, store.port, directory)
+            for rank in range(processes)
+        ]
+        failure = Watcher(ranks, Path(directory)).watch()
+    if failure is None:
+        sys.exit(0)
+    if failure.rank >= 0:
+        print(failure.message, file=sys.stderr, flush=True)
+    sys.exit(failure.code)
+
+
+def _start(
+    command: list[str], rank: int, processes: int, port: int, failures: str
+) -> "subprocess.Popen[bytes]":
+    variables = {**os.environ, **rank_variables(rank, processes, port, failures)}
+    variables.setdefault("OMP_NUM_THREADS", threads_each(processes))
+    # A process group of its own, so that a rank's loader workers are ended with it.
+    return subprocess.Popen(command, env=variables, process_group=0)

@@ -1,0 +1,138 @@
+"""Watches the ranks that this process has started, and ends them all when one fails."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from . import external, failures
+from .failures import Failure
+
+_POLL_SECONDS = 0.05
+_HANDED_ON = (signal.SIGTERM, signal.SIGINT)
+
+
+class Rank(Protocol):
+    """A process that was started; its process group bears its id."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; ``None`` while it runs."""
+
+
+def rank_variables(rank: int, processes: int, port: int, failure_directory: str) -> dict[str, str]:
+    """What a rank reads its place from, as torchrun would set it.
+
+    Args:
+        rank: of the process on this, the only node.
+        processes: ranks in all.
+        port: of the store that the launcher serves.
+        failure_directory: where the ranks write down their failures.
+    """
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # The store is the launcher's: no rank is to serve it.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        failures.DIRECTORY: failure_directory,
+        external.PARENT: str(os.getpid()),
+    }
+
+
+def threads_each(processes: int) -> str:
+    """As torchrun does: n processes that each take every core are slower than one."""
+    return str(max(1, (os.cpu_count() or 1) // processes))
+
+
+class Watcher:
+    """Waits for ranks; ends them all when one fails.
+
+    Args:
+        ranks: in their order.
+        failure_directory: where they write down their failures.
+        grace_seconds: between SIGTERM and SIGKILL for the ranks that are left after a failure.
+    """
+
+    def __init__(
+        self, ranks: Sequence[Rank], failure_directory: Path, grace_seconds: float = 3.0
+    ) -> None:
+        self._ranks = ranks
+        self._failures = failure_directory
+        self._grace = grace_seconds
+        self._asked_to_end: int | None = None
+
+    def watch(self) -> Failure | None:
+        """Wait until all have ended well, or one has not; SIGTERM and SIGINT are handed on.
+
+        Returns:
+            the first failure; ``None`` if there was none.
+        """
+        previous = {number: signal.signal(number, self._hand_on) for number in _HANDED_ON}
+        try:
+            while any(rank.poll() is None for rank in self._ranks):
+                if any(rank.poll() not in (None, 0) for rank in self._ranks):
+                    break
+                time.sleep(_POLL_SECONDS)
+            return self._conclude()
+        finally:
+            self._end_all()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _hand_on(self, number: int, frame: object) -> None:
+        self._asked_to_end = number
+        self._signal_all(number)
+
+    def _conclude(self) -> Failure | None:
+        codes = [rank.poll() for rank in self._ranks]
+        if all(code == 0 for code in codes):
+            return None
+        if self._asked_to_end is not None:
+            self._wait_all(seconds=30.0)
+            name = signal.Signals(self._asked_to_end).name
+            return Failure(-1, 128 + self._asked_to_end, f"ended by {name}")
+        # Siblings that fail of the same cause are given a moment to write down when.
+        self._wait_all(seconds=0.5)
+        return self._first_failure()
+
+    def _first_failure(self) -> Failure:
+        for number, rank in enumerate(self._ranks):
+            code = rank.poll()
+            if code is not None and code < 0:
+                name = signal.Signals(-code).name
+                return Failure(number, 128 - code, f"rank {number} was killed by {name}")
+        reported = failures.first_report(self._failures)
+        if reported is not None:
+            return reported
+        number, code = next(
+            (n, code) for n, rank in enumerate(self._ranks) if (code := rank.poll())
+        )
+        return Failure(number, code, f"rank {number} exited with code {code}")
+
+    def _end_all(self) -> None:
+        self._signal_all(signal.SIGTERM)
+        self._wait_all(self._grace)
+        self._signal_all(signal.SIGKILL)
+        self._wait_all(self._grace)
+
+    def _signal_all(self, number: int) -> None:
+        for rank in self._ranks:
+            if rank.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.pid, number)
+
+    def _wait_all(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while any(rank.poll() is None for rank in self._ranks) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)

@@ -1,0 +1,107 @@
+"""Optimizers in the hands of a training step: ``automatic_optimization = False``."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .optimization import Optimization, clip_gradients
+from .strategies import SingleDevice
+
+
+class ManualOptimization:
+    """What a training step does itself: backward, clipping, steps.
+
+    Args:
+        strategy: has set the module up.
+        optimization: the optimizers.
+        rate: what their learning rates are multiplied by at the moment.
+    """
+
+    def __init__(
+        self, strategy: SingleDevice, optimization: Optimization, rate: Callable[[], float]
+    ) -> None:
+        self.strategy = strategy
+        self.rate = rate
+        self.synchronises = True
+        self.has_stepped = False
+        self.optimizers = [ManualOptimizer(each, self) for each in optimization.optimizers]
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of a loss, averaged over the processes unless the model is toggled not to."""
+        with torch.autocast(self.strategy.device.type, enabled=False):
+            self.strategy.backward(loss, synchronise=self.synchronises)
+
+    def end_batch(self) -> None:
+        """After a training step: adapt the gradient scale if an optimizer has stepped."""
+        if self.has_stepped:
+            self.has_stepped = False
+            self.strategy.end_step()
+
+
+class ManualOptimizer:
+    """One optimizer, stepped as the strategy and the precision need it.
+
+    Args:
+        optimizer: the strategy's.
+        optimization: of all optimizers.
+    """
+
+    def __init__(self, optimizer: Optimizer, optimization: ManualOptimization) -> None:
+        self.optimizer = optimizer
+        self._optimization = optimization
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer steps."""
+        return Optimization([self.optimizer], []).parameters
+
+    def step(self) -> None:
+        """Step once."""
+        run = self._optimization
+        with Optimization([self.optimizer], []).rates_multiplied(run.rate()):
+            run.strategy.optimizer_step(self.optimizer)
+        run.has_stepped = True
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the optimizer's parameters."""
+        self._optimization.strategy.zero_grad(self.optimizer)
+
+    def clip_gradients(self, value: float, algorithm: str = "norm") -> None:
+        """Clip the gradients of this optimizer's parameters: their ``"norm"``, or each value."""
+        self._optimization.strategy.precision.unscale(self.optimizer)
+        clip_gradients(self.parameters, value, algorithm)
+
+    @contextlib.contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        """Compute gradients for this optimizer's parameters only.
+
+        Args:
+            sync_grad: average them over the processes. False while they are accumulated: what is
+                accumulated is averaged when a later backward synchronises.
+        """
+        own = {id(parameter) for parameter in self.parameters}
+        others = [
+            parameter
+            for other in self._optimization.optimizers
+            for parameter in other.parameters
+            if id(parameter) not in own and parameter.requires_grad
+        ]
+        run = self._optimization
+        synchronises, run.synchronises = run.synchronises, sync_grad
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            run.synchronises = synchronises
+            for parameter in others:
+                parameter.requires_grad_(True)

@@ -1,0 +1,258 @@
+"""What keeps an object from being pickled, by the path that leads to it, and what to do instead.
+
+Needed where new processes are given the run by pickling it (``ddp_spawn``). The path is written as
+Python reads it: ``model.layers[2].activation``, ``loader.dataset.tables["a"]``.
+"""
+
+import copyreg
+import functools
+import inspect
+import io
+import json
+import pickle
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+_OTHERWISE = "or use strategy='ddp', which pickles nothing"
+_ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, pickle.PickleBuffer}
+# A user knows the standard library's objects from outside only, save those made to hold others.
+_NAMED_WHOLE = sys.stdlib_module_names - {
+    *("argparse", "builtins", "collections", "functools", "itertools", "types")
+}
+# pickle itself gives up on what is nested more deeply, and a chain may have no end at all.
+_DEEPEST = 500
+
+_Part = tuple[str | None, object]
+"""How a part is reached from what holds it, ``.name`` or ``[0]``, and the part.
+
+``None`` where Python has no way to write that, as for an element of a set.
+"""
+
+
+def find_unpicklable(value: object, name: str) -> str | None:
+    """One line that names the part of a value that cannot be pickled, and the remedy.
+
+    Args:
+        value: anything; of tensors only the attributes are looked at, not the numbers.
+        name: what the user calls it; the path begins with it.
+
+    Returns:
+        the line, on the shortest path there is; ``None`` if the value can be pickled.
+    """
+    error = _error(value)
+    if error is None:
+        return None
+    found = _search(value, name)
+    if found is not None:
+        return _line(*found)
+    if isinstance(error, RecursionError):
+        why = "is nested too deeply to be pickled; keep its parts in a list"
+    else:
+        why = f"cannot be pickled{_reason(error)}; make it otherwise"
+    return f"{name} {why}, {_OTHERWISE}"
+
+
+# --- whether it can ------------------------------------------------------------------------------
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: object) -> Any:
+        """Leave out a tensor's numbers: they always pickle, and may be many."""
+        if isinstance(obj, Tensor):
+            return type, (type(obj),), vars(obj)
+        return NotImplemented
+
+
+class _Nowhere:
+    def write(self, data: bytes, /) -> int:
+        return len(data)
+
+
+def _try(value: object) -> None:
+    _Pickler(_Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(value)
+
+
+def _error(value: object) -> Exception | None:
+    try:
+        _try(value)
+    except Exception as error:
+        return error
+    return None
+
+
+# --- where it fails ------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    value: object
+    path: str
+    is_inside: bool  # it has no path of its own; this one's leads to what holds it
+    depth: int
+
+    def step(self, part: _Part) -> "_Place":
+        label, value = part
+        is_inside = self.is_inside or label is None
+        path = self.path if is_inside else f"{self.path}{label}"
+        return _Place(value, path, is_inside, self.depth + 1)
+
+
+def _search(value: object, name: str) -> tuple[_Place, Exception] | None:
+    """The nearest object that fails by itself, not by what it holds; breadth first."""
+    places = deque([_Place(value, name, is_inside=False, depth=0)])
+    # Kept, and not merely counted: the id of an object that is gone is given to another.
+    seen: dict[int, object] = {}
+    while places:
+        place = places.popleft()
+        if id(place.value) in seen or place.depth > _DEEPEST:
+            continue
+        seen[id(place.value)] = place.value
+        try:
+            parts = [part for part in _parts(place.value) if type(part[1]) not in _ATOMS]
+        except Exception as error:
+            return place, error
+        places.extend(map(place.step, parts))
+    return None
+
+
+def _parts(value: object) -> Iterator[_Part]:
+    """What pickle would go on to; raises what it would if it cannot."""
+    kind = type(value)
+    if isinstance(value, type | FunctionType) or kind.__module__.split(".")[0] in _NAMED_WHOLE:
+        _try(value)
+    elif kind is dict:
+        yield from _items(value.items())  # type: ignore[attr-defined]
+    elif kind is list or kind is tuple:
+        yield from _elements(value)
+    elif kind is set or kind is frozenset:
+        yield from ((None, each) for each in value)  # type: ignore[attr-defined]
+    elif isinstance(value, MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, functools.partial):
+        yield ".func", value.func
+        yield ".args", value.args
+        yield ".keywords", value.keywords
+    elif isinstance(value, Tensor):
+        _try(kind)
+        yield from _attributes(value, vars(value))
+    else:
+        yield from _reduced(value)
+
+
+def _reduced(value: object) -> Iterator[_Part]:
+    reduce = copyreg.dispatch_table.get(type(value))
+    reduced: Any = reduce(value) if reduce else value.__reduce_ex__(5)
+    if isinstance(reduced, str):
+        _try(value)
+        return
+    make, arguments, state, elements, items, set_state = (*reduced, *[None] * 4)[:6]
+    made_of = (make, *arguments, set_state)
+    if any(each is type(value) for each in made_of):
+        _try(type(value))
+    names = {id(each): name for name, each in getattr(value, "__dict__", {}).items()}
+    if isinstance(value, tuple):  # a named one: its elements are what it is made of
+        yield from _elements(value)
+    for each in made_of:
+        yield _attribute(names[id(each)]) if id(each) in names else None, each
+    # An object with __slots__ gives two dicts: the one that it may have, and that of its slots.
+    for each in state if type(state) is tuple and len(state) == 2 else (state,):
+        if isinstance(each, dict):
+            yield from _attributes(value, each)
+        else:
+            yield None, each
+    yield from _elements(elements or ())
+    yield from _items(items or ())
+
+
+def _attributes(owner: object, attributes: Mapping[Any, object]) -> Iterator[_Part]:
+    for name, value in attributes.items():
+        if isinstance(owner, nn.Module) and name in ("_modules", "_parameters", "_buffers"):
+            yield from _attributes(owner, value)  # type: ignore[arg-type]
+        else:
+            yield _attribute(name), value
+
+
+def _items(items: Any) -> Iterator[_Part]:
+    for key, value in items:
+        yield None, key
+        yield _item(key), value
+
+
+def _elements(elements: Any) -> Iterator[_Part]:
+    return ((f"[{index}]", value) for index, value in enumerate(elements))
+
+
+def _attribute(name: object) -> str:
+    if not isinstance(name, str):
+        return _item(name)
+    if name.isidentifier():
+        return f".{name}"
+    # A child of nn.Sequential or nn.ModuleList is called "0", one of nn.ModuleDict anything.
+    return f"[{name}]" if name.isdecimal() else _item(name)
+
+
+def _item(key: object) -> str:
+    return f"[{json.dumps(key) if isinstance(key, str) else repr(key)}]"
+
+
+# --- how it is said ------------------------------------------------------------------------------
+
+
+def _line(place: _Place, error: Exception) -> str:
+    verb = "holds" if place.is_inside else "is"
+    what, remedy = _diagnosis(place.value)
+    return (
+        f"{place.path} {verb} {what}, which cannot be pickled{_reason(error)}; "
+        f"{remedy}, {_OTHERWISE}"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The error's first line in brackets, unless it only says again what cannot be pickled."""
+    message = str(error).partition("\n")[0]
+    if message.startswith(("cannot pickle", "Can't pickle", "Can't get local")):
+        return ""
+    return f" ({type(error).__name__}: {message})"
+
+
+def _diagnosis(value: object) -> tuple[str, str]:
+    """What it is, and what to do instead."""
+    kind = type(value)
+    if isinstance(value, type):
+        return _definition("class", value), "write it as a class at the top level of a module"
+    if inspect.isfunction(inspect.unwrap(value)):  # type: ignore[arg-type]
+        remedy = "write it as a function (def) at the top level of a module"
+        return _definition("function", value), remedy
+    if kind.__module__.split(".")[0] not in sys.stdlib_module_names and _error(kind) is not None:
+        remedy = "write the class at the top level of a module"
+        return f"an object of {_definition('class', kind)}", remedy
+    if isinstance(value, ModuleType):
+        return f"the module {value.__name__}", "import it at the top of the file that uses it"
+    return _article(_kind_name(value)), "make it in on_fit_start, leave it out in __getstate__"
+
+
+def _definition(word: str, value: Any) -> str:
+    name: str = value.__qualname__
+    if name.endswith("<lambda>"):
+        return "a lambda"
+    if "<locals>" in name:
+        return f"the local {word} {name.rpartition('<locals>.')[2]}"
+    return f"a {word} that {value.__module__} does not have under its name, {name}"
+
+
+def _kind_name(value: object) -> str:
+    kind = type(value)
+    if isinstance(value, io.IOBase):
+        return "open file"
+    if kind.__module__ == "_thread" and kind.__qualname__ in ("lock", "RLock"):
+        return "lock"
+    prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return prefix + kind.__qualname__
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,299 @@
+"""One rank's part of a fit, validation, test or prediction."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from . import announcements, randomness, run_directory, scaling, sync_batchnorm
+from .arguments import Arguments
+from .checkpoint import Checkpoint, Checkpoints, resolve
+from .errors import CheckpointError, UserError
+from .evaluation import evaluate, predict
+from .feed import Feed, Share, feed_evaluation, feed_training
+from .loggers import make_loggers
+from .loop import FitLoop, Outputs, Position
+from .manual_optimization import ManualOptimization
+from .metrics import Recorder
+from .module import DataModule, Loader, TrainingModule
+from .optimization import Optimization, read_optimization
+from .progress import Progress
+
+Data = DataModule | Loader | None
+_Stage = Literal["train", "val", "test", "predict"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is left of a run when it is over.
+
+    ``weights``: of the module, where it was trained in another process.
+    """
+
+    result: Any = None
+    global_step: int = 0
+    current_epoch: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    run_directory: Path | None = None
+    weights: dict[str, Tensor] | None = None
+
+
+class RankRun:
+    """A run as one rank sees it, from the forming of its process group to the end.
+
+    Args:
+        checked: the trainer's arguments.
+        configuration: the whole command line's, as YAML; ``None`` without one.
+    """
+
+    def __init__(self, checked: Arguments, configuration: str | None) -> None:
+        self.checked = checked
+        self.strategy = checked.strategy
+        self.metrics: dict[str, float] = {}
+        self.directory: Path | None = None
+        self.manual: ManualOptimization | None = None
+        self.optimization = Optimization([], [])
+        self._configuration = configuration
+        self._position = Position()
+        self._given = checked.given
+
+    def connect(self) -> None:
+        """Take this process' place among its siblings."""
+        checked = self.checked
+        if checked.layout.started_outside:
+            self._say(checked.layout.receipt())
+        self.strategy.connect(checked.layout, checked.devices, checked.precision)
+        # Each rank draws its own dropout masks.
+        randomness.seed_everything(randomness.mix(self._given["seed"], checked.layout.rank))
+        self._recorder = Recorder(self.strategy.reduce, checked.device)
+        self.log = self._recorder.log
+
+    def outcome(self, result: Any) -> Outcome:
+        """What is left of the run."""
+        return Outcome(result, self.global_step, self.current_epoch, self.metrics, self.directory)
+
+    # --- what a module asks (module.Run) ---------------------------------------------------------
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps made; batches, where a training step optimizes by hand."""
+        return self._position.global_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The running epoch, from 0."""
+        return self._position.epoch
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch of this training step is the epoch's last."""
+        return self._position.is_last_batch
+
+    @property
+    def global_rank(self) -> int:
+        """This process among all."""
+        return self.checked.layout.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        return self.checked.layout.world_size
+
+    # --- fit -------------------------------------------------------------------------------------
+
+    def fit(self, module: TrainingModule, data: Data, val_dataloader: Loader | None) -> None:
+        """Train."""
+        chosen = run_directory.choose(
+            self.checked.root, self._given["run_name"], self._given["resume"], self.checked.layout
+        )
+        self.directory = chosen.directory
+        with self._output_of(chosen.directory), self._attached(module):
+            loop = self._make_loop(module, data, val_dataloader, chosen.directory)
+            self.manual = loop.manual
+            module.on_fit_start()
+            if chosen.checkpoint is not None:
+                checkpoint = Checkpoint(chosen.checkpoint)
+                self._say(f"resumed from {chosen.checkpoint}")
+                for remark in loop.resume(checkpoint, self.checked.layout, chosen.is_same_run):
+                    self._say(f"note: {remark}")
+            self._say(*announcements.opening(self.checked, loop, chosen.directory))
+            try:
+                loop.run()
+            finally:
+                loop.close()
+        self.metrics = dict(loop.outputs.latest)
+        self._say(*announcements.closing(loop, chosen.directory))
+
+    def _make_loop(
+        self,
+        module: TrainingModule,
+        data: Data,
+        val_dataloader: Loader | None,
+        directory: Path,
+    ) -> FitLoop:
+        strategy, given = self.strategy, self._given
+        feed = feed_training(
+            _loader(data, module, "train"),
+            self._share(),
+            accumulate=given["accumulate_grad_batches"],
+            global_batch_size=given["global_batch_size"],
+            in_global_order=given["use_distributed_sampler"],
+            uneven=given["uneven_inputs"],
+        )
+        if val_dataloader is None and _has_loader(data, module, "val"):
+            val_dataloader = _loader(data, module, "val")
+        self._prepare(module)
+        self.optimization = strategy.setup(module, lambda: self._configured(module))
+        return FitLoop(
+            module,
+            strategy,
+            self.optimization,
+            feed,
+            self._validation(module, val_dataloader),
+            self._outputs(feed, directory),
+            Checkpoints(
+                directory / "checkpoints", given["keep_checkpoints"], given["async_checkpoints"]
+            ),
+            self.checked.schedule,
+            self.checked.clip,
+            self._position,
+            self._rate(feed),
+        )
+
+    def _configured(self, module: TrainingModule) -> Optimization:
+        optimization = read_optimization(module.configure_optimizers())
+        reason = self.strategy.limits.refused.get("several_optimizers")
+        if reason is not None and len(optimization.optimizers) > 1:
+            name = self.checked.strategy_name
+            raise UserError(f"strategy={name!r} takes one optimizer: {reason}")
+        return optimization
+
+    def _prepare(self, module: TrainingModule) -> None:
+        if self._given["sync_batchnorm"]:
+            sync_batchnorm.convert(module, self.checked.device.type)
+        if self._given["compile"]:
+            module.compile()
+
+    def _rate(self, feed: Feed) -> Callable[[int], float]:
+        rate, own = self.checked.learning_rate, self.strategy.learning_rate_factor
+        batch_size = feed.samples_per_step
+        shares = self.strategy.data_replicas * feed.accumulate
+        target = own * rate.target(batch_size, batch_size // shares if batch_size else None)
+        return lambda step: rate.factor(target, step)
+
+    def _validation(
+        self, module: TrainingModule, loader: Loader | None
+    ) -> Callable[[], dict[str, float]] | None:
+        if loader is None:
+            return None
+        feed = self._feed_evaluation(loader)
+        return lambda: evaluate(module, self.strategy, self._recorder, feed, "validation")
+
+    # --- validate, test, predict -----------------------------------------------------------------
+
+    def evaluate(
+        self,
+        stage: Literal["validation", "test"],
+        module: TrainingModule,
+        data: Data,
+        checkpoint: str | None,
+    ) -> dict[str, float]:
+        """Validate or test, with the weights of a checkpoint if one is given."""
+        feed = self._feed_evaluation(
+            _loader(data, module, "val" if stage == "validation" else stage)
+        )
+        with self._attached(module):
+            self._set_up_for_evaluation(module, checkpoint)
+            self.metrics = evaluate(module, self.strategy, self._recorder, feed, stage)
+        self._say(*(f"{name}: {value:.6g}" for name, value in self.metrics.items()))
+        return self.metrics
+
+    def predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
+        """Predict, with the weights of a checkpoint if one is given."""
+        feed = self._feed_evaluation(_loader(data, module, "predict"))
+        with self._attached(module):
+            self._set_up_for_evaluation(module, checkpoint)
+            return predict(module, self.strategy, feed)
+
+    def _set_up_for_evaluation(self, module: TrainingModule, checkpoint: str | None) -> None:
+        self.strategy.place(module)
+        if checkpoint is not None:
+            found = Checkpoint(resolve(checkpoint))
+            try:
+                self.strategy.load_state(found.state(), None)
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())[:300]
+                raise CheckpointError(f"{found.path}: not of this model ({reason})") from None
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _attached(self, module: TrainingModule) -> Iterator[None]:
+        """The module knows its run for a while."""
+        module._run = self
+        try:
+            yield
+        finally:
+            module._run = None
+
+    @contextlib.contextmanager
+    def _output_of(self, directory: Path) -> Iterator[None]:
+        """The main process prints where the user sees it, the others into the run's directory."""
+        if self.checked.layout.is_main:
+            yield
+        else:
+            log = directory / "logs" / f"rank-{self.checked.layout.rank}.log"
+            with run_directory.output_to(log):
+                yield
+
+    def _share(self) -> Share:
+        return Share(self.strategy.data_index, self.strategy.data_replicas, self._given["seed"])
+
+    def _feed_evaluation(self, loader: Loader) -> Feed:
+        in_order = self._given["use_distributed_sampler"]
+        return feed_evaluation(loader, self._share(), in_global_order=in_order)
+
+    def _outputs(self, feed: Feed, directory: Path) -> Outputs:
+        is_main = self.checked.layout.is_main
+        progress = Progress(
+            self._given["enable_progress_bar"] and is_main,
+            scaling.total_steps(feed.steps, *self.checked.schedule.ends),
+            feed.samples_per_step,
+        )
+        if not is_main:
+            return Outputs(self._recorder, progress)
+        if self._configuration is not None:
+            run_directory.write_atomically(directory / "config.yaml", self._configuration)
+        facts = {
+            "strategy": self.checked.strategy_name,
+            "precision": self.checked.precision.name,
+            "device": str(self.checked.device),
+            "seed": self._given["seed"],
+            "samples_per_step": feed.samples_per_step,
+            "steps_per_epoch": feed.steps,
+        }
+        run_directory.write_record(directory, self.checked.layout, facts)
+        return Outputs(self._recorder, progress, make_loggers(self._given["loggers"], directory))
+
+    def _say(self, *lines: str) -> None:
+        if self.checked.layout.is_main and self._given["enable_progress_bar"]:
+            print(*lines, sep="\n", flush=True)
+
+
+def _has_loader(data: Data, module: TrainingModule, stage: _Stage) -> bool:
+    return (data is None or isinstance(data, DataModule)) and (
+        getattr(data or module, f"{stage}_dataloader")() is not None
+    )
+
+
+def _loader(data: Data, module: TrainingModule, stage: _Stage) -> Loader:
+    if data is not None and not isinstance(data, DataModule):
+        return data
+    loader: Loader | None = getattr(data or module, f"{stage}_dataloader")()
+    if loader is None:
+        owner = type(data or module).__name__
+        raise UserError(f"no batches: {owner} has no {stage}_dataloader, and none was given")
+    return loader

@@ -1,0 +1,37 @@
+"""``ddp2``: one process a node, dp over its devices inside, gradients averaged across nodes."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..module import TrainingModule
+from .ddp import DDP
+from .dp import NO_MANUAL, NO_SYNCED_NORM, ReplicatedStep
+from .limits import Limits
+
+
+class DDP2(DDP):
+    """A loss over the node's whole batch is possible in ``training_step_end``."""
+
+    limits: ClassVar[Limits] = Limits(
+        refused={"manual_optimization": NO_MANUAL, "sync_batchnorm": NO_SYNCED_NORM}
+    )
+
+    step: ReplicatedStep
+
+    def make_step(self, module: TrainingModule) -> ReplicatedStep:
+        return ReplicatedStep(module, self.devices)
+
+    def read_loss(self, outputs: Any) -> Tensor:
+        return self.step.read_loss(outputs)
+
+    @staticmethod
+    def local_processes(devices: int) -> int:
+        return 1
+
+    @staticmethod
+    def replicas(devices: int, num_nodes: int) -> int:
+        return num_nodes
+
+    def move(self, batch: Any) -> Any:
+        return batch  # each piece goes to its own device

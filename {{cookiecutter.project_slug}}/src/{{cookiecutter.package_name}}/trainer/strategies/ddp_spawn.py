@@ -1,0 +1,19 @@
+"""``ddp_spawn``: ddp whose processes are spawned from this one.
+
+Source: https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
+"""
+
+from typing import ClassVar, Literal
+
+from .ddp import DDP
+from .limits import Limits
+
+
+class DDPSpawn(DDP):
+    """For scripts that cannot be started again: the module, data and trainer are pickled.
+
+    After ``fit`` the weights and metrics are back in the process that called it.
+    """
+
+    limits: ClassVar[Limits] = Limits(max_nodes=1)
+    launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "spawn"

@@ -1,0 +1,192 @@
+"""``dp``: one process, the batch scattered over the replicas of its devices.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html; torch's own works
+on GPUs only, this one on any devices, the same one several times too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .. import devices
+from ..feed import batch_length
+from ..module import Run, TrainingModule
+from ..optimization import Optimization
+from .limits import Limits
+from .single_device import SingleDevice, Stage, StepModule, read_loss
+
+NO_MANUAL = "training_step runs once a replica; use strategy='ddp'"
+NO_SYNCED_NORM = (
+    "a replica normalises by its own piece of the batch, and the pieces run one after another; "
+    "use strategy='ddp'"
+)
+
+
+class ReplicatedStep(StepModule):
+    """A step on each device's piece of a batch, and the outputs gathered on the first device.
+
+    Replicas run one after another in this thread, so that randomness, logging and the user's own
+    state see one order. On GPUs their kernels are queued and run side by side all the same.
+
+    Args:
+        module: the user's, on the first device.
+        device_list: of the replicas.
+    """
+
+    def __init__(self, module: TrainingModule, device_list: Sequence[torch.device]) -> None:
+        super().__init__(module)
+        self._devices = device_list
+        self.sizes: list[int] = [1]
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        pieces = scatter(batch, self._devices)
+        self.sizes = [batch_length(piece) for piece in pieces]
+        outputs = []
+        for index, piece in enumerate(pieces):
+            replica = replicate(self.module, self._devices[index], is_first=index == 0)
+            if self.module._run is not None:
+                replica._run = _PieceRun(self.module._run, self.sizes[index])
+            outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
+        return gather(outputs, self._devices[0])
+
+    def read_loss(self, outputs: Any) -> Tensor:
+        """The mean of the replicas' losses, each sample counted once."""
+        losses = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if not isinstance(losses, Tensor) or losses.ndim != 1 or len(losses) != len(self.sizes):
+            return read_loss(outputs)
+        weights = torch.tensor(self.sizes, dtype=losses.dtype, device=losses.device)
+        return (losses * weights).sum() / weights.sum()
+
+
+class DP(SingleDevice):
+    """Every device holds a replica of the model for a step and reads its piece of the batch."""
+
+    limits: ClassVar[Limits] = Limits(
+        max_nodes=1,
+        refused={
+            "16-mixed": "gradient scaling with replicas in one process is not supported; use "
+            "'bf16-mixed', or strategy='ddp'",
+            "manual_optimization": NO_MANUAL,
+            "sync_batchnorm": NO_SYNCED_NORM,
+        },
+    )
+
+    step: ReplicatedStep
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        self.place(module)
+        return configure()
+
+    def place(self, module: TrainingModule) -> None:
+        super().place(module)
+        self.step = ReplicatedStep(module, self.devices)
+
+    def move(self, batch: Any) -> Any:
+        return batch  # each piece goes to its own device
+
+    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        return self.step(stage, batch, batch_idx)
+
+    def read_loss(self, outputs: Any) -> Tensor:
+        return self.step.read_loss(outputs)
+
+
+class _PieceRun:
+    """A run as a replica sees it: what it logs counts for the samples of its piece."""
+
+    def __init__(self, run: Run, samples: int) -> None:
+        self._run = run
+        self._samples = samples
+
+    def log(self, *arguments: Any) -> None:
+        *rest, batch_size = arguments
+        self._run.log(*rest, self._samples if batch_size is None else batch_size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+
+def replicate(module: Any, device: torch.device, *, is_first: bool) -> Any:
+    """A copy of a module for one step whose gradients flow into the module's own parameters.
+
+    Args:
+        module: any ``nn.Module``.
+        device: of the copy.
+        is_first: share the buffers, so that what the first replica writes (the running statistics
+            of BatchNorm) stays; the others' buffers are copies.
+    """
+    if _is_torchmetric(module):
+        return module  # its sums must outlive the step
+    replica = module._replicate_for_data_parallel()
+    replica._former_parameters = {}
+    for name, child in module._modules.items():
+        if child is not None:
+            replica._modules[name] = replicate(child, device, is_first=is_first)
+    for name, parameter in module._parameters.items():
+        # A view or a copy, and no leaf: backward adds its gradient to the original's.
+        copy = None if parameter is None else _copied(parameter, device)
+        setattr(replica, name, copy)
+        replica._former_parameters[name] = copy
+    for name, buffer in module._buffers.items():
+        if buffer is not None and not is_first:
+            replica._buffers[name] = buffer.detach().to(device, copy=True)
+    if isinstance(replica, TrainingModule):
+        replica._device = device
+    return replica
+
+
+def _copied(parameter: Tensor, device: torch.device) -> Tensor:
+    return parameter.view_as(parameter) if parameter.device == device else parameter.to(device)
+
+
+def _is_torchmetric(module: nn.Module) -> bool:
+    return hasattr(module, "metric_state") and hasattr(module, "_update_count")
+
+
+def scatter(batch: Any, device_list: Sequence[torch.device]) -> list[Any]:
+    """Pieces of a batch, one a device, each where it belongs; fewer if there are fewer samples.
+
+    Tensors are cut along their first dimension, into pieces that differ by one at most; what is
+    no tensor is given to every replica.
+    """
+    count = min(len(device_list), max(1, batch_length(batch)))
+    used = list(device_list[:count])
+    return [
+        devices.move(piece, device) for piece, device in zip(_cut(batch, count), used, strict=True)
+    ]
+
+
+def _cut(value: Any, count: int) -> list[Any]:
+    if isinstance(value, Tensor) and value.ndim > 0:
+        return list(value.tensor_split(count))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [type(value)(*parts) for parts in _cut_each(value, count)]
+    if isinstance(value, list | tuple):
+        return [type(value)(parts) for parts in _cut_each(value, count)]
+    if isinstance(value, Mapping):
+        cuts = _cut_each(list(value.values()), count)
+        return [type(value)(zip(value, parts, strict=True)) for parts in cuts]  # type: ignore[call-arg]
+    return [value] * count
+
+
+def _cut_each(values: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
+    return list(zip(*(_cut(value, count) for value in values), strict=True)) or [()] * count
+
+
+def gather(outputs: Sequence[Any], device: torch.device) -> Any:
+    """Replicas' outputs as one: tensors joined along the first dimension, numbers made a vector."""
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        moved = [output.to(device) for output in outputs]
+        return torch.cat(moved) if first.ndim else torch.stack(moved)
+    if isinstance(first, int | float) and not isinstance(first, bool):
+        return torch.tensor(outputs, device=device)
+    if isinstance(first, Mapping):
+        return {key: gather([output[key] for output in outputs], device) for key in first}
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(gather(each, device) for each in zip(*outputs, strict=True)))
+    if isinstance(first, list | tuple):
+        return type(first)(gather(each, device) for each in zip(*outputs, strict=True))
+    return None if first is None else list(outputs)

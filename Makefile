@@ -21,10 +21,10 @@ RENDER = $(BIN)/cookiecutter --no-input --default-config . --output-dir
 IN_PROJECT = $(MAKE) -C
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs lock clean
+.PHONY: help demo test test-slow horovod lint format bench docs lock clean
 
 help:  ## list these commands
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
 demo: $(TOOLS)  ## render into build/demo, install, train on digits with two processes, test
 	rm -rf build/demo
@@ -41,11 +41,21 @@ test: lint  ## check and test the template, then a rendered project
 	$(IN_PROJECT) build/test/my-project setup VENV=$(PROJECT_VENV)
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
 
+test-slow: $(TOOLS)  ## run the tests of a rendered project that take long
+	rm -rf build/test
+	$(RENDER) build/test
+	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
+
+horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its first build takes minutes
+	rm -rf build/test
+	$(RENDER) build/test
+	$(IN_PROJECT) build/test/my-project horovod VENV=$(PROJECT_VENV)
+
 lint: $(TOOLS)  ## check the template's own Python and shell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck .ci/run '{{cookiecutter.project_slug}}/requirements/lock.sh'
+	$(BIN)/shellcheck .ci/run '{{cookiecutter.project_slug}}/requirements/lock.sh' '{{cookiecutter.project_slug}}/requirements/horovod.sh'
 
 format: $(TOOLS)  ## bring the template's own Python into form
 	$(BIN)/ruff check --fix .

@@ -14,7 +14,8 @@ complain() {
 }
 
 python=$(command -v "${1:-}") || complain "give the Python of the environment to install into"
-lock=$(cd "$(dirname "$0")" && pwd)/horovod.txt
+lock=$(dirname "$0")/horovod.txt
+version=$(sed -n 's/^horovod==\([^ ]*\).*/\1/p' "$lock")
 
 with_mpi=gloo
 if [ -z "${HOROVOD_WITHOUT_MPI:-}" ] && command -v mpicxx > /dev/null; then
@@ -28,6 +29,7 @@ print(re.sub("[^a-z0-9]+", ".", ".".join(parts).lower()))
 END
 ) || complain "$python cannot import torch, setuptools and packaging, which the build needs"
 kept=${HOROVOD_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/horovod-wheels}/$key
+wheel=horovod-$version+$key
 
 check_tools() {
     local missing=()
@@ -42,7 +44,7 @@ check_tools() {
 # Ends the shell of a build, whose output went to a log.
 conclude() {
     if [ "$1" != 0 ]; then
-        tail -n 40 "$work/log" >&3
+        grep -E -A 4 '(error|ERROR|Error at .*):' "$work/log" | head -n 40 >&3 || true
         echo "horovod.sh: Horovod could not be built" >&3
     fi
     rm -rf "$work"
@@ -57,36 +59,40 @@ build() {
         --no-build-isolation --dest "$work" --requirement "$lock"
     mkdir "$work/source"
     tar -xzf "$work"/horovod-*.tar.gz -C "$work/source" --strip-components 1
-    cd "$work/source"
     # torch's headers are written in C++20 now.
-    sed -i 's/CMAKE_CXX_STANDARD 14)/CMAKE_CXX_STANDARD 20)/' CMakeLists.txt horovod/torch/CMakeLists.txt
+    sed -i 's/CMAKE_CXX_STANDARD 14)/CMAKE_CXX_STANDARD 20)/' \
+        "$work/source/CMakeLists.txt" "$work/source/horovod/torch/CMakeLists.txt"
     # Nothing in it imports cffi, which it would have installed.
-    sed -i "s/require_list.append('cffi>=1.4.0')/pass/" setup.py
+    sed -i "s/require_list.append('cffi>=1.4.0')/pass/" "$work/source/setup.py"
 
     if [ "$with_mpi" = mpi ]; then export HOROVOD_WITH_MPI=1; else export HOROVOD_WITHOUT_MPI=1; fi
     export HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1
     export HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
     # By its version pip tells this build from one for another torch.
     export HOROVOD_LOCAL_VERSION="$key"
-    # CMake 4 refuses the old minimum that gloo states, and newer compilers include less by themselves.
+    # CMake 4 refuses the old minimum that gloo states. GCC 13 and later include less by themselves,
+    # and refuse the span that flatbuffers brings.
     export CMAKE_POLICY_VERSION_MINIMUM=3.5
-    export CXXFLAGS="${CXXFLAGS:-} -include cstdint -include stdexcept -include string"
+    CXXFLAGS="${CXXFLAGS:-} -include cstdint -include stdexcept -include string"
+    export CXXFLAGS="$CXXFLAGS -DFLATBUFFERS_USE_STD_SPAN"
     export LDFLAGS="${LDFLAGS:-} -s"
     # What a make around this one has put there is not for the one inside.
     MAKEFLAGS="-j$(nproc)"
     export MAKEFLAGS
     # Not isolated: it is built against the torch of the environment.
-    "$python" -m pip wheel --use-pep517 --no-build-isolation --no-deps --wheel-dir "$work" .
+    "$python" -m pip wheel --use-pep517 --no-build-isolation --no-deps \
+        --wheel-dir "$work" "$work/source"
 
     # By a rename at the end: a build that is killed leaves no wheel.
     mkdir -p "$kept"
-    cp "$work"/horovod-*.whl "$kept/.$$"
-    mv "$kept/.$$" "$kept/$(basename "$work"/horovod-*.whl)"
+    built=$(basename "$work/$wheel"-*.whl)
+    cp "$work/$built" "$kept/.$$"
+    mv "$kept/.$$" "$kept/$built"
 }
 
-if ! compgen -G "$kept/horovod-*.whl" > /dev/null; then
+if ! compgen -G "$kept/$wheel-*.whl" > /dev/null; then
     check_tools
-    echo "building Horovod for $key, once; this takes some minutes"
+    echo "building Horovod $version for $key, once; this takes some minutes"
     (build)
 fi
-"$python" -m pip install --quiet "$kept"/horovod-*.whl
+"$python" -m pip install --quiet "$kept/$wheel"-*.whl

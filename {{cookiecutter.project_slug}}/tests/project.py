@@ -5,13 +5,20 @@ of the package.
 """
 
 import importlib
+import importlib.util
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = next(path.parent.name for path in sorted((ROOT / "src").glob("*/__init__.py")))
@@ -40,9 +47,13 @@ def run(
     cwd: Path = ROOT,
     extra: Mapping[str, str] | None = None,
     timeout: float = 100,
+    by: Sequence[str] = (),
 ) -> "subprocess.CompletedProcess[str]":
-    """Run Python with arguments to its end; a process group that takes too long is killed whole."""
-    with start(arguments, cwd=cwd, extra=extra) as process:
+    """Run Python with arguments to its end; a process group that takes too long is killed whole.
+
+    ``by`` is the command that starts it, mpirun's say.
+    """
+    with start(arguments, cwd=cwd, extra=extra, by=by) as process:
         try:
             output, error = process.communicate(timeout=timeout)
         except BaseException:
@@ -51,12 +62,77 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
 
 
+def run_nodes(
+    arguments: Sequence[str | Path], nodes: int, *, timeout: float, by: Sequence[str] = ()
+) -> "list[subprocess.CompletedProcess[str]]":
+    """Run Python with arguments on so many made-up nodes: a process each, told that it is one."""
+    if nodes == 1:
+        return [run(arguments, timeout=timeout, by=by)]
+    port = free_port()
+    with ThreadPoolExecutor(nodes) as executor:
+        variables = [
+            {
+                "RANK": str(node),
+                "WORLD_SIZE": str(nodes),
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            for node in range(nodes)
+        ]
+        each = partial(run, arguments, timeout=timeout)
+        return list(executor.map(lambda extra: each(extra=extra), variables))
+
+
+def horovodrun(processes: int) -> list[str]:
+    """The command that starts so many processes of Horovod on this machine, over gloo."""
+    script = Path(sys.executable).with_name("horovodrun")
+    return [str(script), "-np", str(processes), "--gloo"]
+
+
+def mpirun(processes: int) -> list[str]:
+    """The command that starts so many processes by Open MPI, on however few cores."""
+    as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    return ["mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(processes)]
+
+
+def require(reason: str | None) -> None:
+    """Skip a test that cannot run here, with the reason; in CI it fails instead."""
+    if reason is not None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+def missing_horovod() -> str | None:
+    """Why Horovod's tests cannot run; ``None`` if they can."""
+    if importlib.util.find_spec("horovod") is None:
+        return "Horovod is not installed: make horovod"
+    return None
+
+
+def missing_mpi() -> str | None:
+    """Why tests under mpirun cannot run; ``None`` if they can."""
+    return None if shutil.which("mpirun") else "mpirun is not installed: apt install openmpi-bin"
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
 def start(
-    arguments: Sequence[str | Path], *, cwd: Path = ROOT, extra: Mapping[str, str] | None = None
+    arguments: Sequence[str | Path],
+    *,
+    cwd: Path = ROOT,
+    extra: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
 ) -> "subprocess.Popen[str]":
     """Start Python with arguments, as leader of a process group."""
     return subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
+        [*by, sys.executable, *map(str, arguments)],
         cwd=cwd,
         env=environment(extra),
         stdin=subprocess.DEVNULL,

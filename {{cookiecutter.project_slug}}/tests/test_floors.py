@@ -9,7 +9,7 @@ from .project import PACKAGE, ROOT
 TRAINER = ROOT / "src" / PACKAGE / "trainer"
 # From the ground up; a module may import what stands on a line before its own.
 FLOORS = [
-    {"errors", "distributed", "randomness", "safetensors_writer", "progress", "pickling"},
+    {"errors", "distributed", "randomness", "safetensors_writer", "progress", "pickling", "stacks"},
     {"cluster", "devices", "idle_gpus", "legacy", "loggers"},
     {"metrics", "scaling", "optimization", "precision"},
     {"sync_batchnorm", "batch_size", "watchdog"},
@@ -17,7 +17,7 @@ FLOORS = [
     {"feed", "run_directory", "launch"},
     {"strategies"},
     {"evaluation", "manual_optimization"},
-    {"loop"},
+    {"loop", "batch_size_trial"},
     {"arguments"},
     {"announcements"},
     {"rank_run"},

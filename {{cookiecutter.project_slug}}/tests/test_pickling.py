@@ -264,6 +264,13 @@ def test_an_array_of_objects_and_a_tensor_s_attributes_are_looked_into():
     assert find_unpicklable(layer, "model").startswith("model._forward_hooks[")
 
 
+def test_an_object_s_own_reason_comes_before_its_class_s():
+    parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(1, 1))
+    line = find_unpicklable(nn.Sequential(parametrized), "model")
+    assert line.startswith("model[0] is a torch.nn.utils.parametrize.ParametrizedLinear, which ")
+    assert "(RuntimeError: Serialization of parametrized modules" in line
+
+
 def test_of_several_paths_the_shortest_is_named():
     dataset = Holder(transform=lambda x: x)
     owner = Holder(deep=[[[[dataset]]]], loader=DataLoader(dataset, 2, sampler=[1]))

@@ -1,4 +1,4 @@
-"""The command line: ``fit``, ``validate``, ``test``, ``predict``."""
+"""The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_batch_size``."""
 
 import sys
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def _run(words: list[str]) -> None:
     if command not in COMMANDS:
         raise ConfigurationError(f"{command!r} is no command{nearest(command, COMMANDS)}")
     run = configuration.read_run(program, command, rest)
-    {"fit": _fit, "validate": _validate, "test": _test, "predict": _predict}[command](run)
+    _COMMANDS[command](run)
 
 
 def _fit(run: Run) -> None:
@@ -68,9 +68,22 @@ def _predict(run: Run) -> None:
         print(f"{len(predictions)} predictions written to {path}")
 
 
+def _find_batch_size(run: Run) -> None:
+    run.trainer.find_batch_size(run.model, run.data)
+
+
+_COMMANDS = {
+    "fit": _fit,
+    "validate": _validate,
+    "test": _test,
+    "predict": _predict,
+    "find_batch_size": _find_batch_size,
+}
+
+
 def _usage(program: str) -> str:
     lines = [f"usage: {program} COMMAND [--config FILE] [--trainer.OPTION VALUE] …", ""]
-    lines += [f"  {command:10}{configuration.describe_command(command)}" for command in COMMANDS]
+    lines += [f"  {command:17}{configuration.describe_command(command)}" for command in COMMANDS]
     return "\n".join([*lines, "", f"'{program} COMMAND --help' lists every option."])
 
 

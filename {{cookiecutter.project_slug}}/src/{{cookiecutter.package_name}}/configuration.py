@@ -32,7 +32,7 @@ class Run:
 
 
 def make_parser(program: str, command: str) -> ArgumentParser:
-    """The parser of one command: ``fit``, ``validate``, ``test`` or ``predict``."""
+    """The parser of one of :data:`COMMANDS`."""
     parser = ArgumentParser(
         prog=f"{program} {command}",
         exit_on_error=False,
@@ -49,7 +49,7 @@ def make_parser(program: str, command: str) -> ArgumentParser:
     parser.add_subclass_arguments(
         DataModule, "data", help="class path of where its batches come from"
     )
-    if command != "fit":
+    if command in _WITH_CHECKPOINT:
         help_text = "a run's directory or a checkpoint, whose weights are used"
         parser.add_argument(f"--{_CHECKPOINT}", type=str | None, default=None, help=help_text)
     return parser
@@ -60,8 +60,10 @@ _HELP = {
     "validate": "Validate a model on its validation data.",
     "test": "Test a model on its test data.",
     "predict": "Write a model's predictions for its prediction data.",
+    "find_batch_size": "Find the largest batch that a device can train on.",
 }
 COMMANDS = tuple(_HELP)
+_WITH_CHECKPOINT = ("validate", "test", "predict")
 
 
 def describe_command(command: str) -> str:
@@ -140,7 +142,7 @@ def _find_mistakes(arguments: Sequence[str], command: str) -> list[str]:
                 return problems.lines  # what else is missing may stand in the file
         elif key not in (_CHECKPOINT, "print_config", "help"):
             _put(given, key.split("."), _value(text))
-    known = {*_SECTIONS, *([_CHECKPOINT] if command != "fit" else [])}
+    known = {*_SECTIONS, *([_CHECKPOINT] if command in _WITH_CHECKPOINT else [])}
     for key in given.keys() - known:
         problems.add(f"{key}: there is no such section{nearest(str(key), known)}")
     _check_trainer(given.get("trainer") or {}, problems)

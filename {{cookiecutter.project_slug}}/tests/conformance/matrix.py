@@ -3,8 +3,11 @@
 A strategy that is registered and has no row here fails the suite.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from ..project import horovodrun, missing_horovod, missing_mpi, mpirun
 
 
 @dataclass(frozen=True)
@@ -12,31 +15,59 @@ class Property:
     """One way to train the subject.
 
     Args:
-        subject: arguments of the subject.
-        trainer: arguments of the trainer.
         tolerance: largest difference of a weight, or a logged loss, from one process'; 0: to the
             last bit.
+        subject: arguments of the subject.
+        trainer: arguments of the trainer.
+        alone: arguments of the subject where one process trains it for comparison.
+        trainer_alone: arguments of the trainer then.
     """
 
     tolerance: float
-    subject: dict[str, Any] = field(default_factory=dict)
-    trainer: dict[str, Any] = field(default_factory=dict)
+    subject: Mapping[str, Any] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    alone: Mapping[str, Any] = field(default_factory=dict)
+    trainer_alone: Mapping[str, Any] = field(default_factory=dict)
 
+
+SCALED = {"reference_batch_size": 12, "learning_rate_warmup_steps": 3}
 
 # Half precision rounds each process' part of a batch by itself: a rounding (2^-8 and 2^-11 of a
-# value) in each of ten steps, which a rate of 0.1 and a momentum of 0.9 carry into the weights.
+# value) in each of ten steps, which a rate of 0.1 and a momentum of 0.9 carry into the weights. The
+# planted faults differ by 0.8.
 PROPERTIES = {
     "sgd": Property(1e-6),
     "adam": Property(1e-5, {"optimizer": "adam"}),
     "two optimizers": Property(1e-5, {"optimizer": "two"}),
+    "manual": Property(1e-5, {"kind": "adversarial"}),
     "scheduler": Property(1e-6, {"schedule": True}),
+    "scaled rate": Property(
+        1e-6, {"schedule": True}, {"learning_rate_scaling": "linear", **SCALED}
+    ),
     "drop last": Property(1e-6, {"drop_last": True}),
+    "uneven": Property(
+        1e-6,
+        {"uneven": True},
+        {"uneven_inputs": "join", "global_batch_size": None},
+        {"uneven": True, "in_pieces": True},
+    ),
     "accumulation": Property(1e-6, trainer={"accumulate_grad_batches": 2}),
     "clip norm": Property(1e-6, trainer={"gradient_clip_val": 0.1}),
     "clip value": Property(
         1e-6, trainer={"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
     ),
-    "bf16": Property(1e-2, trainer={"precision": "bf16-mixed"}),
+    "batchnorm": Property(
+        1e-6,
+        {"norm": True, "drop_last": True},
+        alone={"norm": True, "drop_last": True, "in_pieces": True},
+    ),
+    "sync batchnorm": Property(
+        1e-5,
+        {"norm": True},
+        {"sync_batchnorm": True},
+        trainer_alone={"sync_batchnorm": False},
+    ),
+    "bf16": Property(2e-2, trainer={"precision": "bf16-mixed"}),
     # Small enough that no scaled gradient overflows: a process' part of a batch has a larger mean
     # gradient than the whole, and so would skip other steps.
     "fp16": Property(1e-3, {"scale": 0.1}, {"precision": "16-mixed"}),
@@ -44,19 +75,134 @@ PROPERTIES = {
 
 
 @dataclass(frozen=True)
+class Launch:
+    """How a strategy is started.
+
+    Args:
+        devices: of a node.
+        nodes: made up on this machine: a process each that is told so.
+        by: command that starts the processes, told how many; by default the trainer does.
+        missing: says why that cannot be, or ``None``.
+        slow: left out of a quick run of the tests.
+    """
+
+    devices: int
+    nodes: int = 1
+    by: Callable[[int], list[str]] | None = None
+    missing: Callable[[], str | None] | None = None
+    slow: bool = False
+
+    @property
+    def command(self) -> list[str]:
+        """What Python's own command stands behind."""
+        return self.by(self.devices) if self.by is not None else []
+
+    def __str__(self) -> str:
+        name = f"{self.nodes} x {self.devices}" if self.nodes > 1 else str(self.devices)
+        return f"{name}, {self.by.__name__}" if self.by is not None else name
+
+
+@dataclass(frozen=True)
 class Row:
     """What is tried of a strategy.
 
     Args:
-        world_sizes: numbers of processes.
+        launches: ways to start it.
+        strategy: its name, where the row has another.
+        options: of the strategy.
+        tolerances: of properties that it computes less exactly, or more.
         refused: properties that it refuses, with a part of its reason.
+        reads_by_node: a node reads its batches as one, and not each device its own.
+        only: properties that are tried; by default all. For rows that differ from another in one
+            thing alone.
+        resumed: largest difference of a run that was resumed; 0: to the last bit.
     """
 
-    world_sizes: tuple[int, ...]
-    refused: dict[str, str] = field(default_factory=dict)
+    launches: tuple[Launch, ...]
+    strategy: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    reads_by_node: bool = False
+    only: tuple[str, ...] = tuple(PROPERTIES)
+    resumed: float = 0.0
 
+    def cut(self, launch: Launch) -> tuple[int, int]:
+        """Into how many pieces a batch is cut, and among how many readers."""
+        pieces = launch.devices * launch.nodes
+        return pieces, launch.nodes if self.reads_by_node else pieces
+
+
+TWO_AND_THREE = (Launch(2), Launch(3))
+# For what differs from another row in one thing alone.
+SLOWLY = (Launch(2, slow=True), Launch(3, slow=True))
+ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
+REPLICAS_REFUSE = {
+    "manual": "training_step runs once a replica",
+    "sync batchnorm": "a replica normalises by its own piece of the batch",
+}
 
 MATRIX = {
-    "single_device": Row((1,)),
-    "ddp": Row((2, 3)),
+    "single_device": Row((Launch(1),)),
+    "dp": Row(
+        TWO_AND_THREE,
+        refused={**REPLICAS_REFUSE, "fp16": "gradient scaling with replicas"},
+        reads_by_node=True,
+    ),
+    "ddp": Row(TWO_AND_THREE),
+    "ddp, static graph": Row(
+        SLOWLY,
+        "ddp",
+        {"static_graph": True},
+        only=(*ONE_OPTIMIZER, "batchnorm"),
+        # DDP sums the first step of a static graph, which it learns in it, in another order.
+        resumed=1e-6,
+    ),
+    "ddp, unused parameters": Row(
+        SLOWLY, "ddp", {"find_unused_parameters": True}, only=ONE_OPTIMIZER
+    ),
+    "ddp, fp16 hook": Row(
+        SLOWLY,
+        "ddp",
+        {"communication_hook": "fp16"},
+        # Gradients lose what is below 2^-11 of them, in each of ten steps.
+        dict.fromkeys(ONE_OPTIMIZER, 2e-3),
+        only=ONE_OPTIMIZER,
+    ),
+    "ddp, bf16 hook": Row(
+        SLOWLY,
+        "ddp",
+        {"communication_hook": "bf16"},
+        dict.fromkeys(ONE_OPTIMIZER, 2e-2),
+        only=ONE_OPTIMIZER,
+    ),
+    "ddp, PowerSGD": Row(
+        SLOWLY,
+        "ddp",
+        {"communication_hook": "powersgd", "powersgd_rank": 2, "powersgd_start_step": 3},
+        # Two columns stand for a gradient; what is left out comes a step later.
+        dict.fromkeys(ONE_OPTIMIZER, 0.2),
+        only=ONE_OPTIMIZER,
+    ),
+    "ddp_spawn": Row(SLOWLY),
+    "ddp_fork": Row((Launch(2), Launch(3, slow=True))),
+    "ddp_notebook": Row((Launch(2),), only=("sgd",)),
+    "ddp2": Row(
+        (Launch(2, slow=True), Launch(3, slow=True), Launch(2, nodes=2)),
+        refused=REPLICAS_REFUSE,
+        reads_by_node=True,
+    ),
+    "ddp_zero1": Row((Launch(2), Launch(3, slow=True))),
+    "horovod": Row(
+        (
+            Launch(2, by=horovodrun, missing=missing_horovod),
+            Launch(3, by=horovodrun, missing=missing_horovod, slow=True),
+            Launch(2, by=mpirun, missing=lambda: missing_horovod() or missing_mpi(), slow=True),
+        ),
+        options={"scale_learning_rate": False},
+        refused={
+            "manual": "its optimizers expect one backward a step",
+            "bf16": "know no bfloat16",
+        },
+    ),
 }

@@ -1,4 +1,4 @@
-"""What every strategy trains here: a small network on made-up data, one variation a property."""
+"""What every strategy trains here: small networks on made-up data, one variation a property."""
 
 from typing import Any
 
@@ -11,36 +11,112 @@ from ..project import trainer
 
 SAMPLES = 101  # divides by nothing: the last batch of an epoch is uneven on any number of processes
 GLOBAL_BATCH = 24
+# Batches of each reader where they are uneven, from the first reader on.
+UNEVEN_BATCHES = (5, 3, 4, 2)
+UNEVEN_BATCH = 6
 
 
-class Subject(trainer.TrainingModule):
-    """Two hidden layers; parameters and data are the same in every process.
+class NormInPieces(nn.BatchNorm1d):
+    """What replicas compute that each normalise by their own piece of a batch.
+
+    The running statistics are those of the first piece, as replica 0's are kept.
+    """
+
+    def __init__(self, features: int, pieces: int) -> None:
+        super().__init__(features)
+        self.pieces = pieces
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        first, *others = x.chunk(self.pieces)
+        outputs = [super().forward(first)]
+        for piece in others:
+            outputs.append(
+                nn.functional.batch_norm(piece, None, None, self.weight, self.bias, training=True)
+            )
+        return torch.cat(outputs)
+
+
+class Base(trainer.TrainingModule):
+    """Data and parameters are the same in every process.
 
     Args:
-        optimizer: ``"sgd"``, ``"adam"``, or ``"two"`` (SGD for one half, Adam for the other).
-        schedule: step a scheduler after each step.
+        pieces: into how many the strategy that is compared cuts a batch.
+        readers: among how many.
+        in_pieces: compute in one process what so many pieces, or readers, would.
+        uneven: give each reader another number of batches.
         drop_last: leave out the uneven batch.
         scale: of weights and targets.
     """
 
     def __init__(
         self,
-        optimizer: str = "sgd",
-        schedule: bool = False,
+        pieces: int = 1,
+        readers: int = 1,
+        in_pieces: bool = False,
+        uneven: bool = False,
         drop_last: bool = False,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.scale = scale
-        self.optimizer, self.schedule, self.drop_last = optimizer, schedule, drop_last
+        self.pieces, self.readers = (pieces, readers) if in_pieces else (1, 1)
+        self.uneven, self.drop_last, self.scale = uneven, drop_last, scale
+
+    def start(self) -> None:
+        """Draw the parameters."""
         generator = torch.Generator().manual_seed(1)
-        self.first = nn.Sequential(nn.Linear(6, 16), nn.Tanh())
-        self.second = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
         for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4 * scale
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4 * self.scale
+
+    def train_dataloader(self) -> Any:
+        generator = torch.Generator().manual_seed(2)
+        x = torch.randn(SAMPLES, 6, generator=generator)
+        y = torch.stack([x.sum(1), x.prod(1), x[:, 0] * x[:, 1]], dim=1)
+        if self.uneven:
+            return self.uneven_batches(x, y)
+        return DataLoader(TensorDataset(x, y * self.scale), batch_size=8, drop_last=self.drop_last)
+
+    def uneven_batches(self, x: Tensor, y: Tensor) -> list[Any]:
+        """This reader's batches; or, in pieces, what all readers see in each step."""
+        readers = range(self.readers) if self.readers > 1 else [self.global_rank]
+        steps = UNEVEN_BATCHES[readers[0]]
+        batches = []
+        for step in range(steps):
+            parts = [
+                slice(start := (reader * 5 + step) * UNEVEN_BATCH % 90, start + UNEVEN_BATCH)
+                for reader in readers
+                if step < UNEVEN_BATCHES[reader]
+            ]
+            batches.append((torch.cat([x[p] for p in parts]), torch.cat([y[p] for p in parts])))
+        return batches
+
+
+class Regression(Base):
+    """Two hidden layers.
+
+    Args:
+        optimizer: ``"sgd"``, ``"adam"``, or ``"two"`` (SGD for one half, Adam for the other).
+        schedule: step a scheduler after each step.
+        norm: a BatchNorm between the layers.
+    """
+
+    def __init__(
+        self, optimizer: str = "sgd", schedule: bool = False, norm: bool = False, **base: Any
+    ) -> None:
+        super().__init__(**base)
+        self.optimizer, self.schedule = optimizer, schedule
+        self.first = nn.Sequential(nn.Linear(6, 16), nn.Tanh())
+        self.norm = nn.Identity() if not norm else nn.BatchNorm1d(16)
+        self.second = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.start()
+        if norm and self.pieces > 1:
+            state = self.norm.state_dict()
+            self.norm = NormInPieces(16, self.pieces)
+            self.norm.load_state_dict(state)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x))
+        return self.second(self.norm(self.first(x)))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -62,8 +138,47 @@ class Subject(trainer.TrainingModule):
         scheduler = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.8)
         return {"optimizer": sgd, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        generator = torch.Generator().manual_seed(2)
-        x = torch.randn(SAMPLES, 6, generator=generator)
-        y = torch.stack([x.sum(1), x.prod(1), x[:, 0] * x[:, 1]], dim=1)
-        return DataLoader(TensorDataset(x, y * self.scale), batch_size=8, drop_last=self.drop_last)
+
+class Adversarial(Base):
+    """Two networks against each other, stepped by hand in every second batch."""
+
+    automatic_optimization = False
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.generator = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.critic = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.start()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        noise, real = batch
+        generator, critic = self.optimizers()
+        fake = self.generator(noise)
+        ends = (batch_idx + 1) % 2 == 0 or self.trainer.is_last_batch
+        with critic.toggle_model(sync_grad=ends):
+            loss = (self.critic(fake.detach()) - self.critic(real).clamp(-3, 3)).tanh().mean()
+            self.manual_backward(loss)
+            if ends:
+                critic.step()
+                critic.zero_grad()
+        with generator.toggle_model(sync_grad=ends):
+            other = -self.critic(fake).tanh().mean()
+            self.manual_backward(other)
+            if ends:
+                generator.step()
+                generator.zero_grad()
+        self.log_dict({"loss": loss, "other": other})
+
+    def configure_optimizers(self) -> Any:
+        return [
+            torch.optim.SGD(self.generator.parameters(), lr=0.1, momentum=0.9),
+            torch.optim.Adam(self.critic.parameters(), lr=0.01),
+        ]
+
+
+KINDS = {"regression": Regression, "adversarial": Adversarial}
+
+
+def make(kind: str = "regression", **arguments: Any) -> Base:
+    """A subject by name."""
+    return KINDS[kind](**arguments)

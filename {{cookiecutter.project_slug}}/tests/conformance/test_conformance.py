@@ -1,5 +1,6 @@
 """Each strategy computes what one process computes at the same global batch."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -8,28 +9,59 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..project import load, run
+from ..project import load, require, run, run_nodes, trainer
 from .faults import FAULTS, FAULTY
-from .matrix import MATRIX, PROPERTIES
+from .matrix import MATRIX, PROPERTIES, Launch
+from .subject import make
+from .worker import STOP
 
 strategies = load("trainer.strategies")
+WORKER = ("-m", "tests.conformance.worker")
+MINUTES = 280.0
 
-CASES = [
-    (strategy, processes, name)
-    for strategy, row in MATRIX.items()
-    for processes in row.world_sizes
-    for name in PROPERTIES
-]
+
+def marks(name: str, number: int) -> list[pytest.MarkDecorator]:
+    """A launch's tests run where its worker has run; a slow one's only if they are asked for."""
+    group = pytest.mark.xdist_group(f"{name} {number}")
+    return [group, pytest.mark.slow] if MATRIX[name].launches[number].slow else [group]
+
+
+LAUNCHES = [(name, number) for name, row in MATRIX.items() for number in range(len(row.launches))]
+TRIED = pytest.mark.parametrize(
+    ("name", "number", "way"),
+    [
+        pytest.param(name, number, way, marks=marks(name, number))
+        for name, number in LAUNCHES
+        for way in MATRIX[name].only
+    ],
+)
 
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory):
-    """Runs a strategy's worker once, and gives the folder that it wrote."""
+    """Runs a row's worker once, and gives the folder that it wrote."""
 
     @cache
-    def folder(strategy: str, processes: int) -> Path:
-        path = tmp_path_factory.mktemp(f"{strategy}-{processes}-")
-        done = run(["-m", "tests.conformance.worker", strategy, str(processes), path])
+    def folder(name: str, number: int) -> Path:
+        path = tmp_path_factory.mktemp("row-")
+        launch = MATRIX[name].launches[number] if name in MATRIX else Launch(2)
+        require(launch.missing() if launch.missing is not None else None)
+        arguments = [*WORKER, path, name, str(number)]
+        for done in run_nodes(arguments, launch.nodes, timeout=MINUTES, by=launch.command):
+            assert done.returncode == 0, done.stderr
+        return path
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory: pytest.TempPathFactory):
+    """Runs one process in the stead of pieces and readers once."""
+
+    @cache
+    def folder(pieces: int, readers: int) -> Path:
+        path = tmp_path_factory.mktemp("reference-")
+        done = run([*WORKER, path, "reference", str(pieces), str(readers)], timeout=MINUTES)
         assert done.returncode == 0, done.stderr
         return path
 
@@ -40,7 +72,7 @@ def difference(one: Path, other: Path) -> float:
     """Largest difference of any weight or logged loss in two results."""
     ours, theirs = load_file(one), load_file(other)
     assert ours.keys() == theirs.keys()
-    assert len(ours["losses"]) > 0
+    assert len(ours["losses"]) >= 8
     return max(_distance(ours[key], theirs[key]) for key in ours)
 
 
@@ -49,49 +81,86 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return float((one.double() - other.double()).abs().max())
 
 
+def proven() -> set[str]:
+    """Names of the strategies that have a row."""
+    return {row.strategy or name for name, row in MATRIX.items()}
+
+
 def test_every_registered_strategy_has_a_row():
-    assert set(strategies.names()) == set(MATRIX)
+    assert set(strategies.names()) == proven()
 
 
 def test_a_strategy_without_a_row_is_noticed():
     strategies.register("unproven", strategies.SingleDevice)
     try:
-        assert set(strategies.names()) != set(MATRIX)
+        assert set(strategies.names()) != proven()
     finally:
         del strategies._REGISTRY["unproven"]
 
 
-@pytest.mark.parametrize(("strategy", "processes", "name"), CASES)
-def test_equals_one_process(results, record_property, strategy, processes, name):
-    reason = MATRIX[strategy].refused.get(name)
-    if reason is not None:
-        record_property("conformance", [strategy, processes, name, f"refused: {reason}"])
+@TRIED
+def test_equals_one_process(results, references, record_property, name, number, way):
+    row = MATRIX[name]
+    launch = row.launches[number]
+    if way in row.refused:
+        record_property("conformance", [name, str(launch), way, "refused"])
+        check_refused(name, launch, way)
         return
     found = difference(
-        results(strategy, processes) / f"{name}.safetensors",
-        results("single_device", 1) / f"{name}.safetensors",
+        results(name, number) / f"{way}.safetensors",
+        references(*row.cut(launch)) / f"{way}.safetensors",
     )
-    record_property("conformance", [strategy, processes, name, f"{found:.1e}"])
-    assert found <= PROPERTIES[name].tolerance
+    record_property("conformance", [name, str(launch), way, f"{found:.1e}"])
+    assert found <= row.tolerances.get(way, PROPERTIES[way].tolerance)
 
 
-@pytest.mark.parametrize(("strategy", "processes", "name"), CASES)
-def test_resumes_to_the_last_bit(results, strategy, processes, name):
-    if name in MATRIX[strategy].refused:
+def check_refused(name: str, launch: Launch, way: str) -> None:
+    """It says why, and nothing is started."""
+    row, one = MATRIX[name], PROPERTIES[way]
+    options = {"strategy": row.strategy or name, "accelerator": "cpu", "max_steps": 1}
+    # Of a launcher's own processes, one alone is asked.
+    devices = 1 if launch.by is not None else launch.devices
+    with pytest.raises(trainer.ConfigurationError, match=row.refused[way]):
+        trainer.Trainer(**{**options, "devices": devices, **one.trainer}).check_fit(
+            make(**one.subject)
+        )
+
+
+@TRIED
+def test_resumes_to_the_last_bit(results, name, number, way):
+    row = MATRIX[name]
+    if way in row.refused:
         return
-    folder = results(strategy, processes)
-    whole = load_file(folder / f"{name}.safetensors")
-    resumed = load_file(folder / f"{name}-resumed.safetensors")
-    stopped = load_file(folder / f"{name}-stopped.safetensors")
-    assert len(stopped["losses"]) == 4
-    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    folder = results(name, number)
+    whole = load_file(folder / f"{way}.safetensors")
+    resumed = load_file(folder / f"{way}-resumed.safetensors")
+    stopped = load_file(folder / f"{way}-stopped.safetensors")
+    assert len(stopped["losses"]) == STOP
+    if row.resumed == 0:
+        assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    else:
+        assert max(_distance(whole[key], resumed[key]) for key in whole) <= row.resumed
 
 
-@pytest.mark.parametrize("name", FAULTY)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_deliberate_fault_is_caught(results, fault, name):
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [pytest.param(name, number, marks=marks(name, number)) for name, number in LAUNCHES],
+)
+def test_as_many_processes_took_part(results, name, number):
+    row = MATRIX[name]
+    launch = row.launches[number]
+    record = json.loads((results(name, number) / "runs" / "sgd" / "run.json").read_text())
+    cls = strategies.strategy_class(row.strategy or name)
+    assert record["layout"]["world_size"] == cls.local_processes(launch.devices) * launch.nodes
+    assert record["layout"]["num_nodes"] == launch.nodes
+
+
+@pytest.mark.parametrize("way", FAULTY)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=pytest.mark.xdist_group(fault)) for fault in FAULTS]
+)
+def test_a_deliberate_fault_is_caught(results, references, fault, way):
     found = difference(
-        results(fault, 2) / f"{name}.safetensors",
-        results("single_device", 1) / f"{name}.safetensors",
+        results(fault, 0) / f"{way}.safetensors", references(2, 2) / f"{way}.safetensors"
     )
-    assert found > 50 * PROPERTIES[name].tolerance
+    assert found > 20 * PROPERTIES[way].tolerance

@@ -1,10 +1,12 @@
 """Trains the subject in every way of the matrix under one strategy; started by the tests.
 
-``python -m tests.conformance.worker STRATEGY PROCESSES FOLDER`` writes a file a property.
+``python -m tests.conformance.worker FOLDER ROW LAUNCH`` writes a file a property, and
+``… FOLDER reference PIECES READERS`` what one process computes in their stead.
 """
 
 import csv
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,56 +15,62 @@ from safetensors.torch import save_file
 
 from ..project import trainer
 from .faults import FAULTS, FAULTY
-from .matrix import MATRIX, PROPERTIES, Property
-from .subject import GLOBAL_BATCH, Subject
+from .matrix import MATRIX, PROPERTIES, Launch, Row
+from .subject import GLOBAL_BATCH, make
 
-STOP = 4  # in the middle of the first epoch
+STOP = 3  # in the middle of the first epoch, and of two batches that are accumulated
 
 
-def main(strategy: str, processes: int, folder: Path) -> None:
+def train_row(folder: Path, row: Row, name: str, launch: Launch) -> None:
     """Train in every way, and once with a stop and a resume."""
-    for name, fault in FAULTS.items():
-        trainer.register(name, fault)
-    refused = MATRIX[strategy].refused if strategy in MATRIX else {}
-    wanted = FAULTY if strategy in FAULTS else [name for name in PROPERTIES if name not in refused]
-    for name in wanted:
-        train(name, PROPERTIES[name], strategy, processes, folder)
-        if strategy not in FAULTS:
+    chosen = {
+        "strategy": row.strategy or name,
+        "strategy_options": dict(row.options),
+        "devices": launch.devices,
+    }
+    for way in (way for way in row.only if way not in row.refused):
+        one = PROPERTIES[way]
+        options = {**chosen, **one.trainer, "run_name": way.replace(" ", "-")}
+        train(folder / f"{way}.safetensors", one.subject, options)
+        if name not in FAULTS:
+            options["run_name"] += "-interrupted"
             stop = {"max_steps": STOP, "checkpoint_every_n_steps": 1}
-            stopped = train(
-                f"{name}-stopped", PROPERTIES[name], strategy, processes, folder, **stop
-            )
+            stopped = train(folder / f"{way}-stopped.safetensors", one.subject, options | stop)
             resume = {"resume": str(stopped)}
-            train(f"{name}-resumed", PROPERTIES[name], strategy, processes, folder, **resume)
+            train(folder / f"{way}-resumed.safetensors", one.subject, options | resume)
 
 
-def train(
-    name: str, way: Property, strategy: str, processes: int, folder: Path, **extra: Any
-) -> Path:
-    """Train once, into the run's directory; the main process writes weights and losses."""
+def train_references(folder: Path, pieces: int, readers: int) -> None:
+    """Train in every way in one process."""
+    for way, one in PROPERTIES.items():
+        subject = {**(one.alone or one.subject), "pieces": pieces, "readers": readers}
+        options = {**one.trainer, **one.trainer_alone, "run_name": way.replace(" ", "-")}
+        train(folder / f"{way}.safetensors", subject, {"devices": 1, **options})
+
+
+def train(result: Path, subject: Mapping[str, Any], options: Mapping[str, Any]) -> Path:
+    """Train once; the main process writes weights and losses.
+
+    Returns:
+        the run's directory.
+    """
     run = trainer.Trainer(
         **{
             "accelerator": "cpu",
-            "devices": processes,
-            "strategy": strategy,
             "max_epochs": 2,
             "global_batch_size": GLOBAL_BATCH,
             "log_every_n_steps": 1,
             "loggers": ["csv"],
             "enable_progress_bar": False,
-            "default_root_dir": folder / "runs",
-            "run_name": name.replace(" ", "-").removesuffix("-resumed").removesuffix("-stopped")
-            + ("" if name.count("-") == 0 else "-interrupted"),
-            **way.trainer,
-            **extra,
+            "default_root_dir": result.parent / "runs",
+            **options,
         }
     )
-    subject = Subject(**way.subject)
-    run.fit(subject)
-    assert run.world_size == processes
+    module = make(**subject)
+    run.fit(module)
     if run.global_rank == 0:
-        weights = {key: value.contiguous() for key, value in subject.state_dict().items()}
-        save_file(weights | {"losses": _losses(run.run_directory)}, folder / f"{name}.safetensors")
+        weights = {key: value.contiguous() for key, value in module.state_dict().items()}
+        save_file(weights | {"losses": _losses(run.run_directory)}, result)
     return run.run_directory
 
 
@@ -72,6 +80,19 @@ def _losses(directory: Path) -> torch.Tensor:
     return torch.tensor([float(row["value"]) for row in rows], dtype=torch.float64)
 
 
+def main(folder: Path, name: str, *numbers: str) -> None:
+    """Train a row's launch by its number, or references for pieces and readers."""
+    for fault, strategy in FAULTS.items():
+        trainer.register(fault, strategy)
+    if name == "reference":
+        train_references(folder, *map(int, numbers))
+    elif name in FAULTS:
+        train_row(folder, Row((Launch(2),), only=FAULTY), name, Launch(2))
+    else:
+        row = MATRIX[name]
+        train_row(folder, row, name, row.launches[int(numbers[0])])
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

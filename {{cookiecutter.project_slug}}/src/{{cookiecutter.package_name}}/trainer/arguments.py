@@ -1,6 +1,7 @@
 """What a trainer is asked for, checked as a whole: every mistake is reported, all at once."""
 
 import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from .scaling import LearningRate
 from .strategies import Asked, Limits, SingleDevice
 
 _CLIP_ALGORITHMS = ("norm", "value")
+_CHOSEN_GPUS = "TRAINER_GPUS"
 # Checked in the place of what could not be translated, which has its own line already.
 _PLAIN = {"accelerator": "auto", "devices": "auto", "strategy": "auto", "precision": "32-true"}
 
@@ -195,6 +197,8 @@ def _check_choices(given: dict[str, Any], problems: Problems) -> None:
     if algorithm not in _CLIP_ALGORITHMS:
         known = nearest(algorithm, _CLIP_ALGORITHMS)
         problems.add(f"gradient_clip_algorithm={algorithm!r} is unknown{known}")
+    if given["compile"] and shutil.which(os.environ.get("CXX", "g++")) is None:
+        problems.add("compile=True needs a C++ compiler: install g++, or name one in CXX")
     uneven = given["uneven_inputs"]
     if uneven not in UNEVEN:
         problems.add(f"uneven_inputs={uneven!r} is unknown{nearest(uneven, UNEVEN)}")
@@ -225,8 +229,17 @@ def _devices(given: dict[str, Any], accelerator: Accelerator, layout: Layout) ->
         if limits.launched_by is not None or (value == "auto" and not drives_all):
             return list(range(layout.local_world_size))
     if given["auto_select_gpus"] and accelerator == "cuda" and type(value) is int and value > 0:
-        return idle_gpus.choose(idle_gpus.read_gpus(), value)
+        return _idle(value)
     return parse_devices(value, available)
+
+
+def _idle(count: int) -> list[int]:
+    """GPUs that nobody uses: as the launcher has chosen them, for a rank of its own."""
+    if launch.is_reported() and _CHOSEN_GPUS in os.environ:
+        return [int(index) for index in os.environ[_CHOSEN_GPUS].split(",")]
+    found = idle_gpus.choose(idle_gpus.read_gpus(), count)
+    os.environ[_CHOSEN_GPUS] = ",".join(map(str, found))
+    return found
 
 
 def _of_strategy(wanted: str | SingleDevice) -> tuple[Limits, bool]:

@@ -3,11 +3,12 @@ parameters, gradients and data is the strategy's business."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from . import metrics, randomness
@@ -188,6 +189,7 @@ class FitLoop:
                 batch.data, batch.number, weight=batch.weight, synchronise=batch.ends_step
             )
         else:
+            self.manual.weight = batch.weight
             self.strategy.forward("training", batch.data, batch.number)
             self.manual.end_batch()
 
@@ -331,12 +333,16 @@ class FitLoop:
             for logger, position in zip(self.outputs.loggers, state["logs"], strict=False):
                 logger.resume(position, self.position.global_step)
         if checkpoint.world_size != layout.world_size:
+            ranks = range(checkpoint.world_size if self.manual is not None else 0)
+            self._resume_accumulated([checkpoint.own(rank) for rank in ranks])
             return [
                 *remarks,
                 f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
                 "random states (dropout) start anew; the order of the data does not change",
             ]
-        self._resume_own(checkpoint.own(layout.rank))
+        own = checkpoint.own(layout.rank)
+        self._resume_own(own)
+        self._resume_accumulated([own])
         return remarks
 
     def _resume_position(self, saved: Mapping[str, Any]) -> list[str]:
@@ -358,8 +364,14 @@ class FitLoop:
             part, _, name = key.partition("/")
             parts[part][name] = value
         self.strategy.load_own_state(parts["strategy"])
-        for name, gradient in parts["gradients"].items():
-            self.module.get_parameter(name).grad = gradient.to(self.strategy.device)
         self.outputs.recorder.load_state(parts["log"])
         metrics.load_torchmetrics_state(self.module, parts["torchmetrics"])
         randomness.set_full_state(parts["random"], self.strategy.device)
+
+    def _resume_accumulated(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put back gradients that wait for a step: the mean of those of the ranks given."""
+        for name, parameter in self.module.named_parameters():
+            parts = [own[key] for own in saved if (key := f"gradients/{name}") in own]
+            if parts:
+                mean = torch.stack(parts).sum(dim=0) / len(saved)
+                parameter.grad = mean.to(self.strategy.device)

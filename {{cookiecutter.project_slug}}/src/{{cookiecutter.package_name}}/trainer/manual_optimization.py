@@ -27,13 +27,18 @@ class ManualOptimization:
         self.strategy = strategy
         self.rate = rate
         self.synchronises = True
+        self.weight = 1.0
         self.has_stepped = False
         self.optimizers = [ManualOptimizer(each, self) for each in optimization.optimizers]
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of a loss, averaged over the processes unless the model is toggled not to."""
+        """Gradients of a loss, averaged over the processes unless the model is toggled not to.
+
+        As with automatic optimization, the loss is a mean over this process' samples, and weighs
+        as much as they are of the global batch.
+        """
         with torch.autocast(self.strategy.device.type, enabled=False):
-            self.strategy.backward(loss, synchronise=self.synchronises)
+            self.strategy.backward(loss * self.weight, synchronise=self.synchronises)
 
     def end_batch(self) -> None:
         """After a training step: adapt the gradient scale if an optimizer has stepped."""

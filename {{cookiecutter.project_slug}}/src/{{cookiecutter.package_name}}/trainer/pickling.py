@@ -204,7 +204,7 @@ def _item(key: object) -> str:
 
 def _line(place: _Place, error: Exception) -> str:
     verb = "holds" if place.is_inside else "is"
-    what, remedy = _diagnosis(place.value)
+    what, remedy = _diagnosis(place.value, error)
     return (
         f"{place.path} {verb} {what}, which cannot be pickled{_reason(error)}; "
         f"{remedy}, {_OTHERWISE}"
@@ -219,7 +219,7 @@ def _reason(error: Exception) -> str:
     return f" ({type(error).__name__}: {message})"
 
 
-def _diagnosis(value: object) -> tuple[str, str]:
+def _diagnosis(value: object, error: Exception) -> tuple[str, str]:
     """What it is, and what to do instead."""
     kind = type(value)
     if isinstance(value, type):
@@ -227,7 +227,7 @@ def _diagnosis(value: object) -> tuple[str, str]:
     if inspect.isfunction(inspect.unwrap(value)):  # type: ignore[arg-type]
         remedy = "write it as a function (def) at the top level of a module"
         return _definition("function", value), remedy
-    if kind.__module__.split(".")[0] not in sys.stdlib_module_names and _error(kind) is not None:
+    if str(_error(kind)) == str(error):
         remedy = "write the class at the top level of a module"
         return f"an object of {_definition('class', kind)}", remedy
     if isinstance(value, ModuleType):

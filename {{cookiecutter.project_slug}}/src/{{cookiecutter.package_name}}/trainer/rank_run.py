@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from . import announcements, randomness, run_directory, scaling, sync_batchnorm
+from . import announcements, batch_size_trial, randomness, run_directory, scaling, sync_batchnorm
 from .arguments import Arguments
 from .checkpoint import Checkpoint, Checkpoints, resolve
 from .errors import CheckpointError, UserError
@@ -91,6 +91,11 @@ class RankRun:
     def is_last_batch(self) -> bool:
         """Whether the batch of this training step is the epoch's last."""
         return self._position.is_last_batch
+
+    @property
+    def batch_samples(self) -> int:
+        """Samples of the running batch that count; 0 if it only keeps this process in step."""
+        return self._recorder.samples
 
     @property
     def global_rank(self) -> int:
@@ -227,6 +232,23 @@ class RankRun:
             except RuntimeError as error:
                 reason = " ".join(str(error).split())[:300]
                 raise CheckpointError(f"{found.path}: not of this model ({reason})") from None
+
+    def find_batch_size(self, module: TrainingModule, data: Data) -> int:
+        """The largest batch that a device can train on, the same for all."""
+        with self._attached(module):
+            found = batch_size_trial.find_batch_size(
+                module,
+                _loader(data, module, "train"),
+                self.checked.device,
+                self.checked.precision.name,
+                self.strategy.data_replicas,
+                self._use_manual,
+            )
+        self._say(f"the largest batch that fits on every device: {found}")
+        return found
+
+    def _use_manual(self, manual: ManualOptimization | None) -> None:
+        self.manual = manual
 
     # --- parts -----------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from .cluster import Layout
 from .errors import UserError
 
 _groups_formed = itertools.count()
+_stores: dict[Layout, dist.Store] = {}
 
 
 def loopback_interface() -> str | None:
@@ -54,7 +55,7 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     """The store that all ranks of a layout share.
 
     Raises:
-        UserError: rank 0 did not tell its port in time.
+        UserError: a rank did not come in time.
     """
     if layout.world_size == 1:
         return dist.HashStore()
@@ -63,7 +64,32 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     # Neither a restarted run nor a second group may read what the one before left in the store.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     prefix = f"restart-{restart}/group-{next(_groups_formed)}"
-    return dist.PrefixStore(prefix, _shared_store(layout, timeout))
+    # One store for all groups of a process: a second one could not be told from the first.
+    if layout not in _stores:
+        _stores[layout] = _shared_store(layout, timeout)
+    store = dist.PrefixStore(prefix, _stores[layout])
+    _call_the_roll(store, layout, timeout)
+    return store
+
+
+def _call_the_roll(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> None:
+    """Wait until every rank is there: torch would say that a key is missing, and not whose."""
+    store.set(f"present/{layout.rank}", "")
+    store.add("present", 1)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while store.add("present", 0) < layout.world_size:
+        if time.monotonic() > deadline:
+            missing = [
+                str(rank)
+                for rank in range(layout.world_size)
+                if not store.check([f"present/{rank}"])
+            ]
+            raise UserError(
+                f"rank {', '.join(missing)} did not come within {timeout.total_seconds():g} s "
+                "(timeout_seconds of the strategy): it ended, or hangs, before the trainer was "
+                "reached"
+            )
+        time.sleep(0.02)
 
 
 def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
@@ -83,7 +109,10 @@ def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     # On one node the store listens on loopback, by whatever name the launch calls that node.
     is_loopback = layout.num_nodes == 1 and not served_by_launcher
     address = "127.0.0.1" if is_loopback else layout.main_address
-    return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+    try:
+        return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+    except dist.DistNetworkError as error:
+        raise UserError(f"rank 0 was not found at {address}:{port}: {error}") from error
 
 
 def _serve_everywhere(layout: Layout, port: int, timeout: datetime.timedelta) -> dist.TCPStore:

@@ -188,6 +188,14 @@ class Trainer:
         command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
         return cast(list[Any], self._launch(module, data, command))
 
+    def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
+        """The largest batch that a device can train on, agreed over all processes.
+
+        Tries real training steps, on a copy of the module, on batches of growing size.
+        """
+        command = partial(RankRun.find_batch_size, module=module, data=data)
+        return cast(int, self._launch(module, data, command))
+
     @property
     def global_step(self) -> int:
         """Optimizer steps that the last ``fit`` made."""

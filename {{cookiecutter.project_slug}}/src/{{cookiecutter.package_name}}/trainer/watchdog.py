@@ -1,26 +1,32 @@
-"""Says which rank hangs and where it stands, when the others have lost it.
+"""Says where every rank stands when some have lost another: which one hangs, and in what.
 
-Each rank tells its siblings on the same node its process id, and prints the stacks of its threads
-into a file when it is sent a signal: in C, so that it also does so while native code holds the
-interpreter. Source: https://docs.python.org/3/library/faulthandler.html#faulthandler.register
+Each rank tells its siblings its process id, and of those on its own node it can learn the rest.
 """
 
-import faulthandler
 import os
 import shutil
-import signal
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from io import TextIOWrapper
 from pathlib import Path
+from typing import NamedTuple
 
-from . import distributed
+from . import distributed, stacks
 
-_DUMP = signal.SIGUSR2
-_SECONDS_FOR_A_DUMP = 3.0
-_SHOWN_LINES = 30
+_SECONDS_FOR_A_LAUNCHER = 3.0
+_SECONDS_FOR_A_LOWER_RANK = 5.0
+# Source: man 5 proc_pid_stat.
+_STATES = {
+    "R": "is running",
+    "S": "waits",
+    "D": "waits for a disk or a device",
+    "T": "is stopped",
+    "t": "is held by a debugger",
+}
+_STACK = "stack"
 _PROC = Path("/proc/self")
 
 
@@ -34,11 +40,18 @@ class _Sibling:
 
     @property
     def stack(self) -> Path:
-        return Path(self.directory) / "stack"
+        """Where its stacks are printed."""
+        return Path(self.directory) / _STACK
 
     @property
-    def lost(self) -> Path:
-        return Path(self.directory) / "lost"
+    def loss(self) -> Path:
+        """Where it stood when it lost a sibling."""
+        return Path(self.directory) / "loss"
+
+    @property
+    def leave(self) -> Path:
+        """How it left the run by itself, and below that, where it stood."""
+        return Path(self.directory) / "leave"
 
     def state(self) -> str | None:
         """As the kernel writes it (``T`` is stopped); ``None`` if the process has ended."""
@@ -49,78 +62,177 @@ class _Sibling:
 
 
 class Watchdog:
-    """What a rank knows of its siblings on the same node."""
+    """What a rank knows of its siblings."""
 
     def __init__(self) -> None:
         self._own: _Sibling | None = None
         self._file: TextIOWrapper | None = None
+        self._temporary: str | None = None
         self._siblings: list[_Sibling] = []
+        self._elsewhere: list[_Sibling] = []
+        self._losses: dict[int, str] = {}
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether there are siblings, and known."""
+        return self._own is not None
 
     def arm(self, failure_directory: str | None) -> None:
         """Tell the siblings of this process group where this rank is, and be ready to print stacks.
 
         Args:
-            failure_directory: of the launcher, which removes it; otherwise a temporary one is made.
+            failure_directory: of the launcher, which removes it; otherwise torchelastic's, or a
+                temporary one that :meth:`disarm` removes.
         """
         self.disarm()
-        directory = tempfile.mkdtemp(prefix="trainer-rank-", dir=failure_directory)
+        if distributed.world_size() == 1:
+            return
+        rank = distributed.rank()
+        directory = stack_file(failure_directory or self._make_directory(), rank).parent
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
         status = _status(os.getpid())
         started = status[1] if status is not None else ""
-        own = _Sibling(distributed.rank(), _host(), os.getpid(), started, directory)
+        own = _Sibling(rank, _host(), os.getpid(), started, str(directory))
         self._own, self._file = own, own.stack.open("w")
-        faulthandler.register(_DUMP, file=self._file, all_threads=True)
+        stacks.print_on_demand(self._file, fatal_too=failure_directory is not None)
         told = [_Sibling(**each) for each in distributed.gather(asdict(own))]
         self._siblings = [each for each in told if each.host == own.host and each != own]
+        self._elsewhere = [each for each in told if each.host != own.host]
+
+    def _make_directory(self) -> str:
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:
+            return str(Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent)
+        self._temporary = tempfile.mkdtemp(prefix="trainer-rank-")
+        return self._temporary
 
     def disarm(self) -> None:
         """Undo :meth:`arm`."""
-        if self._own is not None and self._file is not None:
-            faulthandler.unregister(_DUMP)
+        if self._file is not None:
+            stacks.print_no_more()
             self._file.close()
-            shutil.rmtree(self._own.directory, ignore_errors=True)
-        self._own, self._file, self._siblings = None, None, []
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._own, self._file, self._temporary = None, None, None
+        self._siblings, self._elsewhere, self._losses = [], [], {}
 
-    def note_loss(self) -> None:
+    def note_loss(self, error: BaseException) -> None:
         """Tell the siblings that this rank has noticed: it is not the one that hangs."""
         if self._own is not None:
-            self._own.lost.touch()
+            position = stacks.of_error(error)
+            self._losses[self._own.rank] = position
+            _write(self._own.loss, position)
 
-    def accuse(self) -> list[str]:
-        """A text for each sibling on this node that has ended or hangs, with its stack."""
-        lines = []
+    def note_leave(self, words: str, error: BaseException) -> None:
+        """Tell the siblings that this rank leaves the run by itself, in words, and where."""
+        if self._own is not None:
+            _write(self._own.leave, f"{words}\n{stacks.of_error(error)}")
+
+    def wait_to_be_ended(self, seconds: float) -> None:
+        """Give a launcher time to end this rank, and the siblings time to notice the loss too.
+
+        Args:
+            seconds: to wait. A sibling that has ended shortens it: a launcher has seen that too, or
+                does not act on it. A lower rank that will speak for this one lengthens it.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if any(each.state() is None for each in self._silent()):
+                deadline = min(deadline, time.monotonic() + _SECONDS_FOR_A_LAUNCHER)
+            time.sleep(0.1)
+        self._silent()
+        if self._own is not None and min(self._losses) < self._own.rank:
+            time.sleep(_SECONDS_FOR_A_LOWER_RANK)
+
+    def accuse(self, reason: str) -> str | None:
+        """Where each rank on this node stands, and in the last line, which have been lost.
+
+        Args:
+            reason: what the backend said.
+
+        Returns:
+            ``None`` if no sibling here is to blame.
+        """
+        silent = self._silent()
+        if not silent:
+            return None
+        waiting: dict[str, list[int]] = {}
+        for rank, position in sorted(self._losses.items()):
+            waiting.setdefault(position, []).append(rank)
+        told = [f"{_names(ranks)} waited at:\n{position}" for position, ranks in waiting.items()]
+        looks = [_look_at(each) for each in silent]
+        told += [look.told for look in looks if look.told]
+        # A rank that came later to where all wait has not waited long enough to notice.
+        fates = [look.fate for look in looks if not look.waits_too] or [look.fate for look in looks]
+        waited = f"{_names(sorted(self._losses))} waited in vain ({reason})"
+        return "\n".join([*told, f"{', '.join(fates)}: {waited}"])
+
+    def elsewhere(self) -> str | None:
+        """Names the ranks on other nodes, one of which must hang if none does here."""
+        if not self._elsewhere:
+            return None
+        names = _names([each.rank for each in self._elsewhere])
+        return f"no rank on this node hangs: see what is said where {names} ran"
+
+    def _silent(self) -> list[_Sibling]:
+        """Those that have not noticed that anybody is lost."""
         for sibling in self._siblings:
-            if sibling.lost.exists():
-                continue
-            who = f"rank {sibling.rank} (process {sibling.process})"
-            state = sibling.state()
-            if state is None:
-                lines.append(f"{who} has ended")
-            else:
-                how = "is stopped" if state == "T" else "is alive"
-                lines.append(f"{who} {how} and did not answer; it stands at:\n{_dump(sibling)}")
-        return lines
+            # Remembered: a sibling that has ended since may have taken its file along.
+            if sibling.rank not in self._losses and (position := _read(sibling.loss)):
+                self._losses[sibling.rank] = position
+        return [each for each in self._siblings if each.rank not in self._losses]
 
 
 watchdog = Watchdog()
 """This process'."""
 
 
-def _dump(sibling: _Sibling) -> str:
+def stack_file(base: str | Path, rank: int) -> Path:
+    """Where a rank's stacks are printed, below a launcher's directory."""
+    return Path(base) / f"rank-{rank}" / _STACK
+
+
+class _Look(NamedTuple):
+    """What has become of a sibling.
+
+    ``told``: where it stands or stood, if that is known; ``waits_too``: for another, it seems.
+    """
+
+    fate: str
+    told: str
+    waits_too: bool
+
+
+def _look_at(sibling: _Sibling) -> _Look:
+    name = f"rank {sibling.rank}"
+    if left := _read(sibling.leave):
+        fate, _, position = left.partition("\n")
+        return _Look(f"{name} {fate}", f"{name} {fate}, at:\n{position}", False)
+    state = sibling.state()
+    if state is None:
+        return _Look(f"{name} has ended", "", False)
+    position = stacks.ask(sibling.process, sibling.stack)
+    what = f"{name} (process {sibling.process}) {_STATES.get(state, 'is alive')}"
+    waits_too = state not in "Tt" and stacks.is_in_collective(position)
+    return _Look(f"{name} hangs", f"{what}, at:\n{position}", waits_too)
+
+
+def _names(ranks: Sequence[int]) -> str:
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def _read(path: Path) -> str:
     try:
-        before = sibling.stack.stat().st_size
-        os.kill(sibling.process, signal.SIGCONT)
-        os.kill(sibling.process, _DUMP)
-        deadline = time.monotonic() + _SECONDS_FOR_A_DUMP
-        while sibling.stack.stat().st_size == before and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.1)
-        text = sibling.stack.read_text()[before:]
-    except OSError as error:
-        return f"  (unknown: {error.strerror})"
-    # The thread that was asked stands last; it is the one that should have answered.
-    _, mark, current = text.rpartition("Current thread")
-    lines = (mark + current if mark else text).splitlines()[:_SHOWN_LINES]
-    return "\n".join(lines) or "  (unknown: it does not even answer a signal)"
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _host() -> str:

@@ -20,15 +20,17 @@ def run_external(run: Callable[[], Result], teardown: Callable[[], object] = boo
 
     Args:
         run: the rank's work. Its failure is written where the launcher looks for it, so that the
-            first rank's is shown.
+            first rank's is shown. Its place in a stack is the outermost that is shown of it.
         teardown: called after that: only then may the others notice that this rank has gone.
     """
     _die_with_parent()
     try:
         return run()
     except BaseException as error:
-        report_failure(error)
-        raise
+        loss = report_failure(error)
+        if loss is None:
+            raise
+        raise loss from None
     finally:
         teardown()
 

@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
+import sys
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
+from .. import stacks
 from ..errors import UserError
 from ..watchdog import watchdog
 
@@ -17,7 +21,7 @@ _USER_ERROR = 2
 
 
 class RankError(RuntimeError):
-    """A rank that this process started has failed; its text is all that is worth showing."""
+    """Another rank than this process has failed; its text is all that is worth showing."""
 
 
 @dataclass(frozen=True)
@@ -40,39 +44,83 @@ class Failure:
         return [line.removeprefix(prefix) for line in self.message.splitlines()]
 
 
-def report_failure(error: BaseException) -> None:
+def report_failure(error: BaseException) -> RankError | None:
     """Write down a rank's failure for its launcher: ours, or torchelastic's.
 
     A rank that only lost a sibling first waits to be ended, so that the sibling's error stands
-    alone. If nothing ends it, the sibling hangs: then its stack is added.
+    alone. If nothing ends it, the sibling hangs: then it is told where each rank stands.
+
+    Returns:
+        what to raise instead, where a sibling is to blame.
     """
-    if isinstance(error, SystemExit | KeyboardInterrupt) or "RANK" not in os.environ:
+    if isinstance(error, KeyboardInterrupt):
+        return None
+    if isinstance(error, SystemExit):
+        watchdog.note_leave(f"called sys.exit({error.code!r})", error)
+        if not error.code:
+            return None  # perhaps all do so; if not, the others say that this one did
+    loss = _blame(error) if watchdog.is_armed and _is_lost_sibling(error) else None
+    _write_down(loss or error)
+    return loss
+
+
+def _blame(error: BaseException) -> RankError | None:
+    watchdog.note_loss(error)
+    watchdog.wait_to_be_ended(_YIELD_SECONDS)
+    accusation = watchdog.accuse(_reason(error))
+    if accusation is not None:
+        return RankError(accusation)
+    if elsewhere := watchdog.elsewhere():
+        error.add_note(elsewhere)
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """The first sentence of what gloo, NCCL or the store said, without the place in their code."""
+    text = re.sub(r"^\[[^]]*\]\s*", "", str(stacks.root(error)).strip())
+    sentence = re.split(r"\.\s|\n", text, maxsplit=1)[0][:200]
+    sets_how_long = "; the strategy's timeout_seconds sets how long"
+    return sentence + (sets_how_long if "imed out" in sentence else "")
+
+
+def _write_down(error: BaseException) -> None:
+    if "RANK" not in os.environ:
         return
-    if _is_lost_sibling(error):
-        watchdog.note_loss()
-        time.sleep(_YIELD_SECONDS)
-        for line in watchdog.accuse():
-            error.add_note(line)
+    rank = int(os.environ["RANK"])
+    message = describe(error, f"rank {rank}: ")
     if directory := os.environ.get(DIRECTORY):
-        _write(Path(directory), int(os.environ["RANK"]), error)
-    elif "TORCHELASTIC_ERROR_FILE" in os.environ and isinstance(error, Exception):
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+        report = {"rank": rank, "time": time.time(), "code": _code(error), "message": message}
+        _write(Path(directory), f"rank-{rank}.json", report)
+        _leave_to_launcher(error)
+    elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # As torch.distributed.elastic.multiprocessing.errors.ErrorHandler writes it, who would
+        # write the whole traceback of a mistake of the user's.
+        more = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        report = {"message": {"message": message, "extraInfo": more}}
+        _write(Path(file).parent, Path(file).name, report)
 
-        handler = get_error_handler()
-        handler.initialize()
-        handler.record_exception(error)
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return _USER_ERROR if isinstance(error, UserError) else 1
 
 
-def _write(directory: Path, rank: int, error: BaseException) -> None:
-    report = {
-        "rank": rank,
-        "time": time.time(),
-        "code": _USER_ERROR if isinstance(error, UserError) else 1,
-        "message": describe(error, f"rank {rank}: "),
-    }
-    beside = directory / f".rank-{rank}"
+def _write(directory: Path, name: str, report: dict[str, object]) -> None:
+    beside = directory / f".{name}.new"
     beside.write_text(json.dumps(report))
-    beside.replace(directory / f"rank-{rank}.json")
+    beside.replace(directory / name)
+
+
+def _leave_to_launcher(error: BaseException) -> None:
+    """Have Python not print what the launcher prints, if it ends this process."""
+    print_error = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is not error:
+            print_error(kind, value, trace)
+
+    sys.excepthook = hook
 
 
 def first_report(directory: Path) -> Failure | None:
@@ -95,15 +143,18 @@ def describe(error: BaseException, prefix: str = "") -> str:
         return "\n".join(f"{prefix}error: {line}" for line in error.problems)
     if isinstance(error, RankError):
         return str(error)
+    if isinstance(error, SystemExit):
+        return f"{stacks.of_error(error)}\n{prefix}sys.exit({error.code!r}) was called"
     text = "".join(traceback.format_exception(error)).rstrip()
     return f"{text}\n{prefix}{type(error).__name__}: {error}" if prefix else text
 
 
 def _is_lost_sibling(error: BaseException) -> bool:
     """Whether an error only says that another rank has gone: its cause is there, not here."""
-    if not isinstance(error, RuntimeError):
+    cause = stacks.root(error)
+    if not isinstance(cause, RuntimeError):
         return False
-    text = str(error)
+    text = str(cause)
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
     kinds = ("DistNetworkError", "DistStoreError", "HorovodInternalError")
-    return type(error).__name__ in kinds or any(sign in text for sign in signs)
+    return type(cause).__name__ in kinds or any(sign in text for sign in signs)

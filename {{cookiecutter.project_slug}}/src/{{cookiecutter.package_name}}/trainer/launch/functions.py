@@ -7,9 +7,10 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -17,16 +18,23 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
+from torch import Tensor, nn
 
 from .. import rendezvous
 from ..errors import UserError
 from ..pickling import find_unpicklable
-from .external import run_external
+from .external import PARENT, run_external
 from .failures import Failure, RankError
 from .watcher import Watcher, rank_variables, threads_each
 
 Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
+
+# The exit code of a process that has found itself to be started again: nobody else's.
+_UNGUARDED = 113
+
+_Given = Path | Callable[[], object]
+"""The work itself, or a file that it is pickled in."""
 
 
 def run_in_processes(
@@ -47,52 +55,100 @@ def run_in_processes(
     Raises:
         UserError: it cannot be started so, or a rank found a mistake of the user's.
         RankError: a rank failed.
+        KeyboardInterrupt: this process was sent SIGINT, and the ranks have ended.
     """
-    _check_can_start(method)
-    payload = _pickled(work, names) if method == "spawn" else work
+    _check_can_start(method, names)
     context = multiprocessing.get_context(method)
     store = rendezvous.loopback_store()
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="trainer-failures-") as directory:
-        started = []
-        with _threads(threads_each(processes) if method == "spawn" else None):
-            for rank in range(processes):
-                variables = rank_variables(rank, processes, store.port, directory)
-                arguments = (payload, variables, sender if rank == 0 else None)
-                process = cast(Any, context).Process(target=_run_rank, args=arguments)
-                process.start()
-                started.append(_Started(process))
+        given = work if method == "fork" else _written(work, names, Path(directory))
+        ranks = []
+        for rank in range(processes):
+            variables = rank_variables(rank, processes, store.port, directory)
+            arguments = (given, variables, sender if rank == 0 else None)
+            ranks.append(cast(Any, context).Process(target=_run_rank, args=arguments))
+        _start(ranks, threads_each(processes) if method == "spawn" else None)
         sender.close()
         with _Inbox(receiver) as inbox:
-            failure = Watcher(started, Path(directory)).watch()
+            failure = Watcher([_Started(rank) for rank in ranks], Path(directory)).watch()
     if failure is not None:
         raise _exception(failure)
     result: Result = inbox.take()
     return result
 
 
-def _check_can_start(method: Method) -> None:
+def _check_can_start(method: Method, names: dict[str, Any]) -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UserError(
-            "the script starts processes while it is being imported by one of them; put the call "
-            "under: if __name__ == '__main__':"
-        )
+        sys.exit(_UNGUARDED)  # the process that started this one says it, once for all
     if method == "fork" and torch.cuda.is_initialized():
         raise UserError(
             "processes cannot be forked: CUDA is initialised in this one already (a .cuda(), "
             ".to('cuda') or torch.cuda call before fit); restart it and leave devices to the "
             "trainer, or use strategy='ddp_spawn'"
         )
+    shared = _shared_tensor(names) if method == "fork" else None
+    if shared is not None:
+        raise UserError(
+            f"{shared} lies in shared memory, into which all forked processes would write; train "
+            "a copy.deepcopy of the model, or use strategy='ddp_spawn'"
+        )
 
 
-def _pickled(work: Callable[[], object], names: dict[str, Any]) -> bytes:
-    # Once and by value: torch's own pickler would have all ranks share one set of weights.
+def _shared_tensor(names: dict[str, Any]) -> str | None:
+    """The path of a weight that a forked process would not have to itself."""
+    for name, value in names.items():
+        for path, tensor in value.state_dict().items() if isinstance(value, nn.Module) else ():
+            if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.is_shared():
+                return f"{name}.{path}"
+    return None
+
+
+def _written(work: Callable[[], object], names: dict[str, Any], directory: Path) -> Path:
+    pickled = _pickled(work, names)
+    _check_can_be_imported(pickled)
+    # Not by multiprocessing's pipe: each process would be started when the one before it has read
+    # its part, which is after all its imports.
+    path = directory / "work"
+    path.write_bytes(pickled)
+    return path
+
+
+def _pickled(value: object, names: dict[str, Any]) -> bytes:
+    # By value: torch's own pickler would have all ranks share one set of weights, and a rank
+    # outlive what it sends.
     try:
-        return pickle.dumps(work)
+        return pickle.dumps(value)
     except Exception as error:
-        found = (find_unpicklable(value, name) for name, value in names.items())
+        found = (find_unpicklable(each, name) for name, each in names.items())
         line = next((each for each in found if each is not None), None)
         raise UserError(line or f"cannot be pickled for other processes: {error}") from error
+
+
+def _check_can_be_imported(pickled: bytes) -> None:
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is not None or (path and Path(path).is_file()):
+        return
+    # A script is imported by its path, "<stdin>" too, even where nothing of it is needed.
+    if path or b"__main__" in pickled:
+        raise UserError(
+            "processes that are spawned import the script, and this session (a notebook, "
+            "python -c, standard input) has none; write it into a file, or use "
+            "strategy='ddp_notebook'"
+        )
+
+
+def _start(ranks: Sequence[BaseProcess], threads: str | None) -> None:
+    with _threads(threads):
+        try:
+            for rank in ranks:
+                rank.start()
+        except BaseException:
+            for rank in ranks:
+                if rank.pid is not None:
+                    rank.kill()
+            raise
 
 
 @contextlib.contextmanager
@@ -122,32 +178,30 @@ class _Started:
         return self.process.exitcode
 
 
-def _run_rank(
-    payload: bytes | Callable[[], object], variables: dict[str, str], sender: Connection | None
-) -> None:
+def _run_rank(given: _Given, variables: dict[str, str], sender: Connection | None) -> None:
     """What a new process does: take its place, work, and send back what came of it."""
     os.setpgid(0, 0)
+    if os.getppid() != int(variables[PARENT]):
+        sys.exit("the process that started this rank is gone")
     os.environ.update(variables)
-    if not isinstance(payload, bytes):
+    if not isinstance(given, Path):
         # OpenMP's threads do not survive a fork; a region with more than one would wait for them.
         torch.set_num_threads(1)
-
     try:
-        # Only what the parent itself pickled a moment ago.
-        run = run_external(lambda: _function(payload))
+        run = run_external(lambda: _function(given))
         result = run()
         if sender is not None:
-            # By value: torch's own way would need this process to outlive the transfer.
-            run_external(lambda: sender.send_bytes(pickle.dumps(result)))
-    except Exception:
+            run_external(lambda: sender.send_bytes(_pickled(result, {"outcome": result})))
+    except (Exception, KeyboardInterrupt):
         # It is written down; multiprocessing would print it a second time.
         sys.exit(1)
 
 
-def _function(payload: bytes | Callable[[], object]) -> Callable[[], object]:
-    if not isinstance(payload, bytes):
-        return payload
-    found: Callable[[], object] = pickle.loads(payload)  # noqa: S301
+def _function(given: _Given) -> Callable[[], object]:
+    if not isinstance(given, Path):
+        return given
+    # Only what the parent itself pickled a moment ago.
+    found: Callable[[], object] = pickle.loads(given.read_bytes())  # noqa: S301
     return found
 
 
@@ -181,7 +235,13 @@ class _Inbox:
 
 def _exception(failure: Failure) -> BaseException:
     if failure.rank < 0:
-        return KeyboardInterrupt(failure.message)
+        # As if the watcher had not been there: Python's own answer, or the user's.
+        signal.raise_signal(failure.code - 128)
+    if failure.code == _UNGUARDED:
+        return UserError(
+            "the script starts processes while it is being imported by one of them; put the call "
+            "under: if __name__ == '__main__':"
+        )
     if failure.is_user_error:
         return UserError(failure.lines)
     return RankError(failure.message)

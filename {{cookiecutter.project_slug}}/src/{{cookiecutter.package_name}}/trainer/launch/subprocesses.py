@@ -14,7 +14,7 @@ from .watcher import Watcher, rank_variables, threads_each
 
 def is_interactive() -> bool:
     """Whether this process is a notebook's or an interactive session's."""
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+    return hasattr(sys, "ps1")
 
 
 def supervise_copies(processes: int) -> NoReturn:
@@ -29,16 +29,16 @@ def supervise_copies(processes: int) -> NoReturn:
     Raises:
         UserError: there is no command that could be started again.
     """
-    arguments = sys.orig_argv[1:]
-    if not arguments or is_interactive():
+    # Python calls what it reads from standard input "" or "-".
+    if is_interactive() or sys.argv[0] in ("", "-"):
         raise UserError(
-            "an interactive session has no command that could be started once a rank; "
-            "use strategy='ddp_notebook', write a script, or use torchrun"
+            "an interactive session, or a script on standard input, has no command that could be "
+            "started once a rank; use strategy='ddp_notebook', write a script, or use torchrun"
         )
     store = rendezvous.loopback_store()
     with tempfile.TemporaryDirectory(prefix="trainer-failures-") as directory:
         ranks = [
-            _start([sys.executable, *arguments], rank, processes, store.port, directory)
+            _start([sys.executable, *sys.orig_argv[1:]], rank, processes, store.port, directory)
             for rank in range(processes)
         ]
         failure = Watcher(ranks, Path(directory)).watch()

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from .. import cluster, stacks
+from ..watchdog import stack_file
 from . import external, failures
 from .failures import Failure
 
@@ -45,6 +47,8 @@ def rank_variables(rank: int, processes: int, port: int, failure_directory: str)
         "MASTER_PORT": str(port),
         # The store is the launcher's: no rank is to serve it.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # What the launcher was told to overlook is not for its ranks.
+        cluster.OVERRIDE: "environment",
         failures.DIRECTORY: failure_directory,
         external.PARENT: str(os.getpid()),
     }
@@ -110,8 +114,7 @@ class Watcher:
         for number, rank in enumerate(self._ranks):
             code = rank.poll()
             if code is not None and code < 0:
-                name = signal.Signals(-code).name
-                return Failure(number, 128 - code, f"rank {number} was killed by {name}")
+                return Failure(number, 128 - code, self._describe_kill(number, -code))
         reported = failures.first_report(self._failures)
         if reported is not None:
             return reported
@@ -119,6 +122,29 @@ class Watcher:
             (n, code) for n, rank in enumerate(self._ranks) if (code := rank.poll())
         )
         return Failure(number, code, f"rank {number} exited with code {code}")
+
+    def _describe_kill(self, rank: int, number: int) -> str:
+        """Where a rank stood that a signal ended, and which signal."""
+        name = signal.Signals(number).name
+        lines = []
+        if position := stacks.of_fault(self._stack(rank)):
+            lines.append(f"rank {rank} stood at:\n{position}")
+        if number == signal.SIGABRT:
+            # So NCCL ends a rank that has waited too long for another, from a thread of its own.
+            lines += self._positions()
+        hint = "; if nobody sent it, memory ran out" if number == signal.SIGKILL else ""
+        return "\n".join([*lines, f"rank {rank} was killed by {name}{hint}"])
+
+    def _positions(self) -> list[str]:
+        """Where the ranks stand that are alive."""
+        alive = [(number, rank) for number, rank in enumerate(self._ranks) if rank.poll() is None]
+        return [
+            f"rank {number} stands at:\n{stacks.ask(rank.pid, self._stack(number))}"
+            for number, rank in alive
+        ]
+
+    def _stack(self, rank: int) -> Path:
+        return stack_file(self._failures, rank)
 
     def _end_all(self) -> None:
         self._signal_all(signal.SIGTERM)

@@ -22,6 +22,7 @@ _REGISTRY: dict[str, str | type[Strategy]] = {
     "ddp_fork": "ddp_fork:DDPFork",
     "ddp_notebook": "ddp_fork:DDPFork",
     "ddp2": "ddp2:DDP2",
+    "horovod": "horovod:Horovod",
     "ddp_zero1": "ddp_zero1:DDPZeRO1",
 }
 

@@ -16,30 +16,35 @@ from .. import distributed
 
 
 class GradientAverage:
-    """Averages the gradients that backward has touched since the last time.
+    """Averages the gradients that are there and have changed since they were last averaged.
+
+    Those of parameters that are toggled off stay as they are, until a backward of their own.
 
     Args:
         parameters: of the model, in the same order on every process.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self._parameters = list(parameters)
-        self._touched: set[int] = set()
+        self._parameters = [each for each in parameters if each.is_floating_point()]
+        self._averaged: set[int] = set()
         for index, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(self._note(index))
+            # torch hooks into what gets a gradient; one that is frozen may be thawed later.
+            requires_grad = parameter.requires_grad
+            parameter.requires_grad_().register_post_accumulate_grad_hook(self._note(index))
+            parameter.requires_grad_(requires_grad)
 
     def _note(self, index: int):  # type: ignore[no-untyped-def]
         def note(parameter: Tensor) -> None:
-            self._touched.add(index)
+            self._averaged.discard(index)
 
         return note
 
     def average(self) -> None:
         """Average over all processes; one that did not use a parameter counts with zero."""
-        used = torch.zeros(len(self._parameters))
-        used[list(self._touched)] = 1
-        self._touched.clear()
-        indices = distributed.all_reduce(used, "max").nonzero().flatten().tolist()
+        waiting = [self._waits(index) for index in range(len(self._parameters))]
+        waits_anywhere = distributed.all_reduce(torch.tensor(waiting, dtype=torch.float32), "max")
+        indices = waits_anywhere.nonzero().flatten().tolist()
+        self._averaged.update(indices)
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
         for index in indices:
             parameter = self._parameters[index]
@@ -48,6 +53,11 @@ class GradientAverage:
             groups[parameter.grad.dtype, parameter.grad.device].append(parameter.grad)
         for gradients in groups.values():
             _average(gradients)
+
+    def _waits(self, index: int) -> bool:
+        parameter = self._parameters[index]
+        is_new = parameter.grad is not None and index not in self._averaged
+        return is_new and parameter.requires_grad
 
 
 def _average(gradients: list[Tensor]) -> None:

@@ -3,35 +3,25 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-import datetime
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from .. import rendezvous
-from ..cluster import Layout
 from ..errors import ConfigurationError
-from ..launch.failures import DIRECTORY
 from ..module import TrainingModule
 from ..optimization import Optimization
-from ..precision import Precision
-from ..watchdog import watchdog
 from .averaging import GradientAverage
 from .communication_hooks import CommunicationHook
-from .limits import Limits
-from .single_device import SingleDevice, Stage, StepModule
-
-# The second is Lightning's.
-BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
+from .process_group import ProcessGroupStrategy
+from .single_device import Stage, StepModule
 
 
-class DDP(SingleDevice):
+class DDP(ProcessGroupStrategy):
     """Every process holds the whole model and reads its part of each batch.
 
     Args:
@@ -44,8 +34,6 @@ class DDP(SingleDevice):
         powersgd_start_step: gradients travel as they are before this step, at least the second.
         timeout_seconds: after which a collective that a rank does not join fails on the others.
     """
-
-    limits: ClassVar[Limits] = Limits()
 
     wrapped: DistributedDataParallel | None = None
 
@@ -64,32 +52,12 @@ class DDP(SingleDevice):
                 "strategy_options: a static_graph has no unused parameters to find; give one of "
                 "find_unused_parameters and static_graph"
             )
+        super().__init__(timeout_seconds)
         self.find_unused_parameters = find_unused_parameters
         self.static_graph = static_graph
         self.bucket_cap_mb = bucket_cap_mb
         self.hook = CommunicationHook(communication_hook, powersgd_rank, powersgd_start_step)
-        self.timeout_seconds = timeout_seconds
-
-    def connect(
-        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
-    ) -> None:
-        super().connect(layout, own_devices, precision)
-        self.init_process_group(layout, self.device)
-        watchdog.arm(os.environ.get(DIRECTORY))
-
-    def init_process_group(self, layout: Layout, device: torch.device) -> None:
-        """Form the process group: NCCL on GPUs (and gloo for what is on the CPU), gloo on CPUs."""
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        for name in BACKENDS:
-            backend = os.environ.get(name, backend)
-        timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        dist.init_process_group(
-            backend,
-            store=rendezvous.connect_store(layout, timeout),
-            rank=layout.rank,
-            world_size=layout.world_size,
-            timeout=timeout,
-        )
+        self._has_learnt = False
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -128,27 +96,15 @@ class DDP(SingleDevice):
         """Whether this process computes on one GPU alone."""
         return self.device.type == "cuda" and len(self.devices) == 1
 
-    @staticmethod
-    def local_processes(devices: int) -> int:
-        return devices
-
-    @staticmethod
-    def replicas(devices: int, num_nodes: int) -> int:
-        return devices * num_nodes
-
-    @property
-    def data_replicas(self) -> int:
-        return self.layout.world_size
-
-    @property
-    def data_index(self) -> int:
-        return self.layout.rank
-
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
     ) -> None:
+        # DDP learns a static graph in its first backward, which must synchronise for that. To average
+        # what is averaged already changes nothing.
+        learns = self.static_graph and not self._has_learnt
+        self._has_learnt = True
         # DDP reads in forward whether the backward that follows is to average.
-        waits = self.wrapped is not None and not synchronise
+        waits = self.wrapped is not None and not synchronise and not learns
         with self.wrapped.no_sync() if waits and self.wrapped else nullcontext():
             super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
 
@@ -162,11 +118,6 @@ class DDP(SingleDevice):
         if synchronise and self.wrapped is None:
             self.averaged.average()
 
-    def begin_evaluation(self) -> None:
-        # Training leaves each process with its own BatchNorm statistics; rank 0's are the model's.
-        for buffer in self.module.buffers():
-            dist.broadcast(buffer, src=0)
-
     def own_state(self) -> dict[str, Tensor]:
         return self.hook.state()
 
@@ -174,14 +125,13 @@ class DDP(SingleDevice):
         self.hook.load_state(state)
 
     def teardown(self) -> None:
-        watchdog.disarm()
+        self._has_learnt = False
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
             # The reducer must not outlive the group: its destructor would join gloo's threads with
             # the interpreter locked, while one of them waits for the lock to free a tensor.
             del wrapped.reducer, wrapped.logger
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        super().teardown()
 
 
 def _start_equal(module: TrainingModule) -> None:

@@ -1,6 +1,6 @@
 """``ddp2``: one process a node, dp over its devices inside, gradients averaged across nodes."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from .limits import Limits
 class DDP2(DDP):
     """A loss over the node's whole batch is possible in ``training_step_end``."""
 
-    limits: ClassVar[Limits] = Limits(
+    limits: Limits = Limits(
         refused={"manual_optimization": NO_MANUAL, "sync_batchnorm": NO_SYNCED_NORM}
     )
 

@@ -16,5 +16,5 @@ class DDPFork(DDP):
     initialised in it before.
     """
 
-    limits: ClassVar[Limits] = Limits(max_nodes=1)
+    limits: Limits = Limits(max_nodes=1)
     launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "fork"

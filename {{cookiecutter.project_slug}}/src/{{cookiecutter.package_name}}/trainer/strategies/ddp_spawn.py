@@ -15,5 +15,5 @@ class DDPSpawn(DDP):
     After ``fit`` the weights and metrics are back in the process that called it.
     """
 
-    limits: ClassVar[Limits] = Limits(max_nodes=1)
+    limits: Limits = Limits(max_nodes=1)
     launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "spawn"

@@ -5,7 +5,7 @@ on GPUs only, this one on any devices, the same one several times too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,9 @@ class ReplicatedStep(StepModule):
         for index, piece in enumerate(pieces):
             replica = replicate(self.module, self._devices[index], is_first=index == 0)
             if self.module._run is not None:
-                replica._run = _PieceRun(self.module._run, self.sizes[index])
+                # A batch that only keeps this process in step with the others counts nothing.
+                counted = self.sizes[index] if self.module._run.batch_samples else 0
+                replica._run = _PieceRun(self.module._run, counted)
             outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
         return gather(outputs, self._devices[0])
 
@@ -63,7 +65,7 @@ class ReplicatedStep(StepModule):
 class DP(SingleDevice):
     """Every device holds a replica of the model for a step and reads its piece of the batch."""
 
-    limits: ClassVar[Limits] = Limits(
+    limits: Limits = Limits(
         max_nodes=1,
         refused={
             "16-mixed": "gradient scaling with replicas in one process is not supported; use "

@@ -48,7 +48,7 @@ class SingleDevice:
     optimizer, :meth:`end_step` and :meth:`zero_grad`, and at last :meth:`teardown`.
     """
 
-    limits: ClassVar[Limits] = Limits(max_devices=1)
+    limits: Limits = Limits(max_devices=1)
     launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "subprocess"
     """How more than one process comes to be, where nothing has started them."""
 

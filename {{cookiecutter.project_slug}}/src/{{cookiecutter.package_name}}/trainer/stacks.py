@@ -1,0 +1,119 @@
+"""Where a process stands, as text: a line a call, the most recent last.
+
+A process that has called :func:`print_on_demand` prints its stacks into a file when it is sent a
+signal: in C, so that it also does so while native code holds the interpreter. Source:
+https://docs.python.org/3/library/faulthandler.html#faulthandler.register
+"""
+
+import faulthandler
+import os
+import re
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+_DEMAND = signal.SIGUSR2
+_SECONDS_TO_ANSWER = 3.0
+_FRAME = '  File "'
+_MOST_FRAMES = 30
+# All ranks have in common what called this: it says nothing.
+_OUTERMOST = "run_external"
+_COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/distributed.py", " in _engine_run_backward")
+_UNTOLD = ("_call_impl", "_wrapped_call_impl")
+_STDERR = 2
+
+
+def print_on_demand(file: TextIO, fatal_too: bool) -> None:
+    """Have this process print its stacks into a file when it is asked, and when a fault ends it.
+
+    Args:
+        file: with a descriptor; it must stay open.
+        fatal_too: what a fault prints goes there too, and not to standard error.
+    """
+    faulthandler.register(_DEMAND, file=file, all_threads=True)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file if fatal_too else _STDERR)
+
+
+def print_no_more() -> None:
+    """Undo :func:`print_on_demand`."""
+    faulthandler.unregister(_DEMAND)
+    faulthandler.disable()
+
+
+def ask(process: int, path: Path) -> str:
+    """Where the main thread of a process stands that prints its stacks into a file on demand."""
+    try:
+        before = path.stat().st_size
+        os.kill(process, _DEMAND)
+        # In this order: a stopped process takes the first as it goes on, before anything else.
+        os.kill(process, signal.SIGCONT)
+        _wait_for_more(path, before)
+        threads = _threads(path.read_text()[before:])
+    except OSError as error:
+        return f"  (unknown: {error.strerror})"
+    # The main thread stands last. Which one took the signal does not matter.
+    return _shortened(threads[-1]) or "  (unknown: it does not even answer a signal)"
+
+
+def of_fault(path: Path) -> str:
+    """Where a process stood when a fault of its own ended it; empty if it printed nothing."""
+    try:
+        _, fault, text = path.read_text().rpartition("Fatal Python error")
+    except OSError:
+        return ""
+    _, mark, current = text.rpartition("Current thread 0x")
+    return _shortened(_threads(mark + current if mark else text)[-1]) if fault else ""
+
+
+def of_error(error: BaseException) -> str:
+    """Where an error was raised."""
+    frames = traceback.extract_tb(root(error).__traceback__)
+    lines = [f'{_FRAME}{each.filename}", line {each.lineno} in {each.name}' for each in frames]
+    return _shortened(lines) or "  (unknown)"
+
+
+def is_in_collective(position: str) -> bool:
+    """Whether the last call is one in which a process waits for others, DDP's backward included."""
+    last = position.rpartition("\n")[2]
+    return any(part in last for part in _COLLECTIVES)
+
+
+def root(error: BaseException) -> BaseException:
+    """The error that others were raised for, or during the handling of which they were raised."""
+    while True:
+        is_hidden = error.__suppress_context__ and error.__cause__ is None
+        origin = None if is_hidden else error.__cause__ or error.__context__
+        if origin is None:
+            return error
+        error = origin
+
+
+def _wait_for_more(path: Path, size: int) -> None:
+    """Until a file has grown, and grows no longer."""
+    before = size
+    deadline = time.monotonic() + _SECONDS_TO_ANSWER
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = path.stat().st_size
+        if now == size > before:
+            return
+        size = now
+
+
+def _threads(text: str) -> list[list[str]]:
+    """Each thread's calls, the most recent last, in what faulthandler has printed."""
+    threads = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)
+    frames = ([line for line in each.splitlines() if line.startswith(_FRAME)] for each in threads)
+    return [lines[::-1] for lines in frames]
+
+
+def _shortened(lines: Sequence[str]) -> str:
+    """The calls that say something."""
+    outermost = [number for number, line in enumerate(lines) if line.endswith(f" in {_OUTERMOST}")]
+    told = lines[outermost[-1] + 1 :] if outermost else lines
+    kept = [line for line in told if line.rpartition(" in ")[2] not in _UNTOLD]
+    return "\n".join(kept[-_MOST_FRAMES:])

@@ -1,0 +1,154 @@
+"""``horovod``: gradients averaged by Horovod, under horovodrun or mpirun.
+
+Source: https://horovod.readthedocs.io/en/stable/pytorch.html
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..cluster import Layout
+from ..errors import ConfigurationError
+from ..module import TrainingModule
+from ..optimization import Optimization
+from ..precision import Precision
+from .limits import Limits
+from .process_group import ProcessGroupStrategy
+
+_NO_BF16 = "Horovod's collectives know no bfloat16; use '16-mixed', or strategy='ddp'"
+
+
+class Horovod(ProcessGroupStrategy):
+    """Every process holds the whole model; its driver decides how many there are.
+
+    The trainer's own few words between processes (what is logged, where the run lies) go over a
+    process group of torch's.
+
+    Args:
+        scale_learning_rate: multiply learning rates by the number of processes.
+        compression: how gradients travel: ``"none"`` or ``"fp16"``.
+        fusion_mb: gradients that are ready together travel together up to so many MiB, which is
+            faster for many small ones. Which ones do depends on the moment, and so does the last
+            bit of a sum over more than two processes; 0 keeps runs equal to the last bit.
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+    """
+
+    limits: Limits = Limits(
+        refused={
+            "bf16-mixed": _NO_BF16,
+            "manual_optimization": "its optimizers expect one backward a step; use strategy='ddp'",
+        },
+        launched_by="horovodrun -np N … or mpirun -np N …",
+        sources=("horovod", "openmpi"),
+        packages={"horovod": "make horovod"},
+    )
+
+    def __init__(
+        self,
+        scale_learning_rate: bool = True,
+        compression: str = "none",
+        fusion_mb: float = 0.0,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        super().__init__(timeout_seconds)
+        if compression not in ("none", "fp16"):
+            raise ConfigurationError(
+                f"strategy_options.compression={compression!r} is unknown; known: fp16, none"
+            )
+        self.scale_learning_rate = scale_learning_rate
+        self.compression = compression
+        self.fusion_mb = fusion_mb
+        self._averaged: set[int] = set()
+        if scale_learning_rate:
+            twice = (
+                "Horovod multiplies rates by its size already; set "
+                "strategy_options={scale_learning_rate: false} to scale otherwise"
+            )
+            refused = {**self.limits.refused, "learning_rate_scaling": twice}
+            self.limits = replace(self.limits, refused=refused)
+
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        import horovod.torch as hvd
+
+        seconds = str(max(1, round(self.timeout_seconds)))
+        for name in ("GLOO_TIMEOUT_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS"):
+            os.environ.setdefault(f"HOROVOD_{name}", seconds)
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(self.fusion_mb * 2**20)))
+        if not hvd.is_initialized():  # MPI can be left but once, so it is left at the process' end
+            hvd.init()
+        super().connect(layout, own_devices, precision)
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        import horovod.torch as hvd
+
+        self.place(module)
+        hvd.broadcast_parameters(module.state_dict(), root_rank=0)
+        names = {id(each): name for name, each in module.named_parameters()}
+        self._optimization = configure().replaced(lambda each: self._wrap(each, names))
+        return self._optimization
+
+    def _wrap(self, optimizer: Optimizer, names: Mapping[int, str]) -> Any:
+        import horovod.torch as hvd
+
+        named = [
+            (names[id(parameter)], parameter)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        compression = getattr(hvd.Compression, self.compression)
+        return hvd.DistributedOptimizer(optimizer, named, compression=compression)
+
+    @property
+    def learning_rate_factor(self) -> float:
+        return float(self.layout.world_size) if self.scale_learning_rate else 1.0
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
+    ) -> None:
+        # A gradient's hook counts down and averages at 0: at 1 it does so now, at 2 it waits.
+        for optimizer in self._optimization.optimizers:
+            delays: dict[Any, int] = optimizer._allreduce_delay  # type: ignore[attr-defined]
+            delays.update(dict.fromkeys(delays, 1 if synchronise else 2))
+        super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
+
+    def _average(self, optimizer: Any) -> None:
+        """Wait for the averaged gradients, once a step."""
+        if id(optimizer) not in self._averaged:
+            self._averaged.add(id(optimizer))
+            optimizer.synchronize()
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        for optimizer in optimization.optimizers:
+            self._average(optimizer)
+        super().clip_gradients(optimization, value, algorithm)
+
+    def optimizer_step(self, optimizer: Any) -> None:
+        self._average(optimizer)
+        with optimizer.skip_synchronize():
+            super().optimizer_step(optimizer)
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        # Horovod's own takes no argument, and would keep the memory.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        self._averaged.discard(id(optimizer))
+
+    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
+        import horovod.torch as hvd
+
+        super().load_state(state, optimization)
+        hvd.broadcast_parameters(self.module.state_dict(), root_rank=0)
+        for optimizer in optimization.optimizers if optimization else []:
+            if optimizer.state:  # an empty one Horovod would fill by a step, which Adam counts
+                hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    def teardown(self) -> None:
+        self._averaged.clear()
+        super().teardown()

@@ -1,0 +1,79 @@
+"""What strategies of one process a device have in common: their process group, and who reads what."""
+
+import datetime
+import os
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from .. import rendezvous
+from ..cluster import Layout
+from ..launch.failures import DIRECTORY
+from ..precision import Precision
+from ..watchdog import watchdog
+from .limits import Limits
+from .single_device import SingleDevice
+
+# The second is Lightning's.
+BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
+
+
+class ProcessGroupStrategy(SingleDevice):
+    """One process a device, each of which reads its part of every batch.
+
+    Args:
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+    """
+
+    limits: Limits = Limits()
+
+    def __init__(self, timeout_seconds: float = 600.0) -> None:
+        self.timeout_seconds = timeout_seconds
+
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        super().connect(layout, own_devices, precision)
+        self.init_process_group(layout, self.device)
+        watchdog.arm(os.environ.get(DIRECTORY))
+
+    def init_process_group(self, layout: Layout, device: torch.device) -> None:
+        """Form the process group: NCCL on GPUs (and gloo for what is on the CPU), gloo on CPUs."""
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        for name in BACKENDS:
+            backend = os.environ.get(name, backend)
+        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        dist.init_process_group(
+            backend,
+            store=rendezvous.connect_store(layout, timeout),
+            rank=layout.rank,
+            world_size=layout.world_size,
+            timeout=timeout,
+        )
+
+    @staticmethod
+    def local_processes(devices: int) -> int:
+        return devices
+
+    @staticmethod
+    def replicas(devices: int, num_nodes: int) -> int:
+        return devices * num_nodes
+
+    @property
+    def data_replicas(self) -> int:
+        return self.layout.world_size
+
+    @property
+    def data_index(self) -> int:
+        return self.layout.rank
+
+    def begin_evaluation(self) -> None:
+        # Training leaves each process with its own BatchNorm statistics; rank 0's are the model's.
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, src=0)
+
+    def teardown(self) -> None:
+        watchdog.disarm()
+        if dist.is_initialized():
+            dist.destroy_process_group()

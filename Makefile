@@ -24,7 +24,7 @@ IN_PROJECT = $(MAKE) -C
 .PHONY: help demo test test-slow horovod lint format bench docs lock clean
 
 help:  ## list these commands
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 demo: $(TOOLS)  ## render into build/demo, install, train on digits with two processes, test
 	rm -rf build/demo

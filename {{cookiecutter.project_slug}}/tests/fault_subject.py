@@ -23,18 +23,36 @@ class Fails(classifier.ImageClassifier):
         fault: what happens, by the name of a function of this file.
         rank: on which.
         step: in which.
+        late: a rank that comes 12 s later to that step.
     """
 
-    def __init__(self, fault: str, rank: int = 1, step: int = 2) -> None:
+    def __init__(self, fault: str, rank: int = 1, step: int = 2, late: int | None = None) -> None:
         super().__init__()
-        self.fault, self.rank, self.step = fault, rank, step
+        self.fault, self.rank, self.step, self.late = fault, rank, step, late
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
-        if self.global_rank == self.rank and batch_idx == self.step:
-            Path("struck").write_text(str(time.time()))
-            FAULTS[self.fault]()
+        if batch_idx == self.step:
+            if self.global_rank == self.late:
+                time.sleep(12)
+            if self.global_rank == self.rank:
+                Path("struck").write_text(str(time.time()))
+                FAULTS[self.fault]()
         return super().training_step(batch, batch_idx)
+
+
+class NeverComes(classifier.ImageClassifier):
+    """One rank hangs before it has reached the trainer.
+
+    Args:
+        rank: which.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        if os.environ.get("RANK") == str(rank):
+            Path("struck").write_text(str(time.time()))
+            time.sleep(1000)
 
 
 def is_killed() -> None:
@@ -43,8 +61,6 @@ def is_killed() -> None:
 
 def is_stopped() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
-    # Whoever asks for its stack lets it go on; it is to hang nevertheless.
-    loops()
 
 
 def loops() -> None:
@@ -56,21 +72,40 @@ def holds_the_interpreter() -> None:
     ctypes.PyDLL(None).sleep(1000)
 
 
+def faults() -> None:
+    ctypes.string_at(0)
+
+
+def aborts() -> None:
+    time.sleep(1)
+    os.abort()
+
+
 def exits() -> None:
     sys.exit(0)
+
+
+def exits_with_3() -> None:
+    sys.exit(3)
 
 
 def raises() -> None:
     raise ArithmeticError("planted")
 
 
-def waits() -> None:
-    time.sleep(1000)
-
-
 FAULTS = {
     each.__name__: each
-    for each in (is_killed, is_stopped, loops, holds_the_interpreter, exits, raises, waits)
+    for each in (
+        is_killed,
+        is_stopped,
+        loops,
+        holds_the_interpreter,
+        faults,
+        aborts,
+        exits,
+        exits_with_3,
+        raises,
+    )
 }
 
 

@@ -12,12 +12,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -141,6 +143,22 @@ def start(
         text=True,
         process_group=0,
     )
+
+
+def at_root() -> dict[str, str]:
+    """Variables with which a process that works in another folder finds the tests."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in paths)}
+
+
+def assert_nothing_left(folder: Path) -> None:
+    """No process still has a folder as its working directory, after a moment."""
+    deadline = time.monotonic() + 10
+    while left := [
+        each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(folder)
+    ]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def fit(*arguments: str | Path) -> list[str | Path]:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from .project import ROOT, load
+from .project import PACKAGE, ROOT, load
 
 checkpoints = load("trainer.checkpoint")
 CheckpointError = load("trainer.errors").CheckpointError
@@ -541,7 +541,12 @@ def test_nothing_in_the_sources_unpickles_or_runs_what_it_reads() -> None:
     found = {
         str(path.relative_to(ROOT)): suspicious(ast.parse(path.read_text())) for path in sources
     }
-    assert {path: calls for path, calls in found.items() if calls} == {}
+    assert {path: calls for path, calls in found.items() if calls} == {
+        # What a process has pickled itself for those that it starts, and what they send back.
+        f"src/{PACKAGE}/trainer/launch/functions.py": ["pickle"],
+        # Writes only, to find out what cannot be.
+        f"src/{PACKAGE}/trainer/pickling.py": ["pickle"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_a_list_of_devices() -> None:
         ),
         pytest.param(
             ["--trainer.strategy", "dpd"],
-            "strategy='dpd' is unknown; did you mean 'ddp'?",
+            "strategy='dpd' is unknown; did you mean 'dp' or 'ddp'?",
             id="unknown strategy",
         ),
         pytest.param(
@@ -488,7 +488,9 @@ def test_help_lists_every_option_of_the_trainer(capsys: pytest.CaptureFixture[st
         (["fti"], ["error: 'fti' is no command; did you mean 'fit'?"]),
         (
             ["--config", "x"],
-            ["error: '--config' is no command; known: fit, predict, test, validate"],
+            [
+                "error: '--config' is no command; known: find_batch_size, fit, predict, test, validate"
+            ],
         ),
         (
             ["fit", *DIGITS, "--trainer.seed=-1", "--trainer.devices=0"],
@@ -513,7 +515,7 @@ def test_a_mistake_ends_with_2(
 def test_from_outside_a_mistake_is_one_line() -> None:
     done = run(["-m", PACKAGE, "fit", *DIGITS, "--trainer.strategy", "dpd"])
     assert done.returncode == 2
-    assert done.stderr == "error: strategy='dpd' is unknown; did you mean 'ddp'?\n"
+    assert done.stderr == "error: strategy='dpd' is unknown; did you mean 'dp' or 'ddp'?\n"
     assert done.stdout == ""
 
 

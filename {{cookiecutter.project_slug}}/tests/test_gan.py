@@ -108,6 +108,7 @@ def test_a_trained_generator_generates(trained):
 # --- resuming in the middle of an accumulation ------------------------------------------------
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("strategy", ["single_device", "ddp"])
 def test_a_stop_between_accumulated_batches_changes_nothing(tmp_path, strategy):
     every = ("--trainer.log_every_n_steps", "1", "--trainer.max_steps")

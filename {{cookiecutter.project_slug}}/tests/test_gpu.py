@@ -32,9 +32,7 @@ def trained(folder: Path, *options: str) -> dict[str, float]:
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 @pytest.mark.parametrize("strategy", ["single_device", "ddp", "ddp_spawn", "ddp_fork", "ddp2"])
 def test_trains(tmp_path, strategy, precision):
-    values = trained(
-        tmp_path, "--trainer.strategy", strategy, "--trainer.precision", precision
-    )
+    values = trained(tmp_path, "--trainer.strategy", strategy, "--trainer.precision", precision)
     assert values["val_accuracy"] > 0.85
 
 

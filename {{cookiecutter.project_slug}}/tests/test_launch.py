@@ -1,7 +1,6 @@
 """Real launches: our own and torchrun's, to a good end and to a bad one."""
 
 import json
-import os
 import re
 import signal
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .project import PACKAGE, ROOT, fit, run, start
+from .project import PACKAGE, assert_nothing_left, at_root, fit, run, start
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 SUBJECT = "tests.launch_subject"
@@ -27,12 +26,6 @@ def launched(launcher: str, *arguments: str | Path) -> list[str | Path]:
 def model(name: str, folder: Path) -> list[str | Path]:
     """Arguments that train a subject into a folder."""
     return ["--model", f"{SUBJECT}.{name}", "--trainer.default_root_dir", folder]
-
-
-def at_root() -> dict[str, str]:
-    """Variables with which a process that works in another folder finds the tests."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in paths)}
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "ours"])
@@ -134,16 +127,6 @@ def wait_for_ranks(folder: Path) -> list[psutil.Process]:
     raise TimeoutError("the ranks did not reach their first step")
 
 
-def assert_nothing_left(folder: Path) -> None:
-    """No process still has a folder as its working directory, after a moment."""
-    deadline = time.monotonic() + 10
-    while left := [
-        each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(folder)
-    ]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_validation_counts_each_sample_once(tmp_path, processes):
     values = validate(processes)
@@ -173,7 +156,7 @@ def test_an_interactive_session_is_told_what_to_do():
 import sys; sys.ps1 = ">>> "
 from {PACKAGE}.trainer import Trainer, TrainingModule, UserError
 try:
-    Trainer(max_epochs=1, devices=2, accelerator="cpu").fit(TrainingModule())
+    Trainer(max_epochs=1, devices=2, accelerator="cpu", strategy="ddp").fit(TrainingModule())
 except UserError as error:
     print(error)
 """
@@ -186,7 +169,7 @@ def test_a_mistake_starts_no_process(tmp_path):
         fit("--trainer.devices", "2", "--trainer.strategy", "dpp"), cwd=tmp_path, extra=at_root()
     )
     assert done.returncode == 2
-    assert done.stderr.strip() == "error: strategy='dpp' is unknown; did you mean 'ddp'?"
+    assert done.stderr.strip() == "error: strategy='dpp' is unknown; did you mean 'dp' or 'ddp'?"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""A loss over the whole batch: what dp and ddp2 compute in ``training_step_end``, and ddp cannot."""
+"""A loss over the whole batch: dp and ddp2 compute it in ``training_step_end``, and ddp cannot."""
 
 import sys
 from functools import cache

@@ -61,11 +61,9 @@ class GAN(TrainingModule):
         """So many new images."""
         return self(torch.randn(count, self.noise, device=self.device))  # type: ignore[no-any-return]
 
-    def training_step(  # type: ignore[override]
-        self, batch: tuple[Tensor, Tensor], batch_idx: int
-    ) -> None:
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         real, _ = batch
-        generator, discriminator = self.optimizers()  # type: ignore[misc]
+        generator, discriminator = self.optimizers()
         ends_step = (batch_idx + 1) % self.accumulate == 0 or self.trainer.is_last_batch
         fake = self.generate(len(real))
 

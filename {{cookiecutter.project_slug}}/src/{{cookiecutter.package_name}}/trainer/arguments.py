@@ -1,5 +1,6 @@
 """What a trainer is asked for, checked as a whole: every mistake is reported, all at once."""
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass, replace
@@ -244,13 +245,12 @@ def _idle(count: int) -> list[int]:
 
 def _of_strategy(wanted: str | SingleDevice) -> tuple[Limits, bool]:
     """Limits of a strategy that may not exist, and whether one process drives all devices."""
-    if isinstance(wanted, str):
-        try:
-            cls = strategies.strategy_class(wanted)
-        except ConfigurationError:
-            return Limits(), False
-    else:
+    cls: type[SingleDevice] = SingleDevice
+    if isinstance(wanted, SingleDevice):
         cls = type(wanted)
+    else:
+        with contextlib.suppress(ConfigurationError):
+            cls = strategies.strategy_class(wanted)
     return cls.limits, cls.local_processes(2) == 1 and cls is not SingleDevice
 
 

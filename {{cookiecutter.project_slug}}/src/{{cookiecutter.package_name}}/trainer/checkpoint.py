@@ -6,6 +6,7 @@ its reader takes JSON and safetensors, and refuses a directory that holds anythi
 """
 
 import contextlib
+import datetime
 import json
 import os
 import shutil
@@ -39,9 +40,17 @@ class Checkpoints:
         directory: where they lie, one directory a step.
         keep: how many to keep, at least two, so that one is whole at every moment.
         asynchronous: copy the state and write it while training goes on.
+        timeout_seconds: after which a save that another process does not join fails, where it is
+            asynchronous; otherwise the process group says.
     """
 
-    def __init__(self, directory: Path, keep: int = 2, asynchronous: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keep: int = 2,
+        asynchronous: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> None:
         self._directory = directory
         self._keep = max(keep, 2)
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
@@ -49,7 +58,8 @@ class Checkpoints:
         self._group: dist.ProcessGroup | None = None
         if asynchronous and distributed.is_active():
             # A group of its own: the writer's collectives must not mix with those of the step.
-            self._group = dist.new_group(backend="gloo")
+            timeout = datetime.timedelta(seconds=timeout_seconds)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
         # Here and not before each save: another rank may then be about to write already.
         if distributed.rank() == 0:
             for partial in directory.glob(f".{_PREFIX}*"):

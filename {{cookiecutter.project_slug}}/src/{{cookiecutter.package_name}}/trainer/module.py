@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from .manual_optimization import ManualOptimization, ManualOptimizer
+    from .manual_optimization import ManualOptimization
     from .metrics import ReduceFx
     from .optimization import Optimization
 
@@ -79,8 +79,12 @@ class TrainingModule(nn.Module):
 
     # --- steps -----------------------------------------------------------------------------
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor | Mapping[str, Any]:
-        """Loss of a batch: a scalar, the mean over its samples; or a dict with it as ``loss``."""
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | Mapping[str, Any] | None:
+        """Loss of a batch: a scalar, the mean over its samples; or a dict with it as ``loss``.
+
+        Under dp and ddp2, anything that ``training_step_end`` makes a loss of; with manual
+        optimization, nothing.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no training_step")
 
     def training_step_end(self, outputs: Any) -> Any:
@@ -120,11 +124,13 @@ class TrainingModule(nn.Module):
 
     # --- manual optimization -----------------------------------------------------------------
 
-    def optimizers(self) -> "ManualOptimizer | list[ManualOptimizer]":
+    def optimizers(self) -> Any:
         """The optimizers of ``configure_optimizers``, for a step with manual optimization.
 
-        Each has ``step()``, ``zero_grad()``, ``clip_gradients(value)``, and ``toggle_model(
-        sync_grad=True)``: a context in which only its own parameters get gradients.
+        Returns:
+            a :class:`~.manual_optimization.ManualOptimizer`, or a list of them. Each has
+            ``step()``, ``zero_grad()``, ``clip_gradients(value)``, and ``toggle_model(
+            sync_grad=True)``: a context in which only its own parameters get gradients.
         """
         optimizers = self._manual().optimizers
         return optimizers[0] if len(optimizers) == 1 else optimizers
@@ -140,6 +146,8 @@ class TrainingModule(nn.Module):
 
     def _manual(self) -> "ManualOptimization":
         if self.trainer.manual is None:
+            if not self.automatic_optimization:
+                raise RuntimeError("optimizers are there in training_step alone")
             name = type(self).__name__
             raise RuntimeError(f"{name}: set automatic_optimization = False to optimize by hand")
         return self.trainer.manual

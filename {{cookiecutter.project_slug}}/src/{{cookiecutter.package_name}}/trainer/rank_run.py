@@ -160,7 +160,10 @@ class RankRun:
             self._validation(module, val_dataloader),
             self._outputs(feed, directory),
             Checkpoints(
-                directory / "checkpoints", given["keep_checkpoints"], given["async_checkpoints"]
+                directory / "checkpoints",
+                given["keep_checkpoints"],
+                given["async_checkpoints"],
+                strategy.timeout_seconds,
             ),
             self.checked.schedule,
             self.checked.clip,

@@ -1,7 +1,7 @@
 """Where a process stands, as text: a line a call, the most recent last.
 
-A process that has called :func:`print_on_demand` prints its stacks into a file when it is sent a
-signal: in C, so that it also does so while native code holds the interpreter. Source:
+A process that has a :class:`Printer` prints its stacks into a file when it is sent a signal: in C,
+so that it also does so while native code holds the interpreter. Source:
 https://docs.python.org/3/library/faulthandler.html#faulthandler.register
 """
 
@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 _DEMAND = signal.SIGUSR2
 _SECONDS_TO_ANSWER = 3.0
@@ -21,31 +20,40 @@ _FRAME = '  File "'
 _MOST_FRAMES = 30
 # All ranks have in common what called this: it says nothing.
 _OUTERMOST = "run_external"
-_COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/distributed.py", " in _engine_run_backward")
+_COLLECTIVES = (
+    "torch/distributed/",
+    "torch/nn/parallel/distributed.py",
+    " in _engine_run_backward",
+)
 _UNTOLD = ("_call_impl", "_wrapped_call_impl")
 _STDERR = 2
 
 
-def print_on_demand(file: TextIO, fatal_too: bool) -> None:
-    """Have this process print its stacks into a file when it is asked, and when a fault ends it.
+class Printer:
+    """Prints this process' stacks into a file when it is asked, and when a fault ends it.
 
     Args:
-        file: with a descriptor; it must stay open.
+        path: of the file, which is made.
         fatal_too: what a fault prints goes there too, and not to standard error.
     """
-    faulthandler.register(_DEMAND, file=file, all_threads=True)
-    if not faulthandler.is_enabled():
-        faulthandler.enable(file if fatal_too else _STDERR)
 
+    def __init__(self, path: Path, fatal_too: bool) -> None:
+        self._file = path.open("w")
+        self._was_enabled = faulthandler.is_enabled()
+        faulthandler.register(_DEMAND, file=self._file, all_threads=True)
+        if not self._was_enabled:
+            faulthandler.enable(self._file if fatal_too else _STDERR)
 
-def print_no_more() -> None:
-    """Undo :func:`print_on_demand`."""
-    faulthandler.unregister(_DEMAND)
-    faulthandler.disable()
+    def close(self) -> None:
+        """Print no more."""
+        faulthandler.unregister(_DEMAND)
+        if not self._was_enabled:
+            faulthandler.disable()
+        self._file.close()
 
 
 def ask(process: int, path: Path) -> str:
-    """Where the main thread of a process stands that prints its stacks into a file on demand."""
+    """Where the main thread of a process stands that has a :class:`Printer` into a file."""
     try:
         before = path.stat().st_size
         os.kill(process, _DEMAND)

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ _STATES = {
     "T": "is stopped",
     "t": "is held by a debugger",
 }
-_STACK = "stack"
+_STACK, _LOSS, _LEAVE = "stack", "loss", "leave"
 _PROC = Path("/proc/self")
 
 
@@ -46,12 +45,12 @@ class _Sibling:
     @property
     def loss(self) -> Path:
         """Where it stood when it lost a sibling."""
-        return Path(self.directory) / "loss"
+        return Path(self.directory) / _LOSS
 
     @property
     def leave(self) -> Path:
         """How it left the run by itself, and below that, where it stood."""
-        return Path(self.directory) / "leave"
+        return Path(self.directory) / _LEAVE
 
     def state(self) -> str | None:
         """As the kernel writes it (``T`` is stopped); ``None`` if the process has ended."""
@@ -66,7 +65,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._own: _Sibling | None = None
-        self._file: TextIOWrapper | None = None
+        self._printer: stacks.Printer | None = None
         self._temporary: str | None = None
         self._siblings: list[_Sibling] = []
         self._elsewhere: list[_Sibling] = []
@@ -88,14 +87,14 @@ class Watchdog:
         if distributed.world_size() == 1:
             return
         rank = distributed.rank()
-        directory = stack_file(failure_directory or self._make_directory(), rank).parent
+        directory = _directory(failure_directory or self._make_directory(), rank)
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         status = _status(os.getpid())
         started = status[1] if status is not None else ""
         own = _Sibling(rank, _host(), os.getpid(), started, str(directory))
-        self._own, self._file = own, own.stack.open("w")
-        stacks.print_on_demand(self._file, fatal_too=failure_directory is not None)
+        self._own = own
+        self._printer = stacks.Printer(own.stack, fatal_too=failure_directory is not None)
         told = [_Sibling(**each) for each in distributed.gather(asdict(own))]
         self._siblings = [each for each in told if each.host == own.host and each != own]
         self._elsewhere = [each for each in told if each.host != own.host]
@@ -108,12 +107,11 @@ class Watchdog:
 
     def disarm(self) -> None:
         """Undo :meth:`arm`."""
-        if self._file is not None:
-            stacks.print_no_more()
-            self._file.close()
+        if self._printer is not None:
+            self._printer.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-        self._own, self._file, self._temporary = None, None, None
+        self._own, self._printer, self._temporary = None, None, None
         self._siblings, self._elsewhere, self._losses = [], [], {}
 
     def note_loss(self, error: BaseException) -> None:
@@ -168,11 +166,9 @@ class Watchdog:
         return "\n".join([*told, f"{', '.join(fates)}: {waited}"])
 
     def elsewhere(self) -> str | None:
-        """Names the ranks on other nodes, one of which must hang if none does here."""
-        if not self._elsewhere:
-            return None
-        names = _names([each.rank for each in self._elsewhere])
-        return f"no rank on this node hangs: see what is said where {names} ran"
+        """Where to look if no rank on this node hangs; ``None`` if all are on this one."""
+        nodes = sorted({each.host.partition(" ")[0] for each in self._elsewhere})
+        return f"no rank on this node hangs: look at {_listed(nodes)}" if nodes else None
 
     def _silent(self) -> list[_Sibling]:
         """Those that have not noticed that anybody is lost."""
@@ -187,9 +183,23 @@ watchdog = Watchdog()
 """This process'."""
 
 
-def stack_file(base: str | Path, rank: int) -> Path:
-    """Where a rank's stacks are printed, below a launcher's directory."""
-    return Path(base) / f"rank-{rank}" / _STACK
+def fault(base: Path, rank: int) -> str:
+    """Where a rank stood when a fault ended it, for the launcher whose directory is given.
+
+    Empty if it has not told.
+    """
+    return stacks.of_fault(_directory(base, rank) / _STACK)
+
+
+def position(base: Path, rank: int, process: int) -> str:
+    """Where a rank that is alive stands, for the launcher whose directory is given."""
+    directory = _directory(base, rank)
+    return _read(directory / _LOSS) or stacks.ask(process, directory / _STACK)
+
+
+def _directory(base: str | Path, rank: int) -> Path:
+    """Where a rank keeps what it tells."""
+    return Path(base) / f"rank-{rank}"
 
 
 class _Look(NamedTuple):
@@ -218,8 +228,12 @@ def _look_at(sibling: _Sibling) -> _Look:
 
 
 def _names(ranks: Sequence[int]) -> str:
-    *others, last = map(str, ranks)
-    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {_listed([str(rank) for rank in ranks])}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _write(path: Path, text: str) -> None:

@@ -20,8 +20,11 @@ def run_external(run: Callable[[], Result], teardown: Callable[[], object] = boo
 
     Args:
         run: the rank's work. Its failure is written where the launcher looks for it, so that the
-            first rank's is shown. Its place in a stack is the outermost that is shown of it.
+            first rank's is shown.
         teardown: called after that: only then may the others notice that this rank has gone.
+
+    Raises:
+        RankError: it has lost another rank; in place of the error that says only that.
     """
     _die_with_parent()
     try:

@@ -31,11 +31,8 @@ class Failure:
     rank: int
     code: int
     message: str
-
-    @property
-    def is_user_error(self) -> bool:
-        """Whether it is a mistake of the user's, which needs no traceback."""
-        return self.code == _USER_ERROR
+    is_user_error: bool = False
+    """Whether it is a mistake of the user's, which needs no traceback."""
 
     @property
     def lines(self) -> list[str]:
@@ -79,8 +76,8 @@ def _reason(error: BaseException) -> str:
     """The first sentence of what gloo, NCCL or the store said, without the place in their code."""
     text = re.sub(r"^\[[^]]*\]\s*", "", str(stacks.root(error)).strip())
     sentence = re.split(r"\.\s|\n", text, maxsplit=1)[0][:200]
-    sets_how_long = "; the strategy's timeout_seconds sets how long"
-    return sentence + (sets_how_long if "imed out" in sentence else "")
+    is_timeout = re.search("timed out|timeout", sentence, re.IGNORECASE)
+    return sentence + ("; the strategy's timeout_seconds sets how long" if is_timeout else "")
 
 
 def _write_down(error: BaseException) -> None:
@@ -89,7 +86,13 @@ def _write_down(error: BaseException) -> None:
     rank = int(os.environ["RANK"])
     message = describe(error, f"rank {rank}: ")
     if directory := os.environ.get(DIRECTORY):
-        report = {"rank": rank, "time": time.time(), "code": _code(error), "message": message}
+        report = {
+            "rank": rank,
+            "time": time.time(),
+            "code": _code(error),
+            "message": message,
+            "is_user_error": isinstance(error, UserError),
+        }
         _write(Path(directory), f"rank-{rank}.json", report)
         _leave_to_launcher(error)
     elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
@@ -129,7 +132,8 @@ def first_report(directory: Path) -> Failure | None:
     if not reports:
         return None
     first = min(reports, key=lambda report: report["time"])
-    return Failure(first["rank"], first["code"], first["message"])
+    del first["time"]
+    return Failure(**first)
 
 
 def is_reported() -> bool:

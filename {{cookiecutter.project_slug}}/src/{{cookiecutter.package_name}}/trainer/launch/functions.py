@@ -192,7 +192,9 @@ def _run_rank(given: _Given, variables: dict[str, str], sender: Connection | Non
         result = run()
         if sender is not None:
             run_external(lambda: sender.send_bytes(_pickled(result, {"outcome": result})))
-    except (Exception, KeyboardInterrupt):
+    except SystemExit:
+        raise
+    except BaseException:
         # It is written down; multiprocessing would print it a second time.
         sys.exit(1)
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from .. import cluster, stacks
-from ..watchdog import stack_file
+from .. import cluster, watchdog
 from . import external, failures
 from .failures import Failure
 
@@ -127,7 +126,7 @@ class Watcher:
         """Where a rank stood that a signal ended, and which signal."""
         name = signal.Signals(number).name
         lines = []
-        if position := stacks.of_fault(self._stack(rank)):
+        if position := watchdog.fault(self._failures, rank):
             lines.append(f"rank {rank} stood at:\n{position}")
         if number == signal.SIGABRT:
             # So NCCL ends a rank that has waited too long for another, from a thread of its own.
@@ -137,14 +136,11 @@ class Watcher:
 
     def _positions(self) -> list[str]:
         """Where the ranks stand that are alive."""
-        alive = [(number, rank) for number, rank in enumerate(self._ranks) if rank.poll() is None]
         return [
-            f"rank {number} stands at:\n{stacks.ask(rank.pid, self._stack(number))}"
-            for number, rank in alive
+            f"rank {number} stands at:\n{watchdog.position(self._failures, number, rank.pid)}"
+            for number, rank in enumerate(self._ranks)
+            if rank.poll() is None
         ]
-
-    def _stack(self, rank: int) -> Path:
-        return stack_file(self._failures, rank)
 
     def _end_all(self) -> None:
         self._signal_all(signal.SIGTERM)

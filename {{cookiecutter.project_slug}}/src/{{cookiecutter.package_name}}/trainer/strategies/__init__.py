@@ -37,12 +37,15 @@ def names() -> list[str]:
     return list(_REGISTRY)
 
 
-def strategy_class(name: str) -> type[Strategy]:
+def strategy_class(name: object) -> type[Strategy]:
     """The class behind a name, or a class path.
 
     Raises:
         ConfigurationError: there is no such name; the nearest ones are suggested.
     """
+    if not isinstance(name, str):
+        shown = getattr(name, "__name__", repr(name))
+        raise ConfigurationError(f"strategy={shown} is a class: make one, {shown}(), or name it")
     if "." in name:
         return _imported(name)
     if name not in _REGISTRY:
@@ -58,12 +61,28 @@ def strategy_class(name: str) -> type[Strategy]:
 
 def _imported(path: str) -> type[Strategy]:
     module, _, attribute = path.rpartition(".")
+    if not module:
+        raise ConfigurationError(f"strategy={path!r}: give its module too: module{path}")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"strategy={path!r}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigurationError(f"strategy={path!r} is no strategy; subclass {Strategy.__name__}")
+    return found
+
+
+def _options(cls: type[Strategy]) -> list[str]:
+    """What a strategy can be made with; what it takes as ``**options``, its base classes name."""
+    found: list[str] = []
+    for each in cls.__mro__:
+        if "__init__" in vars(each):
+            parameters = list(inspect.signature(each).parameters.values())
+            kinds = {parameter.kind for parameter in parameters}
+            named = (p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+            found += named
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                break
     return found
 
 
@@ -74,7 +93,7 @@ def create(name: str, options: dict[str, Any]) -> Strategy:
         ConfigurationError: an unknown name or option.
     """
     cls = strategy_class(name)
-    known = inspect.signature(cls).parameters
+    known = _options(cls)
     unknown = [option for option in options if option not in known]
     if unknown:
         raise ConfigurationError(

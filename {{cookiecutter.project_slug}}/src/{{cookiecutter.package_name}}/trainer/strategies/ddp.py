@@ -99,7 +99,7 @@ class DDP(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
     ) -> None:
-        # DDP learns a static graph in its first backward, which must synchronise for that. To average
+        # DDP learns a static graph in its first backward, which must synchronise for it. To average
         # what is averaged already changes nothing.
         learns = self.static_graph and not self._has_learnt
         self._has_learnt = True

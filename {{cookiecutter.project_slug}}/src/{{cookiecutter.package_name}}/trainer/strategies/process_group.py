@@ -1,4 +1,4 @@
-"""What strategies of one process a device have in common: their process group, and who reads what."""
+"""Strategies of one process a device: their process group, and who reads what."""
 
 import datetime
 import os

@@ -51,6 +51,8 @@ class SingleDevice:
     limits: Limits = Limits(max_devices=1)
     launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "subprocess"
     """How more than one process comes to be, where nothing has started them."""
+    timeout_seconds: float = 600.0
+    """After which a collective that a process does not join fails on the others."""
 
     layout: Layout
     device: torch.device

@@ -37,18 +37,23 @@ PROJECT_FOLDER = "{{cookiecutter.project_slug}}"
 # list with the locks.
 RESERVED = frozenset(
     """
-    absl absl_py accelerate apex ast_serialize build cloudpickle coverage deepspeed diffusers dist
-    dmypy docs docstring_parser execnet f2py fairscale filelock fsspec functorch git google grpc
-    grpcio horovod hypothesis iniconfig isympy jinja2 joblib jsonargparse librt lightning
-    lightning_utilities make markdown markdown_it markdown_it_py markdown_py markupsafe matplotlib
-    mdurl mlflow mpi4py mpmath mypy mypy_extensions mypyc narwhals networkx numpy numpy_config
-    packaging pandas pathspec pil pillow pip pip3 pip3_11 piptools pkg_resources pluggy protobuf
-    psutil py py_test pygmentize pygments pytest pytest_timeout pytest_xdist python python3
-    pytorch_lightning pyyaml ray requirements rich ruff runs safetensors scikit_learn scipy
-    setuptools sklearn slurm sortedcontainers src configs stubgen stubtest submitit sympy
-    tensorboard tensorboard_data_server tests threadpoolctl torch torch_xla torchaudio torchdata
-    torchfrtrace torchgen torchmetrics torchrun torchvision transformers triton types_pyyaml
-    typeshed_client typing_extensions wandb werkzeug wheel xdist yaml
+    absl absl_py accelerate apex ast_serialize asttokens attr attrs build cloudpickle comm configs
+    coverage dateutil debugpy deepspeed diffusers dist dmypy docs docstring_parser execnet executing
+    f2py fairscale fastjsonschema filelock fsspec functorch git google grpc grpcio horovod
+    hypothesis iniconfig ipykernel ipykernel_launcher ipython ipython_pygments_lexers isympy jedi
+    jinja2 joblib jsonargparse jsonschema jsonschema_specifications jupyter jupyter_client
+    jupyter_core librt lightning lightning_utilities make markdown markdown_it markdown_it_py
+    markdown_py markupsafe matplotlib matplotlib_inline mdurl mlflow mpi4py mpmath mypy
+    mypy_extensions mypyc narwhals nbclient nbformat nest_asyncio2 networkx numpy numpy_config
+    nvidia_ml_py packaging pandas parso pathspec pexpect pil pillow pip pip3 pip3_11 piptools
+    pkg_resources platformdirs pluggy prompt_toolkit protobuf psutil ptyprocess pure_eval py py_test
+    pygmentize pygments pynvml pytest pytest_timeout pytest_xdist python python3 python_dateutil
+    pytorch_lightning pyyaml pyzmq ray referencing requirements rich rpds_py ruff runs safetensors
+    scikit_learn scipy setuptools sklearn slurm sortedcontainers src stack_data stubgen stubtest
+    submitit sympy tensorboard tensorboard_data_server tests threadpoolctl torch torch_xla
+    torchaudio torchdata torchfrtrace torchgen torchmetrics torchrun torchvision tornado traitlets
+    transformers triton types_pyyaml typeshed_client typing_extensions tzdata wandb wcwidth werkzeug
+    wheel xdist yaml zmq
     """.split()  # noqa: SIM905 - a list of words reads better as words
 )
 # Names that Windows keeps for itself, whatever the extension.

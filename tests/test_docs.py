@@ -37,13 +37,16 @@ def pins(lock: Path) -> dict[str, str]:
 
 
 def test_the_locks_are_of_this_tree_and_hash_checked() -> None:
-    assert [lock.name for lock in LOCKS] == ["cpu.txt", "dev.txt", "requirements.txt"]
+    names = ["cpu.txt", "dev.txt", "horovod.txt", "requirements.txt"]
+    assert [lock.name for lock in LOCKS] == names
     for lock in LOCKS:
         text = lock.read_text(encoding="utf-8")
         for requirement in re.sub(r"#.*", "", text).replace("\\\n", " ").splitlines():
             if requirement.strip():
                 assert re.fullmatch(r"\S+==\S+(\s+--hash=sha256:[0-9a-f]{64})+\s*", requirement)
         assert "://" not in text
+        if lock.name == "horovod.txt":
+            continue  # kept by hand: one source, which is changed to the letter
         asked = re.findall(
             r"^([A-Za-z0-9][A-Za-z0-9._-]*)",
             lock.with_suffix(".in").read_text(encoding="utf-8"),
@@ -53,9 +56,9 @@ def test_the_locks_are_of_this_tree_and_hash_checked() -> None:
 
 
 def test_the_project_s_lock_is_for_cpu_and_its_tools_fit_it() -> None:
-    cpu, dev, _tools = map(pins, LOCKS)
+    cpu, dev, _horovod, _tools = map(pins, LOCKS)
     assert cpu["torch"] == "2.13.0+cpu"
-    assert not [name for name in cpu if re.match("nvidia|triton|cuda", name)]
+    assert not [name for name in cpu if re.match("nvidia-(?!ml-py)|triton|cuda", name)]
     assert {
         name: version for name, version in dev.items() if cpu.get(name, version) != version
     } == {}

@@ -71,6 +71,7 @@ def test_the_metadata_name_what_the_project_needs(project: Path) -> None:
     assert sorted(needs) == [
         "jsonargparse[signatures]<5,>=4.49",
         "numpy",
+        "nvidia-ml-py",
         "pyyaml",
         "rich",
         "safetensors",

@@ -489,7 +489,8 @@ def test_help_lists_every_option_of_the_trainer(capsys: pytest.CaptureFixture[st
         (
             ["--config", "x"],
             [
-                "error: '--config' is no command; known: find_batch_size, fit, predict, test, validate"
+                "error: '--config' is no command; known: find_batch_size, fit, predict, test, "
+                "validate"
             ],
         ),
         (

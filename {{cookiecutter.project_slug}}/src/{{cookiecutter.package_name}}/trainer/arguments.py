@@ -150,11 +150,10 @@ def check(given: dict[str, Any]) -> Arguments:
 
 
 def _features(given: dict[str, Any]) -> frozenset[str]:
-    features = {"sync_batchnorm"} if given["sync_batchnorm"] else set()
-    return frozenset(
-        features
-        | ({"learning_rate_scaling"} if given["learning_rate_scaling"] != "none" else set())
-    )
+    features = {name for name in ("sync_batchnorm", "compile") if given[name]}
+    if given["learning_rate_scaling"] != "none":
+        features.add("learning_rate_scaling")
+    return frozenset(features)
 
 
 def _learning_rate(given: dict[str, Any]) -> LearningRate:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..module import TrainingModule
 from .ddp import DDP
-from .dp import NO_MANUAL, NO_SYNCED_NORM, ReplicatedStep
+from .dp import NO_MANUAL, NO_SYNCED_NORM, NOT_COMPILED, ReplicatedStep
 from .limits import Limits
 
 
@@ -14,7 +14,11 @@ class DDP2(DDP):
     """A loss over the node's whole batch is possible in ``training_step_end``."""
 
     limits: Limits = Limits(
-        refused={"manual_optimization": NO_MANUAL, "sync_batchnorm": NO_SYNCED_NORM}
+        refused={
+            "manual_optimization": NO_MANUAL,
+            "sync_batchnorm": NO_SYNCED_NORM,
+            "compile": NOT_COMPILED,
+        }
     )
 
     step: ReplicatedStep

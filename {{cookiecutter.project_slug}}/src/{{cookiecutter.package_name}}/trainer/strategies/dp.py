@@ -22,6 +22,7 @@ NO_SYNCED_NORM = (
     "a replica normalises by its own piece of the batch, and the pieces run one after another; "
     "use strategy='ddp'"
 )
+NOT_COMPILED = "a replica is made anew for each step; use strategy='ddp'"
 
 
 class ReplicatedStep(StepModule):
@@ -72,6 +73,7 @@ class DP(SingleDevice):
             "'bf16-mixed', or strategy='ddp'",
             "manual_optimization": NO_MANUAL,
             "sync_batchnorm": NO_SYNCED_NORM,
+            "compile": NOT_COMPILED,
         },
     )
 

@@ -62,6 +62,7 @@ FEATURES = {
     "sync_batchnorm": "sync_batchnorm",
     "several_optimizers": "more than one optimizer",
     "learning_rate_scaling": "learning_rate_scaling",
+    "compile": "compile",
 }
 
 

@@ -15,8 +15,8 @@ from ..watchdog import watchdog
 from .limits import Limits
 from .single_device import SingleDevice
 
-# The second is Lightning's.
-BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
+# The first is Lightning's; ours wins.
+BACKENDS = ("PL_TORCH_DISTRIBUTED_BACKEND", "TRAINER_BACKEND")
 
 
 class ProcessGroupStrategy(SingleDevice):

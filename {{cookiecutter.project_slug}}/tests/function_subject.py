@@ -1,4 +1,4 @@
-"""Models, data and strategies of test_launch_functions.py and test_own_strategy.py."""
+"""Models, data and strategies of test_launch_functions*.py and test_own_strategy.py."""
 
 import atexit
 import os

@@ -145,10 +145,11 @@ def _find_mistakes(arguments: Sequence[str], command: str) -> list[str]:
     known = {*_SECTIONS, *([_CHECKPOINT] if command in _WITH_CHECKPOINT else [])}
     for key in given.keys() - known:
         problems.add(f"{key}: there is no such section{nearest(str(key), known)}")
-    _check_trainer(given.get("trainer") or {}, problems)
+    # First, since what they are imported from may register the trainer's strategy.
     for section in ("model", "data"):
         if given.get(section) is not None:
             _check_class(section, given[section], problems)
+    _check_trainer(given.get("trainer") or {}, problems)
     if given.get("model") is None:
         problems.add("model: not given; name its class in a config file or by --model CLASS")
     return problems.lines

@@ -1,6 +1,7 @@
 """The bundled trainer: one module of yours, any strategy."""
 
 from .errors import CheckpointError, ConfigurationError, UserError
+from .launch import RankError
 from .module import DataModule, TrainingModule
 from .randomness import seed_everything
 from .strategies import SingleDevice, register
@@ -10,6 +11,7 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "DataModule",
+    "RankError",
     "SingleDevice",
     "Trainer",
     "TrainingModule",

@@ -4,11 +4,13 @@ The only place that knows everybody.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+from torch import Tensor
 
 from . import arguments, launch, legacy, randomness
 from .arguments import Arguments
@@ -16,7 +18,7 @@ from .module import Loader, TrainingModule
 from .rank_run import Data, Outcome, RankRun
 from .strategies import SingleDevice
 
-_Command = Callable[[RankRun], Any]
+_Command = partial[Any]  # of a method of RankRun: its keywords are what the user gave
 
 
 class Trainer:
@@ -235,7 +237,7 @@ class Trainer:
             launch.supervise_copies(processes)
         else:
             started = partial(_run_started_rank, checked, self.configuration, command, module)
-            names = {"model": module, "data": data, "trainer": checked}
+            names = {"model": module, "data": data, **command.keywords, "trainer": checked}
             self._outcome = launch.run_in_processes(
                 checked.strategy.launcher, processes, started, names
             )
@@ -257,5 +259,8 @@ def _run_started_rank(
     checked: Arguments, configuration: str | None, command: _Command, module: TrainingModule
 ) -> Outcome:
     outcome = _run_rank(checked.placed(), configuration, command)
-    weights = {name: tensor.cpu() for name, tensor in module.state_dict().items()}
+    weights = {
+        name: value.cpu() if isinstance(value, Tensor) else value
+        for name, value in module.state_dict().items()
+    }
     return replace(outcome, weights=weights)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +82,10 @@ class Watcher:
         Returns:
             the first failure; ``None`` if there was none.
         """
-        previous = {number: signal.signal(number, self._hand_on) for number in _HANDED_ON}
+        # Python takes handlers from the main thread alone; in another, signals are its business.
+        is_main = threading.current_thread() is threading.main_thread()
+        handed_on = _HANDED_ON if is_main else ()
+        previous = {number: signal.signal(number, self._hand_on) for number in handed_on}
         try:
             while any(rank.poll() is None for rank in self._ranks):
                 if any(rank.poll() not in (None, 0) for rank in self._ranks):
@@ -151,8 +155,12 @@ class Watcher:
     def _signal_all(self, number: int) -> None:
         for rank in self._ranks:
             if rank.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
+                try:
                     os.killpg(rank.pid, number)
+                except ProcessLookupError:
+                    # It is still importing, and has no group of its own yet.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(rank.pid, number)
 
     def _wait_all(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

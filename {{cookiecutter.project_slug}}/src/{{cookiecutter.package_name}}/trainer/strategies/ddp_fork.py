@@ -13,7 +13,7 @@ class DDPFork(DDP):
     """For notebooks: nothing is pickled, and what a cell has defined is there.
 
     After ``fit`` the weights and metrics are back in the process that called it. CUDA must not be
-    initialised in it before.
+    initialised in it before. On CPUs each process computes on one thread.
     """
 
     limits: Limits = Limits(max_nodes=1)

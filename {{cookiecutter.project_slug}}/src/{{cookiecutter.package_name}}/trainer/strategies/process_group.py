@@ -7,6 +7,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+# Its functions keep the group that there is when it is imported, as a default, and gloo's threads
+# with it: then one of them may abort the interpreter's end. Now there is none.
+import torch.distributed.nn.functional
+
 from .. import rendezvous
 from ..cluster import Layout
 from ..launch.failures import DIRECTORY

@@ -15,7 +15,11 @@ from .project import ROOT, fit, load, run, start
 
 checkpoint = load("trainer.checkpoint")
 
-LAYOUTS = [(processes, loader_workers) for processes in (1, 2, 3) for loader_workers in (0, 2)]
+LAYOUTS = [
+    pytest.param(processes, workers, marks=[pytest.mark.slow] if processes == 3 else [])
+    for processes in (1, 2, 3)
+    for workers in (0, 2)
+]
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ class Row:
         return pieces, launch.nodes if self.reads_by_node else pieces
 
 
-TWO_AND_THREE = (Launch(2), Launch(3))
+TWO_AND_THREE = (Launch(2), Launch(3, slow=True))
 # For what differs from another row in one thing alone.
 SLOWLY = (Launch(2, slow=True), Launch(3, slow=True))
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
@@ -185,14 +185,14 @@ MATRIX = {
         only=ONE_OPTIMIZER,
     ),
     "ddp_spawn": Row(SLOWLY),
-    "ddp_fork": Row((Launch(2), Launch(3, slow=True))),
+    "ddp_fork": Row(TWO_AND_THREE),
     "ddp_notebook": Row((Launch(2),), only=("sgd",)),
     "ddp2": Row(
         (Launch(2, slow=True), Launch(3, slow=True), Launch(2, nodes=2)),
         refused=REPLICAS_REFUSE,
         reads_by_node=True,
     ),
-    "ddp_zero1": Row((Launch(2), Launch(3, slow=True))),
+    "ddp_zero1": Row(TWO_AND_THREE),
     "horovod": Row(
         (
             Launch(2, by=horovodrun, missing=missing_horovod),

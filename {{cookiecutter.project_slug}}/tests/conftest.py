@@ -1,5 +1,6 @@
 """Settings of all tests, and the table of conformance after them."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +12,18 @@ hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests share what they have prepared, so they run in one process."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests share what they have prepared, and so do those of a row of the matrix."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFileAndRow(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            row = re.search(r"\[([^-]+-\d+)[-\]]", test) if "conformance" in file else None
+            return f"{file} {row[1]}" if row else file
+
+    return ByFileAndRow(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -136,6 +136,10 @@ class Row:
 TWO_AND_THREE = (Launch(2), Launch(3, slow=True))
 # For what differs from another row in one thing alone.
 SLOWLY = (Launch(2, slow=True), Launch(3, slow=True))
+ASKED_OF_ALL = (
+    *("sgd", "adam", "two optimizers", "accumulation", "clip norm", "clip value"),
+    *("batchnorm", "sync batchnorm", "bf16"),
+)
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
 REPLICAS_REFUSE = {
     "manual": "training_step runs once a replica",
@@ -184,7 +188,8 @@ MATRIX = {
         dict.fromkeys(ONE_OPTIMIZER, 0.2),
         only=ONE_OPTIMIZER,
     ),
-    "ddp_spawn": Row(SLOWLY),
+    # Each of its runs starts processes of its own, which takes seconds.
+    "ddp_spawn": Row(SLOWLY, only=ASKED_OF_ALL),
     "ddp_fork": Row(TWO_AND_THREE),
     "ddp_notebook": Row((Launch(2),), only=("sgd",)),
     "ddp2": Row(

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ..project import run, run_nodes, trainer
 
+pytestmark = pytest.mark.timeout(300)
+
 
 class Contrastive(trainer.TrainingModule):
     """Two views of a sample shall lie nearer to each other than to any other sample of the batch.

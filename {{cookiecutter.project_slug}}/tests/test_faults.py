@@ -21,6 +21,8 @@ SUBJECT = "tests.fault_subject"
 TIMEOUT = 5.0
 # What may be added to timeout_seconds before a run has ended.
 MORE = 35.0
+# Where nobody waits for a time-out, on however busy a machine.
+SOON = 30
 EVERY = ["--trainer.max_epochs", "1", "--trainer.loggers", "[csv]"]
 LAUNCHERS = ["ours", "torchrun", "ddp_spawn", "ddp_fork"]
 slow = pytest.mark.slow
@@ -78,7 +80,7 @@ def fail(launcher: str, fault: str, folder: Path, rank: int = 1, processes: int 
 @pytest.mark.parametrize("launcher", [pytest.param("ddp_spawn", marks=slow), "ddp_fork"])
 def test_a_rank_that_is_killed_is_named(tmp_path, launcher):
     ended = fail(launcher, "is_killed", tmp_path)
-    assert ended.seconds < 10
+    assert ended.seconds < SOON
     assert ended.code == 1
     assert ended.error == "rank 1 was killed by SIGKILL; if nobody sent it, memory ran out\n"
 
@@ -88,7 +90,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path, launcher):
 )
 def test_a_rank_that_a_fault_ends_is_shown_with_its_stack(tmp_path, launcher, code):
     ended = fail(launcher, "faults", tmp_path)
-    assert ended.seconds < 10
+    assert ended.seconds < SOON
     assert ended.code == code
     assert ended.error.startswith("rank 1 stood at:\n  File ")
     assert " in training_step\n" in ended.error
@@ -223,7 +225,7 @@ def test_a_rank_that_leaves_without_an_error_ends_all(tmp_path, launcher, rank):
 
 def test_a_rank_that_leaves_with_a_code_is_said_to(tmp_path):
     ended = fail("ddp_fork", "exits_with_3", tmp_path)
-    assert ended.seconds < 10
+    assert ended.seconds < SOON
     assert re.search(r"in training_step\n  File .* in exits_with_3\nrank 1: ", ended.error)
     assert ended.last == "rank 1: sys.exit(3) was called"
 

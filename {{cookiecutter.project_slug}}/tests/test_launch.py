@@ -68,7 +68,7 @@ def losses(directory: Path) -> list[float]:
 def test_a_rank_that_raises_ends_all_and_is_the_one_shown(tmp_path, launcher):
     arguments = launched(launcher, *model("RaisesOnOneRank", tmp_path))
     done = run(arguments, cwd=tmp_path, extra=at_root())
-    assert time.time() - float((tmp_path / "raised").read_text()) < 10
+    assert time.time() - float((tmp_path / "raised").read_text()) < 30
     assert done.returncode == 1
     assert "ArithmeticError: planted on rank 1" in done.stderr
     assert "Connection closed" not in done.stderr
@@ -79,7 +79,7 @@ def test_a_rank_that_raises_ends_all_and_is_the_one_shown(tmp_path, launcher):
 def test_a_rank_that_is_killed_ends_all(tmp_path, launcher):
     arguments = launched(launcher, *model("DiesOnOneRank", tmp_path))
     done = run(arguments, cwd=tmp_path, extra=at_root())
-    assert time.time() - float((tmp_path / "raised").read_text()) < 10
+    assert time.time() - float((tmp_path / "raised").read_text()) < 30
     assert done.returncode != 0
     assert re.search(r"rank 1 was killed by SIGKILL|exitcode\s*: -9", done.stderr)
     assert_nothing_left(tmp_path)

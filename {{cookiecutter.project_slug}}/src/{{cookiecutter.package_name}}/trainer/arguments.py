@@ -30,14 +30,13 @@ _PLAIN = {"accelerator": "auto", "devices": "auto", "strategy": "auto", "precisi
 class Arguments:
     """A trainer's arguments after all checks.
 
-    ``given``: as the user gave them, in modern spelling; ``devices``: of this process alone;
-    ``device_count``: of this node.
+    ``given``: as the user gave them, in modern spelling; ``node_devices``: of all processes of a
+    node.
     """
 
     given: dict[str, Any]
     layout: Layout
-    devices: tuple[torch.device, ...]
-    device_count: int
+    node_devices: tuple[torch.device, ...]
     strategy_name: str
     strategy: SingleDevice
     precision: Precision
@@ -47,14 +46,25 @@ class Arguments:
     root: Path
 
     @property
+    def local_processes(self) -> int:
+        """How many processes a node runs."""
+        return self.strategy.local_processes(len(self.node_devices))
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Of this process: all of its node's where it is the only one there, or else its own."""
+        if self.local_processes == 1:
+            return self.node_devices
+        return (self.node_devices[self.layout.local_rank],)
+
+    @property
     def device(self) -> torch.device:
         """This process' only device, or the first."""
         return self.devices[0]
 
     def placed(self) -> "Arguments":
         """The same in a process that a launcher has started since."""
-        layout = cluster.detect()
-        return replace(self, layout=layout, devices=_own(self.devices, layout))
+        return replace(self, layout=cluster.detect())
 
     def check_module(self, module: TrainingModule) -> None:
         """Check what a module asks of the strategy and of the arguments.
@@ -132,13 +142,10 @@ def check(given: dict[str, Any]) -> Arguments:
             replicas = strategy.replicas(len(devices), nodes)
             scaling.device_batch_size(global_batch, replicas, accumulate)
     problems.raise_any()
-    all_devices = tuple(_torch_device(accelerator, index) for index in devices)
-    drives_all = strategy.local_processes(len(devices)) == 1
     return Arguments(
         given=given,
         layout=layout,
-        devices=all_devices if drives_all else _own(all_devices, layout),
-        device_count=len(devices),
+        node_devices=tuple(_torch_device(accelerator, index) for index in devices),
         strategy_name=name,
         strategy=strategy,
         precision=precision,
@@ -310,11 +317,6 @@ def _torch_device(accelerator: Accelerator, index: int) -> torch.device:
         return torch.device("cpu")
     # A cluster may show each task only its own GPU: then that is device 0.
     return torch.device("cuda", index if index < torch.cuda.device_count() else 0)
-
-
-def _own(devices: tuple[torch.device, ...], layout: Layout) -> tuple[torch.device, ...]:
-    """This process' one of a node's devices."""
-    return (devices[layout.local_rank] if layout.local_rank < len(devices) else devices[0],)
 
 
 def _schedule(given: dict[str, Any]) -> Schedule:

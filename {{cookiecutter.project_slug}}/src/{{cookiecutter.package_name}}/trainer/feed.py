@@ -152,13 +152,12 @@ class ReplayFeed(Feed):
                 weight = samples * len(told) / max(1, sum(each.samples for each in told))
                 has_ended = all(each.is_last for each in told)
             yield data, samples, weight, has_ended
-            if not has_ended and is_last:
-                samples = (
-                    0  # a replica without a batch joins in with its last, which counts nothing
-                )
-            elif not has_ended:
+            if not is_last:
                 data, is_last = next(batches)
                 samples = batch_length(data)
+            else:
+                # A replica without a batch joins in with its last, which counts nothing.
+                samples = 0
 
     def _read(self, epoch: int) -> Iterator[Any]:
         for part in ("sampler", "batch_sampler", "dataset"):

@@ -151,7 +151,9 @@ class RankRun:
         if val_dataloader is None and _has_loader(data, module, "val"):
             val_dataloader = _loader(data, module, "val")
         self._prepare(module)
-        self.optimization = strategy.setup(module, lambda: self._configured(module))
+        self.optimization = strategy.setup(
+            module, lambda: read_optimization(module.configure_optimizers())
+        )
         return FitLoop(
             module,
             strategy,
@@ -170,14 +172,6 @@ class RankRun:
             self._position,
             self._rate(feed),
         )
-
-    def _configured(self, module: TrainingModule) -> Optimization:
-        optimization = read_optimization(module.configure_optimizers())
-        reason = self.strategy.limits.refused.get("several_optimizers")
-        if reason is not None and len(optimization.optimizers) > 1:
-            name = self.checked.strategy_name
-            raise UserError(f"strategy={name!r} takes one optimizer: {reason}")
-        return optimization
 
     def _prepare(self, module: TrainingModule) -> None:
         if self._given["sync_batchnorm"]:

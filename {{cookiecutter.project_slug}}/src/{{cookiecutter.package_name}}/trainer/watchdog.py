@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from . import distributed, stacks
 
+# Set by our launcher: where a rank tells of its failure.
+DIRECTORY = "TRAINER_FAILURE_DIR"
 _SECONDS_FOR_A_LAUNCHER = 3.0
 _SECONDS_FOR_A_LOWER_RANK = 5.0
 # Source: man 5 proc_pid_stat.
@@ -76,17 +78,16 @@ class Watchdog:
         """Whether there are siblings, and known."""
         return self._own is not None
 
-    def arm(self, failure_directory: str | None) -> None:
+    def arm(self) -> None:
         """Tell the siblings of this process group where this rank is, and be ready to print stacks.
 
-        Args:
-            failure_directory: of the launcher, which removes it; otherwise torchelastic's, or a
-                temporary one that :meth:`disarm` removes.
+        What it tells lies in the directory of our launcher, which removes it; otherwise in
+        torchelastic's, or in a temporary one that :meth:`disarm` removes.
         """
         self.disarm()
         if distributed.world_size() == 1:
             return
-        rank = distributed.rank()
+        rank, failure_directory = distributed.rank(), os.environ.get(DIRECTORY)
         directory = _directory(failure_directory or self._make_directory(), rank)
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()

@@ -12,9 +12,8 @@ from types import TracebackType
 
 from .. import stacks
 from ..errors import UserError
-from ..watchdog import watchdog
+from ..watchdog import DIRECTORY, watchdog
 
-DIRECTORY = "TRAINER_FAILURE_DIR"
 # How long a rank that only lost its sibling waits to be ended before it tells of its own loss.
 _YIELD_SECONDS = 8.0
 _USER_ERROR = 2

@@ -10,6 +10,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -211,8 +212,6 @@ class _Inbox:
     """Takes what rank 0 sends, in a thread, so that a large result does not block it."""
 
     def __init__(self, receiver: Connection) -> None:
-        import threading
-
         self._receiver = receiver
         self._content: bytes | None = None
         self._thread = threading.Thread(target=self._receive, daemon=True)

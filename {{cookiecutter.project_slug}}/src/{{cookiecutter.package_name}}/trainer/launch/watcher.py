@@ -49,7 +49,7 @@ def rank_variables(rank: int, processes: int, port: int, failure_directory: str)
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         # What the launcher was told to overlook is not for its ranks.
         cluster.OVERRIDE: "environment",
-        failures.DIRECTORY: failure_directory,
+        watchdog.DIRECTORY: failure_directory,
         external.PARENT: str(os.getpid()),
     }
 

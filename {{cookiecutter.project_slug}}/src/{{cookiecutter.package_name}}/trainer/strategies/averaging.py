@@ -6,7 +6,7 @@ those that have got a gradient are averaged here, however many there are.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ class GradientAverage:
             parameter.requires_grad_().register_post_accumulate_grad_hook(self._note(index))
             parameter.requires_grad_(requires_grad)
 
-    def _note(self, index: int):  # type: ignore[no-untyped-def]
+    def _note(self, index: int) -> Callable[[Tensor], None]:
         def note(parameter: Tensor) -> None:
             self._averaged.discard(index)
 

@@ -60,7 +60,6 @@ class Limits:
 FEATURES = {
     "manual_optimization": "manual optimization",
     "sync_batchnorm": "sync_batchnorm",
-    "several_optimizers": "more than one optimizer",
     "learning_rate_scaling": "learning_rate_scaling",
     "compile": "compile",
 }

@@ -13,7 +13,6 @@ import torch.distributed.nn.functional
 
 from .. import rendezvous
 from ..cluster import Layout
-from ..launch.failures import DIRECTORY
 from ..precision import Precision
 from ..watchdog import watchdog
 from .limits import Limits
@@ -40,7 +39,7 @@ class ProcessGroupStrategy(SingleDevice):
     ) -> None:
         super().connect(layout, own_devices, precision)
         self.init_process_group(layout, self.device)
-        watchdog.arm(os.environ.get(DIRECTORY))
+        watchdog.arm()
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Form the process group: NCCL on GPUs (and gloo for what is on the CPU), gloo on CPUs."""

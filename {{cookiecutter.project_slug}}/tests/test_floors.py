@@ -10,9 +10,10 @@ TRAINER = ROOT / "src" / PACKAGE / "trainer"
 # From the ground up; a module may import what stands on a line before its own.
 FLOORS = [
     {"errors", "distributed", "randomness", "safetensors_writer", "progress", "pickling", "stacks"},
-    {"cluster", "devices", "idle_gpus", "legacy", "loggers"},
+    {"files", "preemption"},
+    {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome"},
     {"metrics", "scaling", "optimization", "precision"},
-    {"sync_batchnorm", "batch_size", "watchdog"},
+    {"sync_batchnorm", "batch_size", "watchdog", "restarts"},
     {"sampling", "checkpoint", "rendezvous", "module"},
     {"feed", "run_directory", "launch"},
     {"strategies"},

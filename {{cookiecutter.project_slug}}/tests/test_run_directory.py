@@ -14,6 +14,7 @@ from .project import load
 runs = load("trainer.run_directory")
 checkpoints = load("trainer.checkpoint")
 errors = load("trainer.errors")
+files = load("trainer.files")
 Layout = load("trainer.cluster").Layout
 
 
@@ -162,9 +163,9 @@ def test_the_record_says_which_commit(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "text"
-    runs.write_atomically(path, "old")
+    files.write_atomically(path, "old")
     with path.open() as reader:
-        runs.write_atomically(path, "new")
+        files.write_atomically(path, "new")
         assert reader.read() == "old"
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]

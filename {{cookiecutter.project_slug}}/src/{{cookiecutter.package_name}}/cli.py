@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from . import configuration
 from .configuration import COMMANDS, Run
+from .trainer import outcome
 from .trainer.errors import ConfigurationError, UserError, nearest
 from .trainer.launch import describe, is_reported
 
@@ -88,6 +89,7 @@ def _usage(program: str) -> str:
 
 
 def _end(error: BaseException, code: int) -> NoReturn:
+    outcome.tell_failure(describe(error))
     if not is_reported():
         print(describe(error), file=sys.stderr, flush=True)
     sys.exit(code)

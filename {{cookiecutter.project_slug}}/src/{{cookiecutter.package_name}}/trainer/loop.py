@@ -21,6 +21,7 @@ from .manual_optimization import ManualOptimization
 from .metrics import Recorder
 from .module import TrainingModule
 from .optimization import Optimization
+from .preemption import Preempted, Preemption
 from .progress import Progress
 from .strategies import SingleDevice
 
@@ -134,11 +135,16 @@ class FitLoop:
             self.manual = ManualOptimization(
                 strategy, optimization, lambda: rate(position.global_step)
             )
+        self.preemption = Preemption(strategy.device)
         self.samples_per_second: float | None = None
         self._saved_at = self._validated_at = -1
 
     def run(self) -> None:
-        """Train to the end, save, and leave everything written."""
+        """Train to the end, save, and leave everything written.
+
+        Raises:
+            Preempted: a signal has asked to end before; everything is saved.
+        """
         started, first_step = time.monotonic(), self.position.global_step
         self.outputs.progress.start(first_step)
         try:
@@ -179,9 +185,21 @@ class FitLoop:
             position.batch += 1
             if batch.ends_step:
                 self._step()
-                if self._is_done() and not batch.ends_epoch:
+                if not batch.ends_epoch and self._ends_here():
                     return
         self._end_epoch()
+        self._ends_here()
+
+    def _ends_here(self) -> bool:
+        """Whether training is done; raises Preempted where it is not, and a signal has come."""
+        if self._is_done():
+            return True
+        number = self.preemption.asked()
+        if number:
+            self._save_once()
+            self.checkpoints.wait()
+            raise Preempted(number)
+        return False
 
     def _run_batch(self, batch: MicroBatch) -> None:
         if self.manual is None:

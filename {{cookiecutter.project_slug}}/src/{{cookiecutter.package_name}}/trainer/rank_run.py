@@ -8,7 +8,18 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from . import announcements, batch_size_trial, randomness, run_directory, scaling, sync_batchnorm
+from . import (
+    announcements,
+    batch_size_trial,
+    distributed,
+    files,
+    outcome,
+    randomness,
+    restarts,
+    run_directory,
+    scaling,
+    sync_batchnorm,
+)
 from .arguments import Arguments
 from .checkpoint import Checkpoint, Checkpoints, resolve
 from .errors import CheckpointError, UserError
@@ -20,6 +31,7 @@ from .manual_optimization import ManualOptimization
 from .metrics import Recorder
 from .module import DataModule, Loader, TrainingModule
 from .optimization import Optimization, read_optimization
+from .preemption import Preempted
 from .progress import Progress
 
 Data = DataModule | Loader | None
@@ -111,9 +123,9 @@ class RankRun:
 
     def fit(self, module: TrainingModule, data: Data, val_dataloader: Loader | None) -> None:
         """Train."""
-        chosen = run_directory.choose(
-            self.checked.root, self._given["run_name"], self._given["resume"], self.checked.layout
-        )
+        if self.checked.layout.is_main:
+            outcome.forget()
+        chosen = self._choose_directory()
         self.directory = chosen.directory
         with self._output_of(chosen.directory), self._attached(module):
             loop = self._make_loop(module, data, val_dataloader, chosen.directory)
@@ -124,13 +136,40 @@ class RankRun:
                 self._say(f"resumed from {chosen.checkpoint}")
                 for remark in loop.resume(checkpoint, self.checked.layout, chosen.is_same_run):
                     self._say(f"note: {remark}")
+            if restarts.expected(self.checked.layout):
+                restarts.count(chosen.directory, self.global_step, self.checked.layout)
             self._say(*announcements.opening(self.checked, loop, chosen.directory))
-            try:
-                loop.run()
-            finally:
-                loop.close()
+            self._train(loop, chosen.directory)
         self.metrics = dict(loop.outputs.latest)
         self._say(*announcements.closing(loop, chosen.directory))
+
+    def _train(self, loop: FitLoop, directory: Path) -> None:
+        """Run the loop, and tell how it ended."""
+        with loop.preemption.noticing():
+            try:
+                loop.run()
+            except Preempted as asked:
+                loop.close()
+                self._tell(f"preempted {asked.signal.name}", directory)
+                name = asked.signal.name
+                self._say(f"saved after step {self.global_step} and ended, as {name} asked")
+                # A rank that has gone would be taken for a failure, and the others ended.
+                distributed.barrier()
+                raise
+            finally:
+                loop.close()
+            self._tell("finished", directory)
+
+    def _tell(self, how: str, directory: Path) -> None:
+        if self.checked.layout.is_main:
+            restarts.forget(directory)
+            outcome.tell(f"{how} step {self.global_step}")
+
+    def _choose_directory(self) -> run_directory.Chosen:
+        name, resume, layout = self._given["run_name"], self._given["resume"], self.checked.layout
+        if restarts.expected(layout):
+            name, resume = name or restarts.name_of_run(), resume or "auto"
+        return run_directory.choose(self.checked.root, name, resume, layout)
 
     def _make_loop(
         self,
@@ -285,7 +324,7 @@ class RankRun:
         if not is_main:
             return Outputs(self._recorder, progress)
         if self._configuration is not None:
-            run_directory.write_atomically(directory / "config.yaml", self._configuration)
+            files.write_atomically(directory / "config.yaml", self._configuration)
         facts = {
             "strategy": self.checked.strategy_name,
             "precision": self.checked.precision.name,

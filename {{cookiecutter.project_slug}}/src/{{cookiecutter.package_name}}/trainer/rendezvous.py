@@ -10,13 +10,17 @@ import itertools
 import os
 import socket
 import time
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
 
+from . import files
 from .cluster import Layout
 from .errors import UserError
 
+_POLL_SECONDS = 0.02
 _groups_formed = itertools.count()
 _stores: dict[Layout, dist.Store] = {}
 
@@ -61,35 +65,62 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         return dist.HashStore()
     if layout.num_nodes == 1:
         stay_on_loopback()
-    # Neither a restarted run nor a second group may read what the one before left in the store.
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"restart-{restart}/group-{next(_groups_formed)}"
     # One store for all groups of a process: a second one could not be told from the first.
     if layout not in _stores:
-        _stores[layout] = _shared_store(layout, timeout)
-    store = dist.PrefixStore(prefix, _stores[layout])
-    _call_the_roll(store, layout, timeout)
-    return store
+        _stores[layout] = _meet(_shared_store(layout, timeout), layout, timeout)
+    return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])
 
 
-def _call_the_roll(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> None:
-    """Wait until every rank is there: torch would say that a key is missing, and not whose."""
-    store.set(f"present/{layout.rank}", "")
-    store.add("present", 1)
+def _meet(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dist.Store:
+    """The part of the store that belongs to these very processes, once every rank is there.
+
+    torchelastic hands the ranks of a restart the store of those before, whose addresses must not
+    be read again. It tells no rank which restart it belongs to: each node counts its own. So each
+    rank asks with a word that is new, and rank 0, which is new too, answers with another.
+    """
     deadline = time.monotonic() + timeout.total_seconds()
-    while store.add("present", 0) < layout.world_size:
+    own_word = uuid.uuid4().hex
+    word = own_word if layout.is_main else _ask(store, own_word, deadline)
+    if word is None:
+        raise UserError(_did_not_come(["0"], timeout))
+    ours = dist.PrefixStore(word, store)
+    ours.set(f"present/{layout.rank}", "")
+    ours.add("present", 1)
+    answered = 0
+    while ours.add("present", 0) < layout.world_size:
+        if layout.is_main:
+            answered = _answer(store, word, answered)
         if time.monotonic() > deadline:
-            missing = [
-                str(rank)
-                for rank in range(layout.world_size)
-                if not store.check([f"present/{rank}"])
-            ]
-            raise UserError(
-                f"rank {', '.join(missing)} did not come within {timeout.total_seconds():g} s "
-                "(timeout_seconds of the strategy): it ended, or hangs, before the trainer was "
-                "reached"
-            )
-        time.sleep(0.02)
+            ranks = map(str, range(layout.world_size))
+            missing = [rank for rank in ranks if not ours.check([f"present/{rank}"])]
+            raise UserError(_did_not_come(missing, timeout))
+        time.sleep(_POLL_SECONDS)
+    return ours
+
+
+def _ask(store: dist.Store, own_word: str, deadline: float) -> str | None:
+    """Rank 0's word; ``None`` if there is no answer in time."""
+    store.set(f"asked/{store.add('asked', 1)}", own_word)
+    while not store.check([f"answer/{own_word}"]):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_POLL_SECONDS)
+    return store.get(f"answer/{own_word}").decode()
+
+
+def _answer(store: dist.Store, word: str, answered: int) -> int:
+    """Tell rank 0's word to those who have asked; how many have been answered by now."""
+    asked = store.add("asked", 0)
+    for number in range(answered + 1, asked + 1):
+        store.set(f"answer/{store.get(f'asked/{number}').decode()}", word)
+    return asked
+
+
+def _did_not_come(ranks: Sequence[str], timeout: datetime.timedelta) -> str:
+    return (
+        f"rank {', '.join(ranks)} did not come within {timeout.total_seconds():g} s "
+        "(timeout_seconds of the strategy): it ended, or hangs, before the trainer was reached"
+    )
 
 
 def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
@@ -129,9 +160,7 @@ def _port_file(layout: Layout) -> Path:
 
 def _tell_port(path: Path, port: int) -> None:
     atexit.register(path.unlink, missing_ok=True)
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(str(port))
-    beside.replace(path)
+    files.write_atomically(path, str(port))
 
 
 def _hear_port(path: Path, timeout: datetime.timedelta) -> int:

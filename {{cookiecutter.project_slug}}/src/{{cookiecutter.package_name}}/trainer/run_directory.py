@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import distributed
+from . import distributed, files
 from .checkpoint import resolve
 from .cluster import Layout
 from .errors import CheckpointError, ConfigurationError, UserError
@@ -129,17 +129,7 @@ def write_record(directory: Path, layout: Layout, facts: dict[str, Any]) -> None
         "layout": asdict(layout),
         **facts,
     }
-    write_atomically(directory / "run.json", json.dumps(record, indent=2) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old one or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    files.write_atomically(directory / "run.json", json.dumps(record, indent=2) + "\n")
 
 
 def _git() -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from . import distributed, stacks
+from . import distributed, files, stacks
 
 # Set by our launcher: where a rank tells of its failure.
 DIRECTORY = "TRAINER_FAILURE_DIR"
@@ -120,12 +120,12 @@ class Watchdog:
         if self._own is not None:
             position = stacks.of_error(error)
             self._losses[self._own.rank] = position
-            _write(self._own.loss, position)
+            files.write_atomically(self._own.loss, position)
 
     def note_leave(self, words: str, error: BaseException) -> None:
         """Tell the siblings that this rank leaves the run by itself, in words, and where."""
         if self._own is not None:
-            _write(self._own.leave, f"{words}\n{stacks.of_error(error)}")
+            files.write_atomically(self._own.leave, f"{words}\n{stacks.of_error(error)}")
 
     def wait_to_be_ended(self, seconds: float) -> None:
         """Give a launcher time to end this rank, and the siblings time to notice the loss too.
@@ -235,12 +235,6 @@ def _names(ranks: Sequence[int]) -> str:
 def _listed(words: Sequence[str]) -> str:
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(path)
 
 
 def _read(path: Path) -> str:

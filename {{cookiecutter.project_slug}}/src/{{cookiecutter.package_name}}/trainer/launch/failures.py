@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from .. import stacks
+from .. import distributed, files, outcome, stacks
 from ..errors import UserError
+from ..preemption import Preempted
 from ..watchdog import DIRECTORY, watchdog
 
 # How long a rank that only lost its sibling waits to be ended before it tells of its own loss.
@@ -49,13 +50,14 @@ def report_failure(error: BaseException) -> RankError | None:
     Returns:
         what to raise instead, where a sibling is to blame.
     """
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | Preempted):
         return None
     if isinstance(error, SystemExit):
         watchdog.note_leave(f"called sys.exit({error.code!r})", error)
         if not error.code:
             return None  # perhaps all do so; if not, the others say that this one did
     loss = _blame(error) if watchdog.is_armed and _is_lost_sibling(error) else None
+    outcome.tell_failure(describe(loss or error, f"rank {distributed.rank()}: "))
     _write_down(loss or error)
     return loss
 
@@ -92,26 +94,20 @@ def _write_down(error: BaseException) -> None:
             "message": message,
             "is_user_error": isinstance(error, UserError),
         }
-        _write(Path(directory), f"rank-{rank}.json", report)
+        files.write_atomically(Path(directory) / f"rank-{rank}.json", json.dumps(report))
         _leave_to_launcher(error)
     elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # As torch.distributed.elastic.multiprocessing.errors.ErrorHandler writes it, who would
         # write the whole traceback of a mistake of the user's.
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
         report = {"message": {"message": message, "extraInfo": more}}
-        _write(Path(file).parent, Path(file).name, report)
+        files.write_atomically(Path(file), json.dumps(report))
 
 
 def _code(error: BaseException) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
     return _USER_ERROR if isinstance(error, UserError) else 1
-
-
-def _write(directory: Path, name: str, report: dict[str, object]) -> None:
-    beside = directory / f".{name}.new"
-    beside.write_text(json.dumps(report))
-    beside.replace(directory / name)
 
 
 def _leave_to_launcher(error: BaseException) -> None:

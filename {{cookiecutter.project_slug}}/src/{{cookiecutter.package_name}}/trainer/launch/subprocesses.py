@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from .. import rendezvous
+from .. import outcome, rendezvous
 from ..errors import UserError
 from .watcher import Watcher, rank_variables, threads_each
 
@@ -45,6 +45,7 @@ def supervise_copies(processes: int) -> NoReturn:
     if failure is None:
         sys.exit(0)
     if failure.rank >= 0:
+        outcome.tell_failure(failure.message)
         print(failure.message, file=sys.stderr, flush=True)
     sys.exit(failure.code)
 

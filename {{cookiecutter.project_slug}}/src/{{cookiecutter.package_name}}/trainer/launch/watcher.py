@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from .. import cluster, watchdog
+from .. import cluster, preemption, watchdog
 from . import external, failures
 from .failures import Failure
 
 _POLL_SECONDS = 0.05
-_HANDED_ON = (signal.SIGTERM, signal.SIGINT)
+_HANDED_ON = (*preemption.SIGNALS, signal.SIGINT)
+_PREEMPTED = {128 + number for number in preemption.SIGNALS}
 
 
 class Rank(Protocol):
@@ -77,17 +78,21 @@ class Watcher:
         self._asked_to_end: int | None = None
 
     def watch(self) -> Failure | None:
-        """Wait until all have ended well, or one has not; SIGTERM and SIGINT are handed on.
+        """Wait until all have ended well, or one has not.
+
+        SIGTERM, SIGUSR1 and SIGINT are handed on; how long ranks may save after the first two is
+        the business of who has sent them.
 
         Returns:
-            the first failure; ``None`` if there was none.
+            the first failure, of rank -1 where a signal has ended the run; ``None`` if there was
+            none.
         """
         # Python takes handlers from the main thread alone; in another, signals are its business.
         is_main = threading.current_thread() is threading.main_thread()
         handed_on = _HANDED_ON if is_main else ()
         previous = {number: signal.signal(number, self._hand_on) for number in handed_on}
         try:
-            while any(rank.poll() is None for rank in self._ranks):
+            while self._running():
                 if any(rank.poll() not in (None, 0) for rank in self._ranks):
                     break
                 time.sleep(_POLL_SECONDS)
@@ -99,19 +104,31 @@ class Watcher:
 
     def _hand_on(self, number: int, frame: object) -> None:
         self._asked_to_end = number
-        self._signal_all(number)
+        if number == signal.SIGINT:
+            self._signal_all(number)
+        else:  # their loader workers are still needed
+            for rank in self._running():
+                os.kill(rank.pid, number)
 
     def _conclude(self) -> Failure | None:
         codes = [rank.poll() for rank in self._ranks]
         if all(code == 0 for code in codes):
             return None
-        if self._asked_to_end is not None:
+        if self._asked_to_end is not None or _PREEMPTED.intersection(codes):
             self._wait_all(seconds=30.0)
-            name = signal.Signals(self._asked_to_end).name
-            return Failure(-1, 128 + self._asked_to_end, f"ended by {name}")
+            ended_by = self._ended_by()
+            if ended_by is not None:
+                return Failure(-1, 128 + ended_by, f"ended by {signal.Signals(ended_by).name}")
         # Siblings that fail of the same cause are given a moment to write down when.
         self._wait_all(seconds=0.5)
         return self._first_failure()
+
+    def _ended_by(self) -> int | None:
+        """The signal that ended the ranks, at once or when they had saved; ``None``: none did."""
+        if self._asked_to_end == signal.SIGINT:
+            return signal.SIGINT
+        codes = [rank.poll() for rank in self._ranks]
+        return next((n for n in preemption.SIGNALS if {-n, 128 + n}.intersection(codes)), None)
 
     def _first_failure(self) -> Failure:
         for number, rank in enumerate(self._ranks):
@@ -153,16 +170,18 @@ class Watcher:
         self._wait_all(self._grace)
 
     def _signal_all(self, number: int) -> None:
-        for rank in self._ranks:
-            if rank.poll() is None:
-                try:
-                    os.killpg(rank.pid, number)
-                except ProcessLookupError:
-                    # It is still importing, and has no group of its own yet.
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(rank.pid, number)
+        for rank in self._running():
+            try:
+                os.killpg(rank.pid, number)
+            except ProcessLookupError:
+                # It is still importing, and has no group of its own yet.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, number)
+
+    def _running(self) -> list[Rank]:
+        return [rank for rank in self._ranks if rank.poll() is None]
 
     def _wait_all(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while any(rank.poll() is None for rank in self._ranks) and time.monotonic() < deadline:
+        while self._running() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)

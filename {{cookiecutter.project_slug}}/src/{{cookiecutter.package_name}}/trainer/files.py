@@ -1,0 +1,36 @@
+"""Text files that others read while they are written."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old one or the new one, never a part."""
+    beside = written_beside(path, text)
+    beside.replace(path)
+
+
+def write_first(path: Path, text: str) -> bool:
+    """Write a text file unless there is one, of which a reader sees all or nothing.
+
+    Returns:
+        whether it was this process that wrote it.
+    """
+    beside = written_beside(path, text)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return False
+    finally:
+        beside.unlink()
+    return True
+
+
+def written_beside(path: Path, text: str) -> Path:
+    """A file with this text on the same disk, safe there even if the machine fails."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return beside

@@ -1,7 +1,9 @@
 """A model whose steps take long enough to be interrupted; named by class path."""
 
+import os
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -11,7 +13,7 @@ classifier = load("tasks.image_classifier")
 
 
 class Slow(classifier.ImageClassifier):
-    """Rests in each training step.
+    """Rests in each training step, and writes down when it was made.
 
     Args:
         seconds: how long.
@@ -23,4 +25,22 @@ class Slow(classifier.ImageClassifier):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         time.sleep(self.seconds)
+        with Path(f"steps-of-rank-{self.global_rank}").open("a") as file:
+            file.write(f"{time.time()} {os.getpid()} {self.global_step}\n")
         return super().training_step(batch, batch_idx)
+
+
+class Made(NamedTuple):
+    """A training step of a rank: when it was made, by which process, after how many steps."""
+
+    time: float
+    process: int
+    step: int
+
+
+def steps_of(folder: Path, rank: int = 0) -> list[Made]:
+    """What :class:`Slow` has written in a folder."""
+    file = folder / f"steps-of-rank-{rank}"
+    # A line that is just being written is left out.
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [Made(float(a), int(b), int(c)) for a, b, c in (line.split() for line in lines)]

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from .errors import UserError
 
 _FILE = "restarts.json"
 _MOST_FAILURES = 3
+_SECONDS_TO_BE_ENDED = 10.0
 
 
 def expected(layout: Layout, environment: Mapping[str, str] | None = None) -> bool:
@@ -56,10 +59,13 @@ def count(directory: Path, step: int, layout: Layout) -> None:
         return
     problem = f"{_MOST_FAILURES} failures without progress after step {step}: see their errors"
     outcome.tell_failure(problem)
+    if layout.is_main:
+        print(f"error: {problem}", file=sys.stderr, flush=True)
     distributed.barrier()
     if layout.local_rank == 0:
         # A rank cannot tell torchrun in any other way not to start it again.
         os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(_SECONDS_TO_BE_ENDED)
     raise UserError(problem)
 
 

@@ -21,7 +21,7 @@ RENDER = $(BIN)/cookiecutter --no-input --default-config . --output-dir
 IN_PROJECT = $(MAKE) -C
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow horovod lint format bench docs lock clean
+.PHONY: help demo test test-template test-slow test-gpu docker slurm horovod lint format bench docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -34,28 +34,50 @@ demo: $(TOOLS)  ## render into build/demo, install, train on digits with two pro
 	cd build/demo/my-project && $(PROJECT_VENV)/bin/python -m my_project test --config configs/digits.yaml --checkpoint runs/*
 	@echo "The project lies in build/demo/my-project, the run in" build/demo/my-project/runs/*
 
-test: lint  ## check and test the template, then a rendered project
-	$(BIN)/python -m pytest --numprocesses 2
+test: lint test-template  ## check and test the template, then a rendered project
 	rm -rf build/test
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project setup VENV=$(PROJECT_VENV)
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
+
+test-template: $(TOOLS)  ## run the template's own tests
+	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/docker --ignore tests/slurm
 
 test-slow: $(TOOLS)  ## run the tests of a rendered project that take long
 	rm -rf build/test
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 
+docker: export TORCH_INDEX := $(TORCH_INDEX)
+docker: $(TOOLS)  ## build a rendered project's image, look into it and train in it
+	bash docker/smoke.sh $(BIN)/python
+
+slurm: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
+slurm: horovod  ## run a rendered project's jobs on a real SLURM cluster of this machine (as root)
+	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 10
+
 horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its first build takes minutes
 	rm -rf build/test
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project horovod VENV=$(PROJECT_VENV)
 
-lint: $(TOOLS)  ## check the template's own Python and shell
+test-gpu: $(TOOLS)  ## run the tests of a rendered project that need a GPU
+	rm -rf build/test
+	$(RENDER) build/test
+	$(IN_PROJECT) build/test/my-project test-gpu VARIANT=cuda VENV=$(CURDIR)/build/venv-cuda
+
+# What is rendered is checked as a render: scripts, Dockerfile and workflow hold Jinja before. actionlint hands the
+# scripts in workflows to the shellcheck that it finds.
+lint: $(TOOLS)  ## check Python, shell, Dockerfile and workflows, the template's own and rendered ones
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck .ci/run '{{cookiecutter.project_slug}}/requirements/lock.sh' '{{cookiecutter.project_slug}}/requirements/horovod.sh'
+	rm -rf build/lint
+	$(RENDER) build/lint
+	$(BIN)/shellcheck --external-sources .ci/run docker/*.sh slurm/*.sh
+	cd build/lint/my-project && $(CURDIR)/$(BIN)/shellcheck --external-sources requirements/*.sh slurm/*.sh
+	$(BIN)/hadolint build/lint/my-project/Dockerfile
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/actionlint .github/workflows/*.yml build/lint/my-project/.github/workflows/*.yml
 
 format: $(TOOLS)  ## bring the template's own Python into form
 	$(BIN)/ruff check --fix .

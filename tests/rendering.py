@@ -6,13 +6,17 @@ import email
 import email.message
 import io
 import os
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import yaml
 from cookiecutter.main import cookiecutter
+from jinja2 import Template
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -37,6 +41,11 @@ DEFAULTS = {
     "author_email": "",
     "version": "0.1.0",
     "license": "MIT",
+    "slurm_partition": "",
+    "slurm_account": "",
+    "gpus_per_node": "1",
+    "container_runtime": "none",
+    "ci": "github",
 }
 
 
@@ -82,14 +91,33 @@ def template_files() -> list[Path]:
     return sorted(found)
 
 
-def rendered_name(file: Path, package: str) -> Path:
-    """Return where a file of the template stands in a render."""
-    return Path(str(file).replace("{{cookiecutter.package_name}}", package))
+@cache
+def _names() -> dict[Path, Template]:
+    return {file: Template(str(file)) for file in template_files()}
+
+
+def expected_files(answers: dict[str, str]) -> dict[str, Path]:
+    """Return the files of a render with these answers, each with the template's file it is from.
+
+    A file with a condition bears it in its name, which is empty where the condition does not hold.
+    """
+    names = {file: name.render(cookiecutter=answers) for file, name in _names().items()}
+    return {name: file for file, name in names.items() if not name.endswith("/") and name}
 
 
 def tree(folder: Path) -> set[str]:
     """Return all that stands in a folder, as relative paths."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def braces_left(project: Path, names: Iterable[str]) -> list[str]:
+    """Return those of these files of a render in which something of Jinja's is left.
+
+    Python files are copied as they are. `${{ … }}` is GitHub's, and `${#…}` bash's.
+    """
+    pattern = re.compile(r"(?<!\$)\{\{|\{%|(?<!\$)\{#|cookiecutter\.")
+    others = [name for name in names if not name.endswith(".py")]
+    return [name for name in others if pattern.search((project / name).read_text(encoding="utf-8"))]
 
 
 def metadata(project: Path) -> email.message.Message:
@@ -128,10 +156,12 @@ def check_works(project: Path, answers: dict[str, str]) -> None:
     assert built["Version"] == answers["version"]
     assert built["Summary"] == (answers["description"] or None)
 
-    for file in template_files():
-        there = project / rendered_name(file, answers["package_name"])
-        if file.suffix == ".py":
-            source = there.read_bytes()
+    expected = expected_files(answers)
+    there = {name for name in tree(project) if (project / name).is_file()}
+    assert {name for name in there if not name.startswith(".git/")} == set(expected)
+    for name, file in expected.items():
+        if name.endswith(".py"):
+            source = (project / name).read_bytes()
             assert source == (TEMPLATE / file).read_bytes(), f"{file} was changed by rendering"
-        elif file.suffix in {".yaml", ".yml"}:
-            yaml.safe_load(there.read_text(encoding="utf-8"))
+        elif name.endswith((".yaml", ".yml")):
+            yaml.safe_load((project / name).read_text(encoding="utf-8"))

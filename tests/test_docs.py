@@ -11,7 +11,8 @@ from rendering import DEFAULTS, ROOT, TEMPLATE
 
 from local_extensions import RESERVED, RULES
 
-LOCKS = [*sorted((TEMPLATE / "requirements").glob("*.txt")), ROOT / "requirements.txt"]
+TOOLS = ROOT / "requirements.txt"
+PROJECT_LOCKS = {lock.name: lock for lock in (TEMPLATE / "requirements").glob("*.txt")}
 
 
 def test_the_table_of_options_is_up_to_date() -> None:
@@ -37,9 +38,8 @@ def pins(lock: Path) -> dict[str, str]:
 
 
 def test_the_locks_are_of_this_tree_and_hash_checked() -> None:
-    names = ["cpu.txt", "dev.txt", "horovod.txt", "requirements.txt"]
-    assert [lock.name for lock in LOCKS] == names
-    for lock in LOCKS:
+    assert set(PROJECT_LOCKS) == {"cpu.txt", "cuda.txt", "dev.txt", "horovod.txt"}
+    for lock in [*PROJECT_LOCKS.values(), TOOLS]:
         text = lock.read_text(encoding="utf-8")
         for requirement in re.sub(r"#.*", "", text).replace("\\\n", " ").splitlines():
             if requirement.strip():
@@ -47,17 +47,19 @@ def test_the_locks_are_of_this_tree_and_hash_checked() -> None:
         assert "://" not in text
         if lock.name == "horovod.txt":
             continue  # kept by hand: one source, which is changed to the letter
+        # GPUs want the same as CPUs; only the build of torch is another.
+        source = lock.with_name("cpu.in" if lock.name == "cuda.txt" else f"{lock.stem}.in")
         asked = re.findall(
-            r"^([A-Za-z0-9][A-Za-z0-9._-]*)",
-            lock.with_suffix(".in").read_text(encoding="utf-8"),
-            re.MULTILINE,
+            r"^([A-Za-z0-9][A-Za-z0-9._-]*)", source.read_text(encoding="utf-8"), re.MULTILINE
         )
         assert {name.lower() for name in asked} <= pins(lock).keys()
 
 
-def test_the_project_s_lock_is_for_cpu_and_its_tools_fit_it() -> None:
-    cpu, dev, _horovod, _tools = map(pins, LOCKS)
+def test_the_project_s_locks_fit_one_another() -> None:
+    cpu, cuda, dev = (pins(PROJECT_LOCKS[name]) for name in ("cpu.txt", "cuda.txt", "dev.txt"))
     assert cpu["torch"] == "2.13.0+cpu"
+    assert cuda["torch"] == "2.13.0"
+    assert cpu.items() - cuda.items() == {("torch", "2.13.0+cpu")}
     assert not [name for name in cpu if re.match("nvidia-(?!ml-py)|triton|cuda", name)]
     assert {
         name: version for name, version in dev.items() if cpu.get(name, version) != version
@@ -65,5 +67,5 @@ def test_the_project_s_lock_is_for_cpu_and_its_tools_fit_it() -> None:
 
 
 def test_no_package_may_hide_one_that_is_locked() -> None:
-    locked = {re.sub(r"[-.]", "_", name) for lock in LOCKS[:2] for name in pins(lock)}
-    assert locked <= RESERVED
+    for lock in PROJECT_LOCKS.values():
+        assert {re.sub(r"[-.]", "_", name) for name in pins(lock)} <= RESERVED, lock.name

@@ -39,6 +39,14 @@ def test_a_render_is_a_clean_repository_with_one_commit(project: Path) -> None:
     assert git(project, "fsck", "--strict") == ""
 
 
+def test_it_removes_a_conditional_folder_only_where_it_is_empty(folder: Path) -> None:
+    (folder / ".github" / "workflows").mkdir(parents=True)
+    (folder / ".github" / "CODEOWNERS").touch()
+    assert run_hook(folder).returncode == 0
+    assert git(folder, "ls-files").splitlines() == [".github/CODEOWNERS", "file.txt"]
+    assert not (folder / ".github" / "workflows").exists()
+
+
 def test_it_commits_without_an_identity(folder: Path) -> None:
     done = run_hook(folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

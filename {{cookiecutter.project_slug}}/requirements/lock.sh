@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make cpu.txt and dev.txt from cpu.in and dev.in; `make lock` calls this with pip-compile at hand.
+# Make cpu.txt, dev.txt and cuda.txt from cpu.in and dev.in; `make lock` calls this with pip-compile
+# and uv at hand.
 # usage: lock.sh FOLDER_FOR_TORCHS_WHEEL [INDEX_THAT_HAS_ITS_CPU_BUILD]
 set -euo pipefail
 
@@ -30,3 +31,19 @@ for name in cpu dev; do
     } > "$name.new"
     mv "$name.new" "$name.txt"
 done
+
+# torch for CUDA is the build that has no "+cpu" in its version; all else is as in cpu.txt. uv reads what
+# the index says of packages, where pip-compile would fetch gigabytes. Of pip's settings it knows none.
+if [ -z "${UV_DEFAULT_INDEX:-}" ] && url=$(pip config get global.index-url 2> /dev/null); then
+    export UV_DEFAULT_INDEX=$url
+fi
+sed -n '/^torch==/d; s/^\([a-z][^ ]*==[^ ]*\).*/\1/p' cpu.txt > "$wheels/but-torch.txt"
+uv pip compile --quiet --no-config --generate-hashes --no-header --no-emit-index-url --no-annotate \
+    --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+    --constraints "$wheels/but-torch.txt" --output-file "$wheels/cuda.txt" cpu.in
+{
+    echo "# Exact versions with their hashes, for GPUs by CUDA, Linux on x86-64, Python 3.11."
+    echo "# Made from cpu.in by \`make lock\`; do not edit by hand."
+    cat "$wheels/cuda.txt"
+} > cuda.new
+mv cuda.new cuda.txt

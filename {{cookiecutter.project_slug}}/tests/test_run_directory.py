@@ -161,6 +161,21 @@ def test_the_record_says_which_commit(tmp_path: Path, monkeypatch: pytest.Monkey
     assert recorded() == {"commit": git("rev-parse", "HEAD"), "dirty": True}
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("abc", {"commit": "abc", "dirty": False}),
+        ("abc-dirty", {"commit": "abc", "dirty": True}),
+        ("", None),
+    ],
+)
+def test_without_git_the_image_tells_the_commit(tmp_path, monkeypatch, given, expected):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IMAGE_COMMIT", given)
+    runs.write_record(tmp_path, Layout(), {})
+    assert json.loads((tmp_path / "run.json").read_text())["git"] == expected
+
+
 def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "text"
     files.write_atomically(path, "old")

@@ -9,6 +9,7 @@ import datetime
 import itertools
 import os
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -154,8 +155,10 @@ def _serve_everywhere(layout: Layout, port: int, timeout: datetime.timedelta) ->
 
 def _port_file(layout: Layout) -> Path:
     """Where rank 0 tells its port: a file of this launch alone, on a disk that the nodes share."""
-    folder = Path(os.environ.get("SLURM_SUBMIT_DIR", "."))
-    return folder / f".rendezvous-{layout.launch_id}"
+    folder = os.environ.get("SLURM_SUBMIT_DIR", ".")
+    if layout.num_nodes == 1 and not os.access(folder, os.W_OK):  # in a container, say
+        folder = tempfile.gettempdir()
+    return Path(folder) / f".rendezvous-{layout.launch_id}"
 
 
 def _tell_port(path: Path, port: int) -> None:

@@ -142,7 +142,15 @@ def _git() -> dict[str, Any] | None:
         commit, changes = ask("rev-parse", "HEAD").strip(), ask("status", "--porcelain")
         return {"commit": commit, "dirty": bool(changes)}
     except (OSError, subprocess.SubprocessError):
+        return _of_image()
+
+
+def _of_image() -> dict[str, Any] | None:
+    """What a container's image was built from; there is no git in it."""
+    commit = os.environ.get("IMAGE_COMMIT")
+    if not commit:
         return None
+    return {"commit": commit.removesuffix("-dirty"), "dirty": commit.endswith("-dirty")}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Build the rendered project's image, look into it and train in it: tests/docker has the checks. Takes the engine that the
+# user's `docker` speaks to, or starts one for this time (root, with dockerd installed).
+# usage: smoke.sh [PYTHON [PYTEST OPTIONS…]]
+#   PYTHON        of the template's environment, .venv/bin/python by default
+#   TORCH_INDEX   a package index that has torch's CPU build, where the ones that pip knows have none
+#   BASE=packages does not try to pull the base image, but makes one
+#   CACHE         where wheels and base image are kept between runs, build/docker by default
+# Where CI is set, a missing engine is a failure; elsewhere all is skipped with the reason.
+set -euo pipefail
+
+python=${1:-.venv/bin/python}
+shift || true
+case $python in */*) python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") ;; esac
+cd "$(dirname "$0")/.."
+mkdir -p "${CACHE:=build/docker}"
+CACHE=$(cd "$CACHE" && pwd)
+
+skip() {
+    if [ -n "${CI:-}" ]; then
+        echo "docker/smoke.sh: $1" >&2
+        exit 1
+    fi
+    echo "docker/smoke.sh: skipped, as $1"
+    exit 0
+}
+
+# The first docker on PATH that can build with BuildKit: up to version 20 by itself, later by its part buildx.
+find_client() {
+    local found major
+    while read -r found; do
+        major=$("$found" --version | sed -n 's/^Docker version \([0-9]*\)\..*/\1/p')
+        if [ "${major:-99}" -lt 23 ] || "$found" buildx version > /dev/null 2>&1; then
+            echo "$found"
+            return 0
+        fi
+    done < <(type -ap docker)
+    return 1
+}
+
+fetch_wheels() {
+    local lock='{{cookiecutter.project_slug}}/requirements/cpu.txt'
+    mkdir -p "$CACHE/wheels"
+    download() {
+        "$python" -m pip download -qq --disable-pip-version-check --require-hashes --no-deps --only-binary :all: \
+            --python-version 3.11 --find-links "$CACHE/wheels" --dest "$CACHE/wheels" "$@"
+    }
+    # torch comes first and alone, so that nothing else is looked up on its index.
+    sed -n '/^torch==/,/[^\\]$/p' "$lock" > "$CACHE/torch.txt"
+    download ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement "$CACHE/torch.txt" || {
+        echo "docker/smoke.sh: if pip finds no CPU build of torch, TORCH_INDEX=URL names an index that has it" >&2
+        exit 1
+    }
+    download --requirement "$lock"
+}
+
+# The tests have a home of their own, but the client's settings and parts lie in the user's.
+export DOCKER_CONFIG=${DOCKER_CONFIG:-$HOME/.docker}
+docker=$(find_client) || skip "there is no docker that can build with BuildKit (version 20, or a later one with buildx)"
+network=default
+if ! timeout 30 "$docker" info > /dev/null 2>&1; then
+    if [ "$(id -u)" != 0 ] || ! command -v dockerd > /dev/null; then
+        skip "no Docker engine answers, and to start one one must be root and have dockerd"
+    fi
+    own=$(mktemp -d /var/tmp/engine.XXXXXX)
+    trap 'bash docker/engine.sh down "$own"' EXIT
+    # A shell that is killed by a signal runs the trap of its exit only if it exits by itself.
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    DOCKER_HOST=$(bash docker/engine.sh up "$own")
+    export DOCKER_HOST
+    network=host
+fi
+
+echo "wheels and base image (kept in $CACHE)"
+fetch_wheels
+base=$(bash docker/base.sh "$docker" '{{cookiecutter.project_slug}}/Dockerfile' "$CACHE")
+# Made of packages, it has all that a build wants, and what is not there cannot be asked.
+case $base in base-of-packages:*) network=none ;; esac
+
+IMAGE_DOCKER=$docker IMAGE_BASE=$base IMAGE_NETWORK=$network IMAGE_WHEELS=$CACHE/wheels \
+    "$python" -m pytest -v tests/docker "$@"

@@ -1,0 +1,121 @@
+"""What goes into a build, and how little of it is done again."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+from hostile import CANARY as MADE_BY_CODE
+from hostile import HOSTILE
+from rendering import DEFAULTS, render, tree
+
+from .conftest import CANARY, IN_SOURCES, Built
+from .engine import Engine
+
+# The seconds that a change of the code may cost.
+LONGEST_REBUILD = 20
+
+
+def test_secrets_reach_pip_and_stay_nowhere(engine: Engine, built: Built) -> None:
+    assert "https://builder:****@localhost:9/" in built.log
+    assert CANARY not in built.log
+    assert CANARY not in engine("history", "--no-trunc", built.image).stdout
+    assert CANARY not in engine("inspect", built.image).stdout
+    # What the sources hold is found, so a secret would be.
+    known = (built.project / "src" / "my_project" / "cli.py").read_bytes().splitlines()[0]
+    assert engine.search(built.image, [CANARY.encode(), known]) == {known}
+
+
+def test_a_change_of_the_code_is_built_in_seconds(
+    engine: Engine, built: Built, build_secrets: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = built.project / "src" / "my_project" / "__init__.py"
+    before = changed.read_bytes()
+    image = f"{built.image}-changed"
+    try:
+        changed.write_bytes(before + f"\nPLANTED = {IN_SOURCES!r}\n".encode())
+        began = time.monotonic()
+        engine.make(built.project, "docker", f"IMAGE={image}", *build_secrets)
+        took = time.monotonic() - began
+        with capsys.disabled():
+            print(f"\na change of the code was built in {took:.1f} s")
+        assert took < LONGEST_REBUILD
+        said = engine.shell(image, "python -c 'import my_project; print(my_project.PLANTED)'")
+        assert said.strip() == IN_SOURCES
+        # All but the sources' own layer are those of before.
+        assert engine.layers(image)[:-1] == engine.layers(built.image)[:-1]
+        assert engine.layers(image)[-1] != engine.layers(built.image)[-1]
+        assert engine.config(image)["Labels"]["org.opencontainers.image.revision"].endswith(
+            "-dirty"
+        )
+    finally:
+        changed.write_bytes(before)
+        engine("rmi", "--force", image, check=False)
+
+
+def test_the_variant_for_gpus_takes_its_own_lock(
+    engine: Engine, build_secrets: list[str], tmp_path: Path
+) -> None:
+    """With a lock of one small package: gigabytes of CUDA are not for a smoke test."""
+    project = render(tmp_path)
+    requirements = project / "requirements"
+    small = re.search(
+        r"^typing-extensions==.*(\n +--hash.*)+", (requirements / "cpu.txt").read_text(), re.M
+    )
+    assert small
+    (requirements / "cuda.txt").write_text(small[0] + "\n")
+    image = "my-project:0.1.0-cuda"
+    flags = f"DOCKER_FLAGS=--network {engine.network} --target builder"
+    engine.make(project, "docker", "VARIANT=cuda", flags, *build_secrets)
+    try:
+        installed = engine("run", "--rm", "--network", "none", image, "pip", "list").stdout
+    finally:
+        engine("rmi", image)
+    assert "typing_extensions" in installed
+    assert "torch" not in installed
+
+
+def test_an_engine_that_is_not_there_is_refused_in_one_line(
+    engine: Engine, built: Built, build_secrets: list[str]
+) -> None:
+    with pytest.raises(AssertionError, match="there is no engine 'nccl'; there is: horovod"):
+        engine.make(built.project, "docker", "ENGINES=nccl", "IMAGE=x:y", *build_secrets)
+
+
+def test_hostile_answers_name_the_image_and_run_nothing(
+    engine: Engine, built: Built, build_secrets: list[str], tmp_path: Path
+) -> None:
+    code = (
+        HOSTILE["command substitution"]
+        + HOSTILE["backticks"]
+        + HOSTILE["single quote"]
+        + HOSTILE["double quote"]
+        + " ${COMMIT} $COMMIT $(shell touch canary) \\ # ; touch canary"
+    )
+    answers = DEFAULTS | {
+        "project_name": code,
+        "project_slug": "a_-b__c",
+        "package_name": "mine",
+        "description": code,
+        "author_name": code,
+        "version": "1!2.0+local.1",
+    }
+    project = render(tmp_path, answers)
+    image = f"smoke-{secrets.token_hex(4)}:hostile"
+    engine.make(project, "docker", f"IMAGE={image}", *build_secrets)
+    try:
+        labels = engine.config(image)["Labels"]
+        assert labels["org.opencontainers.image.description"] == code
+        assert labels["org.opencontainers.image.title"] == "a_-b__c"
+        assert labels["org.opencontainers.image.version"] == "1!2.0+local.1"
+        assert not {name for name in tree(project) if Path(name).name == MADE_BY_CODE}
+        assert engine.shell(image, f"find /app /tmp -name {MADE_BY_CODE}") == ""
+        assert "usage: mine" in engine("run", "--rm", "--network", "none", image).stdout
+        # The name that it has by default is one that Docker takes.
+        engine.make(project, "docker", *build_secrets)
+        engine("rmi", "a--b--c:1-2.0-local.1")
+    finally:
+        engine("rmi", "--force", image)

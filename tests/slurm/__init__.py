@@ -1,0 +1,1 @@
+"""Tests on a real SLURM cluster, which `slurm/cluster.sh` starts."""

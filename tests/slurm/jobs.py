@@ -1,0 +1,229 @@
+"""A SLURM cluster on this machine, and the jobs of a rendered project on it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rendering import ROOT
+
+SCRIPT = ROOT / "slurm" / "cluster.sh"
+# Of a project with Horovod and python-etcd, such as `make test` and `make horovod` fill.
+PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" / "python"))
+Rows = list[tuple[str, ...]]
+OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+
+# What is trained: as slow as a test needs it at each start of a job, and failing on demand.
+SUBJECT = """
+import os
+import time
+
+from my_project.tasks.image_classifier import ImageClassifier
+
+
+class Slow(ImageClassifier):
+    def __init__(
+        self,
+        seconds: list[float] = [0.0],
+        width: int = 8,
+        dropout: float = 0.0,
+        learning_rate: float = 3e-3,
+        note: str = "",
+    ) -> None:
+        super().__init__(width=width, dropout=dropout, learning_rate=learning_rate)
+        start = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        self.seconds = seconds[min(start, len(seconds) - 1)]
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(self.seconds)
+        return super().training_step(batch, batch_idx)
+
+
+class Failing(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        rank = os.environ.get("RANK", os.environ["SLURM_PROCID"])
+        if rank == "1" and batch_idx == 3:
+            raise ValueError("planted on purpose")
+        return super().training_step(batch, batch_idx)
+"""
+# Of all runs: every step in the log, and nothing that depends on the number of processes.
+PLAIN = (
+    "--trainer.accelerator=cpu",
+    "--trainer.log_every_n_steps=1",
+    "--trainer.max_epochs=3",
+    "--data.shift=0",
+)
+
+
+def missing() -> str | None:
+    """Why no cluster can be started here; None if one can."""
+    commands = ("slurmctld", "slurmd", "munged", "ip", "nsenter")
+    absent = [name for name in commands if not shutil.which(name, path=search_path())]
+    if absent:
+        return f"{', '.join(absent)} missing: apt-get install slurm-wlm munge iproute2 util-linux"
+    if os.getuid() != 0:
+        return "network namespaces need root"
+    return None if PYTHON.exists() else f"there is no {PYTHON} (PROJECT_PYTHON): make demo"
+
+
+def search_path() -> str:
+    """Return PATH with the folders of daemons, which a user's may lack."""
+    return f"{os.environ['PATH']}:/usr/sbin:/sbin"
+
+
+def until(condition: Callable[[], object], what: str, timeout: float = 120) -> None:
+    """Wait for a condition, asked ten times a second."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout:g} s: {what}"
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster in a folder of its own."""
+
+    folder: Path
+
+    def control(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Call cluster.sh."""
+        return subprocess.run(
+            [str(SCRIPT), *arguments],
+            env=dict(os.environ) | {"SLURM_CLUSTER_DIR": str(self.folder)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def slurm(self, *command: str, cwd: Path | None = None, **extra: str) -> str:
+        """Return what a command of SLURM prints; it must succeed."""
+        (link,) = (
+            line.removeprefix("export SLURM_CONF=").strip()
+            for line in self.control("env").stdout.splitlines()
+        )
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=_environment() | {"SLURM_CONF": link} | extra,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+
+def _environment() -> dict[str, str]:
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "SBATCH_", "PYTEST_"))
+    }
+    return inherited | {"VENV": str(PYTHON.parent.parent), "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Project:
+    """A rendered project whose jobs go to a cluster."""
+
+    cluster: Cluster
+    folder: Path
+
+    def submit(self, script: str, *fit: str, sbatch: tuple[str, ...] = (), **extra: str) -> Job:
+        """Submit one of its scripts with options of `fit`, and variables for the job."""
+        command = ("sbatch", "--parsable", *sbatch, f"slurm/{script}", *fit)
+        extra = {"PYTHONPATH": str(self.folder / "src")} | extra
+        return Job(self, self.cluster.slurm(*command, cwd=self.folder, **extra))
+
+    def fit_alone(self, name: str, *fit: str) -> Rows:
+        """Train in one process, without SLURM, and return its metrics."""
+        command = ("fit", "--config=configs/digits.yaml", *fit, f"--trainer.run_name={name}")
+        subprocess.run(
+            [str(PYTHON), "-m", "my_project", *command],
+            cwd=self.folder,
+            env=_environment() | {"PYTHONPATH": "src"},
+            check=True,
+            capture_output=True,
+            timeout=100,
+        )
+        return read_metrics(self.folder / "runs" / name)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, or a task of an array, and its run."""
+
+    project: Project
+    id: str
+
+    @property
+    def run(self) -> Path:
+        """Its run's directory."""
+        return self.project.folder / "runs" / f"job-{self.id.replace('_', '-')}"
+
+    @property
+    def log(self) -> str:
+        """What it has printed."""
+        path = self.project.folder / f"slurm-{self.id}.out"
+        return path.read_text() if path.exists() else ""
+
+    def ask(self, name: str) -> str:
+        """Return a fact that scontrol knows of it, such as JobState."""
+        facts = self.project.cluster.slurm("scontrol", "--oneliner", "show", "job", self.id)
+        found = re.search(rf"(?:^| ){name}=(\S*)", facts)
+        assert found, (name, facts)
+        return found.group(1)
+
+    def finish(self, timeout: float = 120) -> str:
+        """Wait for its end, and return in which state it is and how often it was requeued."""
+        until(lambda: self.ask("JobState") in OVER, f"end of job {self.id}:\n{self.log}", timeout)
+        return f"{self.ask('JobState')} after {self.ask('Restarts')} restarts"
+
+    def step(self) -> int:
+        """Return the newest step in its metrics."""
+        rows = read_metrics(self.run)
+        return int(rows[-1][0]) if rows else 0
+
+    def has_requeued(self, times: int) -> bool:
+        """Whether it was put back into the queue so often."""
+        return self.ask("Restarts") == str(times)
+
+    def reach(self, step: int, timeout: float = 150) -> None:
+        """Wait until it has made so many steps."""
+        until(lambda: self.step() >= step, f"step {step} of job {self.id}:\n{self.log}", timeout)
+
+    def signal(self) -> None:
+        """Send what SLURM sends ahead of a time limit."""
+        self.project.cluster.slurm("scancel", "--signal=USR1", "--batch", self.id)
+
+
+def read_metrics(run: Path) -> Rows:
+    """Return the rows of a run's metrics.csv, without its header; none where there is no file."""
+    path = run / "metrics.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [tuple(row) for row in csv.reader(file)][1:]
+
+
+def difference(ours: Rows, theirs: Rows, steps: int) -> float:
+    """Return by how much the losses of two runs differ at most within so many steps."""
+    a, b = ([row for row in rows if row[2] == "loss"] for rows in (ours, theirs))
+    same = [row[:2] for row in a] == [row[:2] for row in b]
+    assert same, "the runs have not logged the same steps"
+    pairs = zip(a[:steps], b[:steps], strict=True)
+    return max(abs(float(x[3]) - float(y[3])) for x, y in pairs)
+
+
+def value(rows: Rows, name: str) -> float:
+    """Return the last value of that name."""
+    return float([row for row in rows if row[2] == name][-1][3])

@@ -1,0 +1,153 @@
+"""`sbatch slurm/elastic.sh`: a node is lost, the run goes on, the node is used again."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .jobs import PLAIN, PYTHON, Job, Project, difference, read_metrics, until, value
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+STEPS = 5 * 23
+FIT = (
+    *PLAIN,
+    "--trainer.max_epochs=5",
+    "--trainer.global_batch_size=60",
+    "--trainer.checkpoint_every_n_steps=5",
+    "--model=subject.Slow",
+    "--model.dropout=0",
+)
+
+
+@pytest.fixture
+def etcd(on_cluster: Project, tmp_path: Path) -> Iterator[str]:
+    """Return host and port of a server of etcd that the nodes can reach."""
+    conf = on_cluster.cluster.slurm("scontrol", "show", "config")
+    found = re.search(r"SlurmctldHost\[0\]\s*= controller\(([0-9.]+)\.253\)", conf)
+    assert found, conf
+    host = f"{found.group(1)}.254"
+    with socket.socket() as one, socket.socket() as other:
+        for each in one, other:
+            each.bind((host, 0))
+        port, peer = one.getsockname()[1], other.getsockname()[1]
+    url = f"http://{host}:{port}"
+    command = ["etcd", "--enable-v2", "--data-dir", str(tmp_path / "etcd"), "--log-level=error"]
+    command += [f"--listen-client-urls={url}", f"--advertise-client-urls={url}"]
+    command += [f"--listen-peer-urls=http://{host}:{peer}"]
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def is_up() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((host, port)) == 0
+
+    until(is_up, "etcd")
+    yield f"{host}:{port}"
+    server.terminate()
+    server.wait(20)
+
+
+def layouts(job: Job) -> list[str]:
+    """Return how many processes each attempt had."""
+    return re.findall(r"layout: (\d) processes on \1 nodes", job.log)
+
+
+def has_processes(job: Job, count: str) -> None:
+    """Wait until its newest attempt, of so many processes, has gone on from a checkpoint."""
+
+    def has() -> bool:
+        return layouts(job)[-1] == count and len(resumed(job)) == len(layouts(job)) - 1
+
+    until(has, f"{count} processes:\n{job.log}", 180)
+
+
+def resumed(job: Job) -> list[int]:
+    """Return the steps that it went on from."""
+    return [int(step) for step in re.findall(r"resumed from runs/\S+/step-(\d+)", job.log)]
+
+
+def replacements(job: Job) -> list[Job]:
+    """Return the jobs that stand in for its lost nodes."""
+    listed = job.project.cluster.slurm(
+        *("squeue", "--noheader", "--states=all", "--format=%i"),
+        f"--name={job.run.name}-replacement",
+    )
+    return [Job(job.project, name) for name in listed.split()]
+
+
+def replacement(job: Job) -> Job:
+    """Wait for the one job that stands in for a lost node."""
+    until(lambda: len(replacements(job)) == 1, "replacement")
+    return replacements(job)[0]
+
+
+def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd: str) -> None:
+    assert subprocess.run([str(PYTHON), "-c", "import etcd"], check=False).returncode == 0
+    alone = on_cluster.fit_alone("alone-elastic", *FIT)
+    # Both take a GPU of each node, so that only a node that is back has room for more.
+    sbatch = ("--nodes=3", "--gpus-per-node=1")
+    fit = (*FIT, "--model.seconds=[0.5]")
+    jobs = [
+        on_cluster.submit("elastic.sh", *fit, sbatch=sbatch),
+        on_cluster.submit(
+            *("elastic.sh", *fit), sbatch=sbatch, RDZV_BACKEND="etcd-v2", RDZV_ENDPOINT=etcd
+        ),
+    ]
+    for job in jobs:
+        job.reach(12)
+    # The first node has the script on it; which of the others is lost is all the same.
+    assert on_cluster.cluster.control("kill", "node3").returncode == 0
+    killed = time.monotonic()
+    for job in jobs:
+        has_processes(job, "2")
+        print(f"{job.run.name}: on two nodes {time.monotonic() - killed:.0f} s after the loss")
+        assert resumed(job)[-1] >= 10
+    for job in jobs:
+        # SLURM has given the node up, and a job waits for another.
+        assert replacement(job).ask("JobState") == "PENDING"
+        job.reach(job.step() + 3)
+    assert on_cluster.cluster.control("start", "node3").returncode == 0
+    for job in jobs:
+        has_processes(job, "3")
+        assert replacement(job).ask("NodeList") == "node3"
+        # Nothing was lost: whoever was there has saved before the newcomer was let in.
+        assert "as SIGTERM asked" in job.log
+    for job in jobs:
+        assert job.finish(200) == "COMPLETED after 0 restarts", job.log
+        assert f"{job.run.name}: finished step {STEPS}\n" in job.log
+        metrics = read_metrics(job.run)
+        assert [int(row[0]) for row in metrics if row[2] == "loss"] == list(range(1, STEPS + 1))
+        assert difference(metrics, alone, steps=20) < 1e-5
+        assert difference(metrics, alone, steps=STEPS) < 1e-2
+        assert abs(value(metrics, "val_accuracy") - value(alone, "val_accuracy")) < 0.01
+        assert replacement(job).finish() in (
+            "COMPLETED after 0 restarts",
+            "CANCELLED after 0 restarts",
+        )
+
+
+def test_an_elastic_job_is_requeued_by_its_signal(on_cluster: Project) -> None:
+    fit = (*FIT, "--trainer.max_epochs=1", "--model.seconds=[1, 0]")
+    job = on_cluster.submit("elastic.sh", *fit, sbatch=("--nodes=2", "--gpus-per-node=1"))
+    job.reach(3)
+    job.signal()
+    assert job.finish(200) == "COMPLETED after 1 restarts", job.log
+    assert job.log.count("resumed from") == 1
+    assert [row[0] for row in read_metrics(job.run) if row[2] == "loss"] == [
+        str(step) for step in range(1, 24)
+    ]
+    assert replacements(job) == []
+
+
+def test_an_elastic_job_whose_code_raises_is_not_restarted_for_ever(on_cluster: Project) -> None:
+    fit = (*PLAIN, "--model=subject.Failing")
+    job = on_cluster.submit("elastic.sh", *fit, sbatch=("--nodes=2", "--gpus-per-node=1"))
+    assert job.finish(200) == "FAILED after 0 restarts", job.log
+    assert "ValueError: planted on purpose" in job.log
+    last = job.log.splitlines()[-1]
+    assert last.startswith(f"{job.run.name}: failed 3 failures without progress after step 0"), last

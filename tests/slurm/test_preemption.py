@@ -1,0 +1,110 @@
+"""Jobs that are stopped: what is told from what, and that nothing is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from .jobs import PLAIN, Job, Project, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+NODES = ("--nodes=2", "--gpus-per-node=2")
+SMALL = ("--nodes=2", "--gpus-per-node=1")
+# Random numbers too must go on where they were: dropout, and images that are shifted anew.
+NOISY = (*PLAIN, "--data.shift=1", "--model=subject.Slow", "--model.dropout=0.2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(on_cluster: Project) -> Job:
+    """Return a run of 66 steps on two nodes of one rank that nothing has stopped."""
+    job = on_cluster.submit("train.sh", *NOISY, sbatch=SMALL)
+    assert job.finish(200) == "COMPLETED after 0 restarts", job.log
+    return job
+
+
+def assert_same(job: Job, other: Job) -> None:
+    ours, theirs = ((each.run / "metrics.csv").read_bytes() for each in (job, other))
+    assert ours == theirs
+    assert ours.count(b",loss,") == 66
+    runs = {path.name for path in job.run.parent.glob(f"{job.run.name}*")}
+    assert runs == {job.run.name}
+
+
+def test_a_run_that_is_stopped_twice_equals_an_undisturbed_one(
+    on_cluster: Project,
+) -> None:
+    undisturbed = on_cluster.submit("train.sh", *NOISY, sbatch=NODES)
+    first, second = random.randint(3, 25), random.randint(35, 55)  # noqa: S311 - not a secret
+    print(f"stopped after steps {first} and {second}")
+    fit = (*NOISY, "--model.seconds=[0.2, 0.2, 0]")
+    job = on_cluster.submit("train.sh", *fit, sbatch=NODES)
+    job.reach(first)
+    job.signal()
+    until(lambda: job.has_requeued(1), "requeue")
+    job.reach(second)
+    on_cluster.cluster.slurm("scontrol", "requeue", job.id)
+    assert job.finish(200) == "COMPLETED after 2 restarts", job.log
+    assert f"{job.run.name}: SIGUSR1: the ranks are told to save" in job.log
+    assert job.log.count("resumed from") == 2
+    assert job.log.count("requeued (1 of at most 20)") == 1
+    assert undisturbed.finish(0) == "COMPLETED after 0 restarts", undisturbed.log
+    assert_same(job, undisturbed)
+
+
+def test_a_job_goes_on_after_its_time_limit(on_cluster: Project, undisturbed: Job) -> None:
+    # SLURM looks for limits every 30 s, and sends the signal up to that much earlier.
+    limit = ("--time=1", "--signal=B:USR1@1")
+    fit = (*NOISY, "--model.seconds=[1, 0]")
+    job = on_cluster.submit("train.sh", *fit, sbatch=(*SMALL, *limit), LAUNCH="torchrun")
+    assert job.finish(200) == "COMPLETED after 1 restarts", job.log
+    assert "saved after step" in job.log
+    assert_same(job, undisturbed)
+
+
+def test_requeues_are_bounded(on_cluster: Project) -> None:
+    fit = (*NOISY, "--model.seconds=[1]")
+    job = on_cluster.submit("train.sh", *fit, MAX_REQUEUES="1")
+    job.reach(1)
+    job.signal()
+    until(lambda: job.has_requeued(1), "requeue")
+    job.reach(job.step() + 2)
+    job.signal()
+    assert job.finish(200) == "FAILED after 1 restarts"
+    assert "; not requeued again (MAX_REQUEUES=1). To go on: sbatch " in job.log.splitlines()[-1]
+
+
+def test_a_cancelled_job_does_not_come_back(on_cluster: Project) -> None:
+    fit = (*NOISY, "--model.seconds=[1]")
+    job = on_cluster.submit("train.sh", *fit, sbatch=SMALL)
+    job.reach(2)
+    # Even one that is about to be requeued.
+    job.signal()
+    on_cluster.cluster.slurm("scancel", job.id)
+    assert job.finish() == "CANCELLED after 0 restarts", job.log
+    assert "requeued" not in job.log
+    assert "saved after step" in job.log
+
+
+def test_slurm_s_own_preemption_brings_a_job_back(on_cluster: Project, undisturbed: Job) -> None:
+    fit = (*NOISY, "--model.seconds=[0.2, 0]")
+    job = on_cluster.submit("train.sh", *fit, sbatch=SMALL)
+    job.reach(5)
+    urgent = on_cluster.cluster.slurm(
+        *("sbatch", "--parsable", "--partition=urgent", "--exclusive", "--nodes=3"),
+        *("--output=/dev/null", "--wrap=exit 0"),
+    )
+    assert job.finish(200) == "COMPLETED after 1 restarts", job.log
+    assert Job(on_cluster, urgent).finish() == "COMPLETED after 0 restarts"
+    assert_same(job, undisturbed)
+
+
+def test_a_lost_node_brings_a_job_back(on_cluster: Project, undisturbed: Job) -> None:
+    fit = (*NOISY, "--model.seconds=[0.2, 0]", "--trainer.checkpoint_every_n_steps=5")
+    job = on_cluster.submit("train.sh", *fit, sbatch=(*SMALL, "--exclude=node1"))
+    job.reach(12)
+    assert on_cluster.cluster.control("kill", "node3").returncode == 0
+    until(lambda: job.has_requeued(1), f"requeue:\n{job.log}")
+    assert on_cluster.cluster.control("start", "node3").returncode == 0
+    assert job.finish(200) == "COMPLETED after 1 restarts", job.log
+    assert_same(job, undisturbed)

@@ -1,0 +1,156 @@
+"""`slurm/sweep.sh`, and options that a shell would run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .jobs import PLAIN, Job, Project, read_metrics
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+HOSTILE = (
+    "$(touch canary)",
+    "`touch canary`",
+    "x; touch canary #",
+    "x && touch canary",
+    "' $(touch canary) '",
+    '" $(touch canary) "',
+    "a[$(touch canary)]",
+    "${IFS}touch${IFS}canary",
+    "two  spaces and a *",
+    "x\ntouch canary",
+)
+
+
+def sweep(project: Project, *arguments: str, succeeds: bool = True) -> str:
+    """Call sweep.sh in the project's folder and return what it prints."""
+    if succeeds:
+        path = str(project.folder / "src")
+        command = ("bash", "slurm/sweep.sh", *arguments)
+        return project.cluster.slurm(*command, cwd=project.folder, PYTHONPATH=path)
+    done = subprocess.run(
+        ["bash", "slurm/sweep.sh", *arguments],
+        cwd=project.folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout.count("Submitted")) == (2, 0)
+    return done.stderr
+
+
+def command(job: Job) -> list[str]:
+    """Return the command line of a run's first process."""
+    recorded: list[str] = json.loads((job.run / "run.json").read_text())["command"]
+    return recorded
+
+
+def config(job: Job) -> dict[str, dict[str, object]]:
+    """Return the options that a run was made with."""
+    loaded: dict[str, dict[str, object]] = yaml.safe_load((job.run / "config.yaml").read_text())
+    return loaded
+
+
+def test_each_line_of_the_grid_is_a_run(on_cluster: Project) -> None:
+    grid = on_cluster.folder / "a grid.txt"
+    grid.write_text(
+        "# width and rate\n"
+        "--model.width 4 --model.learning_rate 0.001\n"
+        "\n"
+        "--model.width 4 --model.learning_rate '0.01'\n"
+        '  --model.width=12 "--trainer.default_root_dir=runs/two words"'
+    )
+    common = (*PLAIN, "--trainer.max_epochs=1", "--model.learning_rate=0.5")
+    printed = sweep(on_cluster, "--at-once=2", "--nodes=1", "a grid.txt", *common)
+    assert printed.splitlines()[:3] == [
+        "1: --model.width 4 --model.learning_rate 0.001",
+        "2: --model.width 4 --model.learning_rate '0.01'",
+        '3:   --model.width=12 "--trainer.default_root_dir=runs/two words"',
+    ]
+    # Tasks that begin later are not led astray by a file that has changed.
+    grid.write_text("--model.width 99\n")
+    array = printed.split()[-1]
+    found = {}
+    for task in "123":
+        job = Job(on_cluster, f"{array}_{task}")
+        assert job.ask("ArrayTaskThrottle") == "2"
+        assert job.finish(200) == "COMPLETED after 0 restarts", job.log
+        if task == "3":
+            moved = job.run.parent / "two words" / job.run.name
+            moved.rename(job.run)
+        options = config(job)["model"]["init_args"]
+        assert isinstance(options, dict)
+        found[task] = (options["width"], options["learning_rate"])
+        assert read_metrics(job.run)[-1][0] == "22"
+    assert found == {"1": (4, 0.001), "2": (4, 0.01), "3": (12, 0.5)}
+
+
+def test_a_stopped_task_brings_only_itself_back(on_cluster: Project) -> None:
+    (on_cluster.folder / "slow.txt").write_text("--model.seconds=[0.5,0]\n" * 2)
+    common = (*PLAIN, "--trainer.max_epochs=1", "--model=subject.Slow")
+    array = sweep(on_cluster, "slow.txt", *common).split()[-1]
+    first, last = (Job(on_cluster, f"{array}_{task}") for task in "12")
+    first.reach(3)
+    # SLURM gives the last task the id of the whole array.
+    last.reach(3)
+    last.signal()
+    assert last.finish(200) == "COMPLETED after 1 restarts", last.log
+    assert first.finish(200) == "COMPLETED after 0 restarts", first.log
+    assert read_metrics(last.run)[-1][0] == "22"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("nowhere.txt",), "sweep.sh: there is no file nowhere.txt: "),
+        (("--time", "1", "grid"), "sweep.sh: --time: write sbatch's options as --NAME=VALUE\n"),
+        (("--at-once=a[$(touch canary)]", "g"), "sweep.sh: --at-once=a[$(touch canary)]: "),
+        (("README.md",), "sweep.sh: README.md, line "),
+        (("/dev/null",), "sweep.sh: there is no file /dev/null: "),
+    ],
+)
+def test_a_mistake_is_one_line(on_cluster: Project, arguments: tuple[str, ...], line: str) -> None:
+    error = sweep(on_cluster, *arguments, succeeds=False)
+    assert error.startswith(line)
+    assert error.count("\n") == 1
+
+
+def test_no_option_is_run(on_cluster: Project) -> None:
+    """Every option reaches the trainer as it was given; the folder has such a name too."""
+    notes = [f"--model.note={text}" for text in HOSTILE]
+    fit = (*PLAIN, "--model=subject.Slow", "--trainer.max_epochs=1", *notes)
+    submitted = [
+        on_cluster.submit(script, *fit, sbatch=("--nodes=1",), **variables)
+        for script, variables in (
+            ("train.sh", {}),
+            ("train.sh", {"LAUNCH": "torchrun"}),
+            ("train.sh", {"LAUNCH": "mpirun"}),
+            ("elastic.sh", {}),
+        )
+    ]
+    for job in submitted:
+        assert job.finish(200) == "COMPLETED after 0 restarts", job.log
+        assert command(job)[-len(fit) :] == list(fit)
+
+    # A file of lines holds no line break in an option.
+    on_lines = [note for note in notes if "\n" not in note]
+    line = " ".join("'" + note.replace("'", "'\"'\"'") + "'" for note in on_lines)
+    (on_cluster.folder / "hostile.txt").write_text(line)
+    task = sweep(on_cluster, "hostile.txt", *fit[: -len(notes)]).split()[-1] + "_1"
+    job = Job(on_cluster, task)
+    assert job.finish(200) == "COMPLETED after 0 restarts", job.log
+    assert command(job)[-len(on_lines) :] == on_lines
+
+    assert not list(on_cluster.folder.parent.rglob("canary"))
+    assert not Path("canary").exists()
+
+
+def test_an_unknown_option_ends_an_elastic_job_too(on_cluster: Project) -> None:
+    job = on_cluster.submit("elastic.sh", "--trainer.max_epoch=3", sbatch=("--nodes=2",))
+    assert job.finish(200) == "FAILED after 0 restarts", job.log
+    assert job.log.splitlines()[-1].startswith(f"{job.run.name}: failed error: ")
+    assert "max_epoch" in job.log.splitlines()[-1]

@@ -1,0 +1,204 @@
+"""The CI of the template and of a rendered project, for each service that an answer may name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rendering import DEFAULTS, ROOT, TEMPLATE, check_works, render
+from tools import lint
+
+from local_extensions import CI_SERVICES
+
+FILES = {"github": {".github/workflows/ci.yml"}, "gitlab": {".gitlab-ci.yml"}, "none": set[str]()}
+# All that a workflow may use of others, at the commits that were looked at.
+ACTIONS = {
+    "actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2",
+    "actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065 # v5.6.0",
+}
+# What a job of GitLab may say, of what GitLab knows; a misspelt key would be an error only there.
+GITLAB_KEYS = {
+    *("stage", "image", "services", "variables", "tags", "rules", "needs", "parallel", "timeout"),
+    *("before_script", "script", "interruptible"),
+}
+
+
+@pytest.fixture(scope="session")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return a render, hooks included, for each CI service."""
+    return {
+        service: render(tmp_path_factory.mktemp(service), {"ci": service}, hooks=True)
+        for service in CI_SERVICES
+    }
+
+
+@pytest.fixture(scope="session", params=["template", "project"])
+def workflow(request: pytest.FixtureRequest, projects: dict[str, Path]) -> Path:
+    """Return the template's own workflow, then the rendered one."""
+    folder: Path = ROOT if request.param == "template" else projects["github"]
+    (file,) = (folder / ".github" / "workflows").iterdir()
+    return file
+
+
+def read(file: Path) -> dict[Any, Any]:
+    content: dict[Any, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return content
+
+
+def jobs_of_gitlab(project: Path) -> dict[str, dict[str, Any]]:
+    content = read(project / ".gitlab-ci.yml")
+    return {k: v for k, v in content.items() if k not in {"workflow", "stages", "default"}}
+
+
+def commands(job: dict[str, Any]) -> list[str]:
+    """Return the lines of shell of a job, of either service."""
+    steps = [step.get("run", "") for step in job.get("steps", [])]
+    lines = [*steps, *job.get("before_script", []), *job.get("script", [])]
+    return [line for line in "\n".join(lines).splitlines() if line]
+
+
+def makes(job: dict[str, Any]) -> list[str]:
+    found = [re.search(r"\bmake [^\"$]*", line) for line in commands(job)]
+    return [line[0] for line in found if line]
+
+
+def assert_targets_exist(line: str, makefile: Path) -> None:
+    """Assert that a line of `make [-C FOLDER] TARGET … NAME=VALUE …` names targets of Makefiles."""
+    folder = re.match(r"make -C (\S+) ", line)
+    words = line[folder.end() if folder else len("make ") :].split()
+    text = (TEMPLATE / "Makefile" if folder else makefile).read_text(encoding="utf-8")
+    targets = [word for word in words if "=" not in word]
+    assert targets
+    for target in targets:
+        assert re.search(rf"^{target}:.*## ", text, re.MULTILINE), f"no target: {line}"
+
+
+@pytest.mark.parametrize("service", CI_SERVICES)
+def test_each_service_has_its_files_and_no_others(
+    service: str, projects: dict[str, Path], project: Path
+) -> None:
+    def files(folder: Path) -> set[str]:
+        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        return {name for name in found if not name.startswith(".git/")}
+
+    check_works(projects[service], DEFAULTS | {"ci": service})
+    common = files(project) - FILES["github"]
+    assert files(projects[service]) - common == FILES[service]
+    folders = [path for path in projects[service].rglob("*") if path.is_dir()]
+    assert not [path for path in folders if ".git" not in path.parts and not any(path.iterdir())]
+
+
+def test_actionlint_passes(workflow: Path) -> None:
+    assert lint("actionlint", workflow, cwd=workflow.parent) == ""
+
+
+def test_actionlint_can_fail(workflow: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yml"
+    text = workflow.read_text(encoding="utf-8")
+    for right, wrong, says in (
+        ("timeout-minutes:", "timout-minutes:", "unexpected key"),
+        ("${{ matrix.python }}", "${{ matrix.pyhton }}", "is not defined"),
+        ("make lint", 'make "$x', "shellcheck reported"),
+    ):
+        assert right in text
+        bad.write_text(text.replace(right, wrong), encoding="utf-8")
+        assert says in lint("actionlint", bad, cwd=tmp_path)
+
+
+def test_actions_are_pinned_to_known_commits(workflow: Path) -> None:
+    text = workflow.read_text(encoding="utf-8")
+    used = re.findall(r"uses: *(.*)", text)
+    assert set(used) <= ACTIONS
+    assert len(used) == text.count("uses:") > 0
+    assert all(re.fullmatch(r"\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action) for action in ACTIONS)
+
+
+def test_a_workflow_may_read_and_nothing_else(workflow: Path) -> None:
+    content = read(workflow)
+    assert content["permissions"] == {"contents": "read"}
+    assert "pull_request_target" not in workflow.read_text(encoding="utf-8")
+    assert "secrets." not in workflow.read_text(encoding="utf-8")
+    for job in content["jobs"].values():
+        assert "permissions" not in job
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"] == {"persist-credentials": False}
+            # A value put into a script is read by the shell; one in a variable is not.
+            assert "${{" not in step.get("run", "")
+
+
+def test_every_job_ends_by_itself(workflow: Path) -> None:
+    content = read(workflow)
+    assert content["concurrency"]["group"] == "${{ github.workflow }}-${{ github.ref }}"
+    for job in content["jobs"].values():
+        assert 0 < job["timeout-minutes"] <= 120
+
+
+def test_strangers_code_stays_off_machines_of_one_s_own(workflow: Path) -> None:
+    hosted = {"ubuntu-24.04"}
+    own = {
+        name: job for name, job in read(workflow)["jobs"].items() if job["runs-on"] not in hosted
+    }
+    assert list(own) == ["gpu"]
+    assert own["gpu"]["runs-on"] == "${{ vars.GPU_RUNNER }}"
+    assert own["gpu"]["if"] == (
+        "vars.GPU_RUNNER != '' && (github.event_name != 'pull_request' || "
+        "github.event.pull_request.head.repo.full_name == github.repository)"
+    )
+
+
+def test_commands_of_the_workflow_are_make_s(workflow: Path) -> None:
+    makefile = workflow.parents[2] / "Makefile"
+    for job in read(workflow)["jobs"].values():
+        assert makes(job) or commands(job) == ["bash .ci/run"]
+        for line in makes(job):
+            assert_targets_exist(line, makefile)
+
+
+def test_both_services_run_the_same(projects: dict[str, Path]) -> None:
+    github = read(projects["github"] / ".github" / "workflows" / "ci.yml")["jobs"]
+    gitlab = jobs_of_gitlab(projects["gitlab"])
+    renamed = {"image": "container"}  # `image` is a word of GitLab's own
+    assert {renamed.get(name, name): makes(job) for name, job in github.items()} == {
+        name: makes(job) for name, job in gitlab.items()
+    }
+    assert [makes(job) for job in github.values()] == [
+        ["make setup", "make lint", "make typecheck"],
+        ["make setup", "make horovod", "make test"],
+        ["make test-newest PYTHON=python"],
+        ["make docker", "make docker-test"],
+        ["make test-gpu VARIANT=cuda"],
+    ]
+    (versions,) = gitlab["newest"]["parallel"]["matrix"]
+    assert versions == {"PYTHON_VERSION": github["newest"]["strategy"]["matrix"]["python"]}
+
+
+def test_the_file_of_gitlab_is_well_formed(projects: dict[str, Path]) -> None:
+    content = read(projects["gitlab"] / ".gitlab-ci.yml")
+    assert all(set(rule) <= {"if", "when"} for rule in content["workflow"]["rules"])
+    assert set(content["default"]) <= {"image", "interruptible"}
+    for name, job in jobs_of_gitlab(projects["gitlab"]).items():
+        assert set(job) <= GITLAB_KEYS, name
+        assert job["stage"] in content["stages"]
+        assert re.fullmatch(r"1 hour|\d\d minutes", job["timeout"])
+        # A line with a colon would be read as a mapping.
+        assert job["script"]
+        assert all(
+            isinstance(line, str)
+            for key in ("before_script", "script")
+            for line in job.get(key, [])
+        )
+        for line in makes(job):
+            assert_targets_exist(line, projects["gitlab"] / "Makefile")
+        for image in (job.get("image", content["default"]["image"]), *job.get("services", [])):
+            assert re.fullmatch(r"(python|docker):[\w.$-]+", image), "no registry is named"
+    assert content["stages"] == ["lint", "test", "image"]
+
+
+def test_a_job_for_gpus_runs_only_where_there_are_some(projects: dict[str, Path]) -> None:
+    gpu = jobs_of_gitlab(projects["gitlab"])["gpu"]
+    assert gpu["rules"] == [{"if": "$GPU_RUNNER"}]
+    assert gpu["tags"] == ["$GPU_RUNNER"]

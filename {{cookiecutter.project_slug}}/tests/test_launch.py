@@ -87,7 +87,9 @@ def test_a_rank_that_is_killed_ends_all(tmp_path, launcher):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):
-    process = start(launched("ours", *model("Sleeps", tmp_path)), cwd=tmp_path, extra=at_root())
+    # A step that takes a minute is not waited for longer than this.
+    variables = at_root() | {"TRAINER_SAVE_SECONDS": "2"}
+    process = start(launched("ours", *model("Sleeps", tmp_path)), cwd=tmp_path, extra=variables)
     try:
         ranks = wait_for_ranks(tmp_path)
         process.send_signal(number)
@@ -112,7 +114,7 @@ def test_a_run_on_one_node_listens_on_loopback_only(tmp_path):
         assert listening
         assert set(listening) <= {"127.0.0.1", "::1"}
     finally:
-        process.terminate()
+        process.kill()
         process.communicate()
 
 

@@ -99,7 +99,8 @@ def test_an_interrupt_ends_the_ranks_and_not_the_parent(tmp_path, strategy):
     ],
 )
 def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number):
-    process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=at_root())
+    variables = at_root() | {"TRAINER_SAVE_SECONDS": "2"}
+    process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=variables)
     try:
         ranks = wait_for_ranks(tmp_path)
         process.send_signal(number)

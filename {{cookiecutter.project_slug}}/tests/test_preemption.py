@@ -69,11 +69,11 @@ def preempt(arguments: list[str | Path], folder: Path, name: str, number: int) -
     ("launch", "number"),
     [
         ("one", signal.SIGUSR1),
-        ("ours", signal.SIGTERM),
         *(
             pytest.param(launch, number, marks=slow)
             for launch, number in [
                 ("one", signal.SIGTERM),
+                ("ours", signal.SIGTERM),
                 ("ours", signal.SIGUSR1),
                 ("ddp_spawn", signal.SIGTERM),
                 ("ddp_fork", signal.SIGUSR1),

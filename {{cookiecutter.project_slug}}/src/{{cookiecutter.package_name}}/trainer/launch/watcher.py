@@ -1,6 +1,7 @@
 """Watches the ranks that this process has started, and ends them all when one fails."""
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -13,6 +14,9 @@ from .. import cluster, preemption, watchdog
 from . import external, failures
 from .failures import Failure
 
+# How long ranks may go on after they were told to end: the rest of a step, and a checkpoint.
+SAVE_SECONDS = "TRAINER_SAVE_SECONDS"
+_DEFAULT_SAVE_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 _HANDED_ON = (*preemption.SIGNALS, signal.SIGINT)
 _PREEMPTED = {128 + number for number in preemption.SIGNALS}
@@ -76,12 +80,13 @@ class Watcher:
         self._failures = failure_directory
         self._grace = grace_seconds
         self._asked_to_end: int | None = None
+        self._asked_until = math.inf
 
     def watch(self) -> Failure | None:
         """Wait until all have ended well, or one has not.
 
-        SIGTERM, SIGUSR1 and SIGINT are handed on; how long ranks may save after the first two is
-        the business of who has sent them.
+        SIGTERM, SIGUSR1 and SIGINT are handed on. Ranks that have not ended after
+        ``TRAINER_SAVE_SECONDS`` (120) are ended.
 
         Returns:
             the first failure, of rank -1 where a signal has ended the run; ``None`` if there was
@@ -92,7 +97,7 @@ class Watcher:
         handed_on = _HANDED_ON if is_main else ()
         previous = {number: signal.signal(number, self._hand_on) for number in handed_on}
         try:
-            while self._running():
+            while self._running() and time.monotonic() < self._asked_until:
                 if any(rank.poll() not in (None, 0) for rank in self._ranks):
                     break
                 time.sleep(_POLL_SECONDS)
@@ -104,6 +109,8 @@ class Watcher:
 
     def _hand_on(self, number: int, frame: object) -> None:
         self._asked_to_end = number
+        seconds = float(os.environ.get(SAVE_SECONDS, _DEFAULT_SAVE_SECONDS))
+        self._asked_until = min(self._asked_until, time.monotonic() + seconds)
         if number == signal.SIGINT:
             self._signal_all(number)
         else:  # their loader workers are still needed
@@ -115,7 +122,7 @@ class Watcher:
         if all(code == 0 for code in codes):
             return None
         if self._asked_to_end is not None or _PREEMPTED.intersection(codes):
-            self._wait_all(seconds=30.0)
+            self._wait_all(min(30.0, self._asked_until - time.monotonic()))
             ended_by = self._ended_by()
             if ended_by is not None:
                 return Failure(-1, 128 + ended_by, f"ended by {signal.Signals(ended_by).name}")
@@ -125,8 +132,8 @@ class Watcher:
 
     def _ended_by(self) -> int | None:
         """The signal that ended the ranks, at once or when they had saved; ``None``: none did."""
-        if self._asked_to_end == signal.SIGINT:
-            return signal.SIGINT
+        if self._asked_to_end == signal.SIGINT or self._running():
+            return self._asked_to_end
         codes = [rank.poll() for rank in self._ranks]
         return next((n for n in preemption.SIGNALS if {-n, 128 + n}.intersection(codes)), None)
 

@@ -89,6 +89,7 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_pat
     assert_nothing_left(tmp_path)
 
 
+@slow
 def test_three_failures_without_progress_end_the_job(tmp_path):
     model = ["--model", "tests.fault_subject.Fails", "--model.fault", "is_killed"]
     arguments = [*torchrun(100), *slow_fit(tmp_path, *model)]

@@ -91,5 +91,7 @@ def _usage(program: str) -> str:
 def _end(error: BaseException, code: int) -> NoReturn:
     outcome.tell_failure(describe(error))
     if not is_reported():
-        print(describe(error), file=sys.stderr, flush=True)
+        # In one write: torchrun's ranks are not buffered, and another's line might come between.
+        sys.stderr.write(f"{describe(error)}\n")
+        sys.stderr.flush()
     sys.exit(code)

@@ -60,7 +60,8 @@ def count(directory: Path, step: int, layout: Layout) -> None:
     problem = f"{_MOST_FAILURES} failures without progress after step {step}: see their errors"
     outcome.tell_failure(problem)
     if layout.is_main:
-        print(f"error: {problem}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"error: {problem}\n")
+        sys.stderr.flush()
     distributed.barrier()
     if layout.local_rank == 0:
         # A rank cannot tell torchrun in any other way not to start it again.

@@ -3,8 +3,11 @@
 Each rank tells its siblings its process id, and of those on its own node it can learn the rest.
 """
 
+import atexit
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -166,6 +169,13 @@ class Watchdog:
         waited = f"{_names(sorted(self._losses))} waited in vain ({reason})"
         return "\n".join([*told, f"{', '.join(fates)}: {waited}"])
 
+    def end_silent_at_exit(self) -> None:
+        """Have the siblings here that have not noticed killed, once this rank has told all.
+
+        They hang, and may not heed what a launcher sends them first.
+        """
+        atexit.register(_end, self._silent())
+
     def elsewhere(self) -> str | None:
         """Where to look if no rank on this node hangs; ``None`` if all are on this one."""
         nodes = sorted({each.host.partition(" ")[0] for each in self._elsewhere})
@@ -201,6 +211,13 @@ def position(base: Path, rank: int, process: int) -> str:
 def _directory(base: str | Path, rank: int) -> Path:
     """Where a rank keeps what it tells."""
     return Path(base) / f"rank-{rank}"
+
+
+def _end(siblings: Sequence[_Sibling]) -> None:
+    for each in siblings:
+        if each.state() is not None:
+            with contextlib.suppress(OSError):
+                os.kill(each.process, signal.SIGKILL)
 
 
 class _Look(NamedTuple):

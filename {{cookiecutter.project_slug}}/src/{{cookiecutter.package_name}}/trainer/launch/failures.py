@@ -67,6 +67,8 @@ def _blame(error: BaseException) -> RankError | None:
     watchdog.wait_to_be_ended(_YIELD_SECONDS)
     accusation = watchdog.accuse(_reason(error))
     if accusation is not None:
+        if DIRECTORY not in os.environ:  # our own launcher ends them
+            watchdog.end_silent_at_exit()
         return RankError(accusation)
     if elsewhere := watchdog.elsewhere():
         error.add_note(elsewhere)

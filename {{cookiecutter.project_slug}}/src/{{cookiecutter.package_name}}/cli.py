@@ -89,9 +89,10 @@ def _usage(program: str) -> str:
 
 
 def _end(error: BaseException, code: int) -> NoReturn:
-    outcome.tell_failure(describe(error))
+    text = describe(error)
+    outcome.tell_failure(text)
     if not is_reported():
         # In one write: torchrun's ranks are not buffered, and another's line might come between.
-        sys.stderr.write(f"{describe(error)}\n")
+        sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     sys.exit(code)

@@ -1,32 +1,27 @@
 """Text files that others read while they are written."""
 
+import contextlib
 import os
 from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old one or the new one, never a part."""
-    beside = written_beside(path, text)
+    beside = _written_beside(path, text)
     beside.replace(path)
 
 
-def write_first(path: Path, text: str) -> bool:
-    """Write a text file unless there is one, of which a reader sees all or nothing.
-
-    Returns:
-        whether it was this process that wrote it.
-    """
-    beside = written_beside(path, text)
+def write_first(path: Path, text: str) -> None:
+    """Write a text file unless there is one, of which a reader sees all or nothing."""
+    beside = _written_beside(path, text)
     try:
-        os.link(beside, path)
-    except FileExistsError:
-        return False
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, path)
     finally:
         beside.unlink()
-    return True
 
 
-def written_beside(path: Path, text: str) -> Path:
+def _written_beside(path: Path, text: str) -> Path:
     """A file with this text on the same disk, safe there even if the machine fails."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with beside.open("w") as file:

@@ -147,17 +147,15 @@ class RankRun:
         """Run the loop, and tell how it ended."""
         with loop.preemption.noticing():
             try:
-                loop.run()
+                with contextlib.closing(loop):
+                    loop.run()
             except Preempted as asked:
-                loop.close()
                 self._tell(f"preempted {asked.signal.name}", directory)
                 name = asked.signal.name
                 self._say(f"saved after step {self.global_step} and ended, as {name} asked")
                 # A rank that has gone would be taken for a failure, and the others ended.
                 distributed.barrier()
                 raise
-            finally:
-                loop.close()
             self._tell("finished", directory)
 
     def _tell(self, how: str, directory: Path) -> None:

@@ -21,7 +21,7 @@ RENDER = $(BIN)/cookiecutter --no-input --default-config . --output-dir
 IN_PROJECT = $(MAKE) -C
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-template test-slow test-gpu docker slurm horovod lint format bench docs lock clean
+.PHONY: help demo test test-template test-slow test-gpu docker slurm horovod engines lint format bench bench-memory docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -53,7 +53,7 @@ docker: $(TOOLS)  ## build a rendered project's image, look into it and train in
 	bash docker/smoke.sh $(BIN)/python
 
 slurm: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
-slurm: horovod  ## run a rendered project's jobs on a real SLURM cluster of this machine (as root)
+slurm: engines  ## run a rendered project's jobs on a real SLURM cluster of this machine (as root)
 	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 10
 
 horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its first build takes minutes
@@ -61,10 +61,13 @@ horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its f
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project horovod VENV=$(PROJECT_VENV)
 
+engines: horovod  ## install all engines for these tests: Horovod, FairScale, DeepSpeed
+	$(IN_PROJECT) build/test/my-project fairscale deepspeed VENV=$(PROJECT_VENV)
+
 test-gpu: $(TOOLS)  ## run the tests of a rendered project that need a GPU
 	rm -rf build/test
 	$(RENDER) build/test
-	$(IN_PROJECT) build/test/my-project test-gpu VARIANT=cuda VENV=$(CURDIR)/build/venv-cuda
+	$(IN_PROJECT) build/test/my-project fairscale deepspeed test-gpu VARIANT=cuda VENV=$(CURDIR)/build/venv-cuda
 
 # What is rendered is checked as a render: scripts, Dockerfile and workflow hold Jinja before. actionlint hands the
 # scripts in workflows to the shellcheck that it finds.
@@ -85,6 +88,13 @@ format: $(TOOLS)  ## bring the template's own Python into form
 
 bench: $(BENCH_TOOLS)  ## compare with Lightning, Accelerate and a hand-written loop (half an hour)
 	$(BENCH)/bin/python benchmarks/run.py $(ARGS)
+
+# In the project's own environment, which has the engines; ARGS=--quick for a smoke run.
+bench-memory: $(TOOLS)  ## compare the memory of a rank under the strategies that divide it (half an hour)
+	rm -rf build/bench-memory
+	$(RENDER) build/bench-memory
+	$(IN_PROJECT) build/bench-memory/my-project setup VENV=$(PROJECT_VENV)
+	$(PROJECT_VENV)/bin/python benchmarks/memory.py $(ARGS)
 
 docs: $(TOOLS)  ## write the table of options into docs/options.md
 	$(BIN)/python tests/options_table.py

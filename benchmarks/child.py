@@ -37,7 +37,7 @@ def measure(job: Job, ranks: int, source: Path) -> dict[str, float]:
     """Run `job` on `ranks` processes; of several, the mean time and the largest memory."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         shared = {**os.environ, **ONE_THREAD, **STEADY_MEMORY, "PYTHONPATH": str(source)}
-        children = [_Child(job, {**shared, **env}, folder) for env in _rank_variables(ranks)]
+        children = [_Child(job, {**shared, **env}, folder) for env in rank_variables(ranks)]
         try:
             results = [child.result() for child in children]
         finally:
@@ -47,7 +47,7 @@ def measure(job: Job, ranks: int, source: Path) -> dict[str, float]:
     return means | {key: max(r[key] for r in results) for key in ("first_step_s", "peak_mb")}
 
 
-def _rank_variables(ranks: int) -> list[dict[str, str]]:
+def rank_variables(ranks: int) -> list[dict[str, str]]:
     """What torchrun sets. Its agent is left out: it would take time from the ranks it started."""
     if ranks == 1:
         return [{}]

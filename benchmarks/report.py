@@ -100,13 +100,13 @@ def _steps(
             return [what(m[key], r[key]) for m, r in zip(results, raw, strict=True)]  # noqa: B023
 
         own = entry == "raw bare"
-        step = _spread([m[key] * scale for m in results], digits)
-        above = _spread([d * scale for d in paired(key, _minus)], digits, sign=True)
+        step = spread([m[key] * scale for m in results], digits)
+        above = spread([d * scale for d in paired(key, _minus)], digits, sign=True)
         ratio = f"{median(paired(key, _over)):.2f}"
-        first = _spread([m["first_step_s"] for m in results], 2) + " in all"
+        first = spread([m["first_step_s"] for m in results], 2) + " in all"
         if not own:
-            first = _spread(paired("first_step_s", _minus), 2, sign=True)
-        peak = _spread([m["peak_mb"] for m in results], 0)
+            first = spread(paired("first_step_s", _minus), 2, sign=True)
+        peak = spread([m["peak_mb"] for m in results], 0)
         memory = f"{median(paired('peak_mb', _over)):.3f}"
         cells = [step, "" if own else above, "" if own else ratio, first, peak]
         rows.append(f"| {NAMES[entry]} | {' | '.join(cells)} | {'' if own else memory} |")
@@ -116,7 +116,7 @@ def _steps(
 def _render(entries: dict[str, list[dict[str, float]]]) -> str:
     rows = ["| | s |", "|---|---|"]
     for entry, results in entries.items():
-        rows.append(f"| {NAMES[entry]} | {_spread([r['s'] for r in results], 2)} |")
+        rows.append(f"| {NAMES[entry]} | {spread([r['s'] for r in results], 2)} |")
     return "\n".join(rows)
 
 
@@ -128,7 +128,7 @@ def _over(mine: float, raw: float) -> float:
     return mine / raw
 
 
-def _spread(values: list[float], digits: int, sign: bool = False) -> str:
+def spread(values: list[float], digits: int, sign: bool = False) -> str:
     form = f"{'+' if sign else ''}.{digits}f"
     low, middle, high = min(values), median(values), max(values)
     return f"{middle:{form}} ({low:{form}} … {high:{form}})"

@@ -38,15 +38,18 @@ def pins(lock: Path) -> dict[str, str]:
 
 
 def test_the_locks_are_of_this_tree_and_hash_checked() -> None:
-    assert set(PROJECT_LOCKS) == {"cpu.txt", "cuda.txt", "dev.txt", "horovod.txt"}
+    assert set(PROJECT_LOCKS) == {
+        *("cpu.txt", "cuda.txt", "dev.txt"),
+        *("horovod.txt", "fairscale.txt", "deepspeed.txt"),
+    }
     for lock in [*PROJECT_LOCKS.values(), TOOLS]:
         text = lock.read_text(encoding="utf-8")
         for requirement in re.sub(r"#.*", "", text).replace("\\\n", " ").splitlines():
             if requirement.strip():
                 assert re.fullmatch(r"\S+==\S+(\s+--hash=sha256:[0-9a-f]{64})+\s*", requirement)
         assert "://" not in text
-        if lock.name == "horovod.txt":
-            continue  # kept by hand: one source, which is changed to the letter
+        if lock.name in ("horovod.txt", "fairscale.txt"):
+            continue  # kept by hand: one source each
         # GPUs want the same as CPUs; only the build of torch is another.
         source = lock.with_name("cpu.in" if lock.name == "cuda.txt" else f"{lock.stem}.in")
         asked = re.findall(

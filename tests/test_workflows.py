@@ -167,10 +167,10 @@ def test_both_services_run_the_same(projects: dict[str, Path]) -> None:
     }
     assert [makes(job) for job in github.values()] == [
         ["make setup", "make lint", "make typecheck"],
-        ["make setup", "make horovod", "make test"],
+        ["make setup", "make horovod", "make fairscale", "make deepspeed", "make test"],
         ["make test-newest PYTHON=python"],
         ["make docker", "make docker-test"],
-        ["make test-gpu VARIANT=cuda"],
+        [f"make {target} VARIANT=cuda" for target in ("fairscale", "deepspeed", "test-gpu")],
     ]
     (versions,) = gitlab["newest"]["parallel"]["matrix"]
     assert versions == {"PYTHON_VERSION": github["newest"]["strategy"]["matrix"]["python"]}

@@ -78,10 +78,21 @@ def test_the_variant_for_gpus_takes_its_own_lock(
     assert "torch" not in installed
 
 
+def test_engines_are_built_in(engine: Engine, built: Built, build_secrets: list[str]) -> None:
+    image = f"{built.image}-engines"
+    engines = "ENGINES=fairscale deepspeed"
+    try:
+        engine.make(built.project, "docker", engines, f"IMAGE={image}", *build_secrets)
+        said = engine.shell(image, "python -c 'import fairscale.nn, deepspeed; print(\"both\")'")
+        assert said.splitlines()[-1] == "both"
+    finally:
+        engine("rmi", "--force", image, check=False)
+
+
 def test_an_engine_that_is_not_there_is_refused_in_one_line(
     engine: Engine, built: Built, build_secrets: list[str]
 ) -> None:
-    with pytest.raises(AssertionError, match="there is no engine 'nccl'; there is: horovod"):
+    with pytest.raises(AssertionError, match="there is no engine 'nccl'; there are: horovod, f"):
         engine.make(built.project, "docker", "ENGINES=nccl", "IMAGE=x:y", *build_secrets)
 
 

@@ -63,6 +63,21 @@ def test_horovod_is_started_by_mpirun(on_cluster: Project) -> None:
     assert difference(read_metrics(job.run), alone, steps=20) < 1e-5
 
 
+@pytest.mark.parametrize("strategy", ["hsdp", "deepspeed_stage_3"])
+def test_parameters_are_divided_over_tasks(on_cluster: Project, strategy: str) -> None:
+    fit = (*PLAIN, "--model.dropout=0", "--trainer.max_epochs=1")
+    job = on_cluster.submit("train.sh", *fit, f"--trainer.strategy={strategy}", sbatch=NODES)
+    alone = on_cluster.fit_alone(f"alone-{strategy}", *fit)
+    assert job.finish(200) == "COMPLETED after 0 restarts", job.log
+    record = json.loads((job.run / "run.json").read_text())
+    layout = record["layout"]
+    assert (layout["world_size"], layout["num_nodes"], layout["source"]) == (4, 2, "srun")
+    assert record["strategy"] == strategy
+    metrics = read_metrics(job.run)
+    assert difference(metrics, alone, steps=20) < 1e-5
+    assert value(metrics, "val_accuracy") == pytest.approx(value(alone, "val_accuracy"), abs=1e-3)
+
+
 def test_without_gpus_tasks_are_counted(on_cluster: Project) -> None:
     sbatch = ("--nodes=3", "--gpus-per-node=0", "--ntasks-per-node=1")
     fit = (*PLAIN, "--trainer.max_epochs=1", "--trainer.global_batch_size=60")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make cpu.txt, dev.txt and cuda.txt from cpu.in and dev.in; `make lock` calls this with pip-compile
-# and uv at hand.
+# Make cpu.txt, dev.txt, deepspeed.txt and cuda.txt from the .in files; `make lock` calls this with
+# pip-compile and uv at hand.
 # usage: lock.sh FOLDER_FOR_TORCHS_WHEEL [INDEX_THAT_HAS_ITS_CPU_BUILD]
 set -euo pipefail
 
@@ -31,6 +31,20 @@ for name in cpu dev; do
     } > "$name.new"
     mv "$name.new" "$name.txt"
 done
+
+# What cpu.txt has already is left out, torch above all: this adds to either variant. DeepSpeed's
+# source is asked for its requirements here, and not in an environment with a torch of its own.
+pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header \
+    --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+    --find-links "$wheels" --pip-args=--no-build-isolation \
+    --output-file "$wheels/deepspeed.txt" deepspeed.in
+{
+    echo "# Exact versions with their hashes, of what \`make deepspeed\` installs besides cpu.txt or cuda.txt."
+    echo "# Made from deepspeed.in by \`make lock\`; do not edit by hand."
+    awk -F== 'NR == FNR { if (/^[a-z]/) known[$1]; next } /^[a-z#]/ { skip = ($1 in known) || /^#/ } !skip' \
+        cpu.txt "$wheels/deepspeed.txt"
+} > deepspeed.new
+mv deepspeed.new deepspeed.txt
 
 # torch for CUDA is the build that has no "+cpu" in its version; all else is as in cpu.txt. uv reads what
 # the index says of packages, where pip-compile would fetch gigabytes. Of pip's settings it knows none.

@@ -11,6 +11,16 @@ import pytest
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
+# What tests record by these names, as a row's labels, a column and a cell; the table's title, and
+# what its labels are.
+TABLES = {
+    "conformance": ("largest difference from one process", ["strategy", "nodes x devices"]),
+    "portability": (
+        "largest difference from one process, after going on from another's checkpoint",
+        ["saved by"],
+    ),
+}
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -27,28 +37,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """A row a strategy and launch, a column a property."""
-    cells: dict[tuple[str, str], dict[str, str]] = {}
-    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
-        for name, value in getattr(report, "user_properties", []):
-            if name == "conformance" and report.when == "call":
-                strategy, launch, column, cell = value
-                cells.setdefault((strategy, launch), {})[column] = cell
-    if not cells:
-        return
-    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
-    terminalreporter.section("largest difference from one process")
-    for line in table(cells, columns):
-        terminalreporter.line(line)
+    """The tables that tests have recorded cells of."""
+    for name, (title, heads) in TABLES.items():
+        cells: dict[tuple[str, ...], dict[str, str]] = {}
+        for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+            for key, value in getattr(report, "user_properties", []):
+                if key == name and report.when == "call":
+                    *row, column, cell = value
+                    cells.setdefault(tuple(row), {})[column] = cell
+        if cells:
+            terminalreporter.section(title)
+            for line in table(heads, cells):
+                terminalreporter.line(line)
 
 
-def table(cells: Mapping[tuple[str, str], Mapping[str, str]], columns: list[str]) -> list[str]:
+def table(heads: list[str], cells: Mapping[tuple[str, ...], Mapping[str, str]]) -> list[str]:
     """The table's lines, in Markdown."""
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     lines = [
-        "| strategy | nodes x devices | " + " | ".join(columns) + " |",
-        "|---" * (len(columns) + 2) + "|",
+        f"| {' | '.join([*heads, *columns])} |",
+        "|---" * (len(heads) + len(columns)) + "|",
     ]
-    for (strategy, launch), row in sorted(cells.items()):
-        found = " | ".join(row.get(column, "") for column in columns)
-        lines.append(f"| {strategy} | {launch} | {found} |")
+    for labels, row in sorted(cells.items()):
+        found = [row.get(column, "") for column in columns]
+        lines.append(f"| {' | '.join([*labels, *found])} |")
     return lines

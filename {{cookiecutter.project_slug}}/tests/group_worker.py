@@ -1,4 +1,4 @@
-"""One rank of a gloo group; started by test_sync_batchnorm.py and test_batch_size.py.
+"""One rank of a gloo group; started by tests of what ranks do together.
 
 ``python -m tests.group_worker SUBJECT RANK PROCESSES FOLDER`` prints or writes what came of it.
 """
@@ -172,12 +172,46 @@ def too_large_a_start(rank: int, processes: int, folder: Path) -> None:
         print(error)
 
 
+# --- 1-bit Adam ----------------------------------------------------------------------------------
+
+SHAPES = {"matrix": (5, 7), "bias": (3,), "number": (1,)}
+ADAM = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.01}
+FREEZE_STEP, ADAM_STEPS = 3, 9
+
+
+def draw(name: str, step: int, rank: int) -> Tensor:
+    """A rank's gradient of a parameter in a step; of step -1, the parameter."""
+    seed = 100 * step + 10 * rank + list(SHAPES).index(name) + 1000
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(SHAPES[name], generator=generator, dtype=torch.float64)
+
+
+def step_one_bit_adam(rank: int, processes: int, folder: Path) -> None:
+    """Write what each step makes of parameters, momentum and the errors of compression."""
+    onebit = load("trainer.strategies.onebit_adam")
+    parameters = {name: nn.Parameter(draw(name, -1, 0)) for name in SHAPES}
+    optimizer = onebit.OneBitAdam(parameters.values(), freeze_step=FREEZE_STEP, **ADAM)
+    found = {}
+    for step in range(ADAM_STEPS):
+        ranks = [rank] if optimizer.compresses else range(processes)
+        for name, parameter in parameters.items():
+            parameter.grad = torch.stack([draw(name, step, each) for each in ranks]).mean(0)
+        optimizer.step()
+        for name, parameter in parameters.items():
+            found[f"{step}.{name}"] = parameter.detach().clone()
+            found[f"{step}.{name}.momentum"] = optimizer.state[parameter]["exp_avg"].clone()
+            for part, value in vars(optimizer.errors.get(parameter, object)).items():
+                if isinstance(value, Tensor):
+                    found[f"{step}.{name}.{part}"] = value.clone()
+    save_file(found, folder / f"{rank}.safetensors")
+
+
 def main(subject: str, rank: int, processes: int, folder: Path) -> None:
     """Join the group and run the subject in it."""
     load("trainer.rendezvous").stay_on_loopback()
     store = dist.FileStore(str(folder / "store"), processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
-    subjects = (train_cases, find_batch_size, too_large_a_start)
+    subjects = (train_cases, find_batch_size, too_large_a_start, step_one_bit_adam)
     next(each for each in subjects if each.__name__ == subject)(rank, processes, folder)
     dist.destroy_process_group()
 

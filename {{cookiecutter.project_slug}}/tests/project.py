@@ -112,6 +112,20 @@ def missing_horovod() -> str | None:
     return None
 
 
+def missing_fairscale() -> str | None:
+    """Why FairScale's tests cannot run; ``None`` if they can."""
+    if importlib.util.find_spec("fairscale") is None:
+        return "FairScale is not installed: make fairscale"
+    return None
+
+
+def missing_deepspeed() -> str | None:
+    """Why DeepSpeed's tests cannot run; ``None`` if they can."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return "DeepSpeed is not installed: make deepspeed"
+    return None
+
+
 def missing_mpi() -> str | None:
     """Why tests under mpirun cannot run; ``None`` if they can."""
     return None if shutil.which("mpirun") else "mpirun is not installed: apt install openmpi-bin"

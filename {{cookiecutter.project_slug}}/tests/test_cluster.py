@@ -117,6 +117,17 @@ MPIRUN_5 = {
     "PMIX_RANK": "1",
     "PRTE_LAUNCHED": "1",
 }
+# deepspeed -H HOSTS of two nodes with two slots each: the second process of the second node.
+DEEPSPEED = {
+    "CROSS_RANK": "1",
+    "CROSS_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_SIZE": "2",
+    "MASTER_ADDR": "node-a",
+    "MASTER_PORT": "29500",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+}
 
 # Where a launch on several nodes by mpirun is told that rank 0 is.
 MASTER = {"MASTER_ADDR": "node-a", "MASTER_PORT": "29500"}
@@ -187,6 +198,30 @@ def test_horovodrun() -> None:
         source="horovod",
         launch_id="10.0.0.7-8756",
     )
+
+
+def test_deepspeed() -> None:
+    assert cluster.detect(DEEPSPEED) == Layout(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        local_world_size=2,
+        node_rank=1,
+        num_nodes=2,
+        main_address="node-a",
+        main_port=29500,
+        source="deepspeed",
+    )
+
+
+def test_deepspeed_wins_over_the_step_that_its_daemons_run_in() -> None:
+    assert cluster.detect(STEP | DEEPSPEED).source == "deepspeed"
+
+
+def test_deepspeed_on_nodes_of_different_size_is_refused() -> None:
+    uneven = DEEPSPEED | {"WORLD_SIZE": "5", "RANK": "4", "LOCAL_SIZE": "3"}
+    with pytest.raises(ConfigurationError, match="deepspeed: rank 4 of 5 is 1 of 3 on its node"):
+        cluster.detect(uneven)
 
 
 def test_mpirun() -> None:
@@ -361,7 +396,7 @@ def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
         (
             {"TRAINER_CLUSTER": "xyz"},
             "TRAINER_CLUSTER=xyz: no such source; "
-            "known: environment, horovod, none, openmpi, srun, torchelastic",
+            "known: deepspeed, environment, horovod, none, openmpi, srun, torchelastic",
         ),
         (
             {"TRAINER_CLUSTER": "torchelastic"},

@@ -216,6 +216,19 @@ def test_move_takes_a_packed_sequence() -> None:
     assert moved.batch_sizes.device.type == "cpu"  # where torch wants it
 
 
+def test_move_casts_floating_point_numbers_and_no_others() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.randn(3), torch.randn(2)])
+    words = torch.nn.utils.rnn.pack_sequence([torch.arange(3), torch.arange(2)])
+    plain = [torch.ones(2), torch.ones(2, dtype=torch.float64), torch.arange(2)]
+    batch = [plain, {"mask": torch.ones(2) > 0, "signal": torch.ones(2) * 1j}, packed, words]
+    for device in (META, torch.device("cpu")):
+        half, rest, sequence, text = devices.move(batch, device, torch.float16)
+        assert [each.dtype for each in half] == [torch.float16, torch.float16, torch.int64]
+        assert [each.dtype for each in rest.values()] == [torch.bool, torch.complex64]
+        assert (sequence.data.dtype, text.data.dtype) == (torch.float16, torch.int64)
+        assert {each.device for each in (*half, *rest.values(), sequence.data)} == {device}
+
+
 def test_move_uses_an_object_s_own_to() -> None:
     class Graph:
         def __init__(self) -> None:

@@ -9,13 +9,14 @@ from .project import PACKAGE, ROOT
 TRAINER = ROOT / "src" / PACKAGE / "trainer"
 # From the ground up; a module may import what stands on a line before its own.
 FLOORS = [
-    {"errors", "distributed", "randomness", "safetensors_writer", "progress", "pickling", "stacks"},
-    {"files", "preemption"},
+    {"errors", "distributed", "dtensors", "randomness", "progress", "pickling", "stacks"},
+    {"safetensors_reader", "safetensors_writer"},
+    {"files", "preemption", "stored_tensors"},
     {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome"},
     {"metrics", "scaling", "optimization", "precision"},
-    {"sync_batchnorm", "batch_size", "watchdog", "restarts"},
+    {"sync_batchnorm", "activation_checkpointing", "batch_size", "watchdog", "restarts"},
     {"sampling", "checkpoint", "rendezvous", "module"},
-    {"feed", "run_directory", "launch"},
+    {"feed", "run_directory", "launch", "meta_device"},
     {"strategies"},
     {"evaluation", "manual_optimization"},
     {"loop", "batch_size_trial"},

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from .project import fit, load, run
+from .checkpointed_subject import FEATURES, Network
+from .project import fit, load, missing_deepspeed, missing_fairscale, require, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,11 +30,45 @@ def trained(folder: Path, *options: str) -> dict[str, float]:
     return {row.split(",")[2]: float(row.split(",")[3]) for row in rows}
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+# Without 16-true, in which the eps of the digits' AdamW is 0.
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed", "bf16-true"])
 @pytest.mark.parametrize("strategy", ["single_device", "ddp", "ddp_spawn", "ddp_fork", "ddp2"])
 def test_trains(tmp_path, strategy, precision):
     values = trained(tmp_path, "--trainer.strategy", strategy, "--trainer.precision", precision)
     assert values["val_accuracy"] > 0.85
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("ddp_zero1", "fsdp", "hsdp", "ddp_sharded", "fairscale_fsdp"),
+        *("deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"),
+        *("deepspeed_stage_2_offload", "deepspeed_stage_3_offload"),
+    ],
+)
+def test_trains_where_memory_is_divided(tmp_path, strategy, precision):
+    if strategy.startswith("deepspeed"):
+        require(missing_deepspeed())
+    elif strategy in ("ddp_sharded", "fairscale_fsdp"):
+        require(missing_fairscale())
+    values = trained(tmp_path, "--trainer.strategy", strategy, "--trainer.precision", precision)
+    assert values["val_accuracy"] > 0.85
+
+
+def test_activations_are_computed_again_in_less_memory():
+    peaks, gradients = [], []
+    for names in ([], ["Block"]):
+        torch.manual_seed(0)
+        network = Network().cuda()
+        batch = torch.randn(100_000, FEATURES, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        with load("trainer.activation_checkpointing").applied(network, names):
+            network(batch).square().mean().backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        gradients.append([each.grad for each in network.parameters()])
+    assert peaks[1] < 0.8 * peaks[0]
+    assert all(map(torch.equal, *gradients))
 
 
 def test_ddp_over_nccl_equals_one_process(tmp_path):

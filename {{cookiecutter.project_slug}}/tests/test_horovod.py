@@ -76,6 +76,7 @@ def test_another_launcher_is_refused():
     ("options", "reason"),
     [
         (["--trainer.precision", "bf16-mixed"], "Horovod's collectives know no bfloat16"),
+        (["--trainer.precision", "bf16-true"], "Horovod's collectives know no bfloat16"),
         (
             ["--trainer.learning_rate_scaling", "linear", "--trainer.reference_batch_size", "32"],
             "Horovod multiplies rates by its size already",

@@ -178,8 +178,7 @@ def test_a_snippet_of_the_documents_means_its_setting(given: Any, expected: Any)
 def test_snippets_that_cannot_be_run_say_why() -> None:
     # "Mixed Precision (16-bit) Training"
     assert refusal(amp_backend="apex", precision=16) == [
-        "amp_backend='apex' is not supported, installed or not; use 'native', torch's own mixed "
-        "precision"
+        "amp_backend='apex': apex has no mixed precision since 2025; use 'native', torch's own"
     ]
 
     # "Monitor the training with neptune.ai"

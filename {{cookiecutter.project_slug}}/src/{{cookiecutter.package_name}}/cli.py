@@ -1,5 +1,6 @@
 """The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_batch_size``."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: of the command line, without the program; by default this process'.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # deepspeed's launcher tells each process in two ways who it is; one is enough.
+    told = f"--local_rank={os.environ.get('LOCAL_RANK')}"
+    words = [word for word in words if word != told]
     if "" not in sys.path:
         sys.path.insert(0, "")  # a console script too finds the user's classes where it is started
     try:

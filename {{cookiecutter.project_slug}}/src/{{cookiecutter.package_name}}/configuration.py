@@ -7,6 +7,7 @@ has found one, the rest is looked for here: each value is given to it alone.
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,10 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
     # In this order: making the trainer seeds what the model draws its weights from.
     for section in ("trainer", "data", "model"):
         with problems:
-            made[section] = _make(parser, parsed, section)
+            trainer: Trainer | None = made["trainer"]
+            is_model = section == "model" and trainer is not None
+            with trainer.building() if trainer and is_model else nullcontext():
+                made[section] = _make(parser, parsed, section)
     if command == "fit" and made["trainer"] is not None and made["model"] is not None:
         with problems:
             made["trainer"].check_fit(made["model"])

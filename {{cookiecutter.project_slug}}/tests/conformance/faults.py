@@ -40,4 +40,4 @@ FAULTS = {
 }
 
 # The properties that each fault is tried in: the closest bound, and the widest.
-FAULTY = ("sgd", "bf16")
+FAULTY = ("sgd", "bf16", "bf16 true", "fp16 true")

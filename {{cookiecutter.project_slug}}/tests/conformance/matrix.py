@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..project import horovodrun, missing_horovod, missing_mpi, mpirun
+from ..project import (
+    horovodrun,
+    missing_deepspeed,
+    missing_fairscale,
+    missing_horovod,
+    missing_mpi,
+    mpirun,
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,10 @@ PROPERTIES = {
     # Small enough that no scaled gradient overflows: a process' part of a batch has a larger mean
     # gradient than the whole, and so would skip other steps.
     "fp16": Property(1e-3, {"scale": 0.1}, {"precision": "16-mixed"}),
+    # Here weights too are rounded, after each step: a weight of 2 by up to 8e-3 and 1e-3. The
+    # bounds are a few of these roundings, and the planted faults differ by more than 0.84.
+    "bf16 true": Property(4e-2, trainer={"precision": "bf16-true"}),
+    "fp16 true": Property(1e-2, trainer={"precision": "16-true"}),
 }
 
 
@@ -136,15 +147,29 @@ class Row:
 TWO_AND_THREE = (Launch(2), Launch(3, slow=True))
 # For what differs from another row in one thing alone.
 SLOWLY = (Launch(2, slow=True), Launch(3, slow=True))
+# Even and uneven divisions of the subject's parameters need more than two processes.
+TWO_AND_FOUR = (Launch(2), Launch(4, slow=True))
+SLOWLY_ON_FOUR = (Launch(2, slow=True), Launch(4, slow=True))
 ASKED_OF_ALL = (
     *("sgd", "adam", "two optimizers", "accumulation", "clip norm", "clip value"),
     *("batchnorm", "sync batchnorm", "bf16"),
 )
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
+DEEPSPEED = tuple(Launch(devices, missing=missing_deepspeed, slow=True) for devices in (2, 4))
+DEEPSPEED_REFUSES = {
+    "two optimizers": "DeepSpeed steps one optimizer with one scheduler",
+    "manual": "its engine runs one backward and one step at a time",
+    **dict.fromkeys(("bf16 true", "fp16 true"), "steps parameters in float32"),
+}
+OFFLOADED = ("sgd", "adam", "accumulation", "clip norm", "clip value", "bf16", "fp16")
 REPLICAS_REFUSE = {
     "manual": "training_step runs once a replica",
     "sync batchnorm": "a replica normalises by its own piece of the batch",
 }
+
+DIVIDED_REFUSE = {"manual": "gradients of one backward"}
+# The subject is small: so are its units.
+SMALL_UNITS = {"unit_parameters": 100}
 
 MATRIX = {
     "single_device": Row((Launch(1),)),
@@ -189,7 +214,7 @@ MATRIX = {
         only=ONE_OPTIMIZER,
     ),
     # Each of its runs starts processes of its own, which takes seconds.
-    "ddp_spawn": Row(SLOWLY, only=ASKED_OF_ALL),
+    "ddp_spawn": Row(SLOWLY, only=("sgd", "two optimizers", "bf16")),
     "ddp_fork": Row(TWO_AND_THREE),
     "ddp_notebook": Row((Launch(2),), only=("sgd",)),
     "ddp2": Row(
@@ -198,6 +223,66 @@ MATRIX = {
         reads_by_node=True,
     ),
     "ddp_zero1": Row(TWO_AND_THREE),
+    "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS, refused=DIVIDED_REFUSE),
+    "fsdp, offload": Row(
+        SLOWLY_ON_FOUR,
+        "fsdp",
+        {**SMALL_UNITS, "offload": True},
+        refused=DIVIDED_REFUSE,
+        only=(*ONE_OPTIMIZER, "clip value", "two optimizers", "bf16"),
+    ),
+    "fsdp, bfloat16 units": Row(
+        SLOWLY_ON_FOUR,
+        "fsdp",
+        {**SMALL_UNITS, "parameter_dtype": "bfloat16", "reduce_dtype": "float32"},
+        only=("bf16",),
+    ),
+    "fsdp, whole gradients": Row(
+        SLOWLY_ON_FOUR,
+        "fsdp",
+        {**SMALL_UNITS, "accumulate_in_parts": False, "reshard_after_forward": False},
+        only=ONE_OPTIMIZER,
+    ),
+    "hsdp": Row(
+        (Launch(2, slow=True), Launch(4, slow=True)),
+        options={**SMALL_UNITS, "shard_size": 2},
+        refused=DIVIDED_REFUSE,
+    ),
+    "ddp_sharded": Row(
+        (Launch(2, missing=missing_fairscale), Launch(4, missing=missing_fairscale, slow=True))
+    ),
+    "ddp_sharded, fp16": Row(
+        (Launch(2, missing=missing_fairscale, slow=True),),
+        "ddp_sharded",
+        {"reduce_fp16": True},
+        # As with DDP's hook.
+        dict.fromkeys(ONE_OPTIMIZER, 2e-3),
+        only=ONE_OPTIMIZER,
+    ),
+    "ddp_sharded_spawn": Row(
+        (
+            Launch(2, missing=missing_fairscale, slow=True),
+            Launch(4, missing=missing_fairscale, slow=True),
+        ),
+        # As ddp_sharded, in processes whose start takes seconds.
+        only=("sgd", "two optimizers", "bf16"),
+    ),
+    "fairscale_fsdp": Row(
+        (
+            Launch(2, missing=missing_fairscale, slow=True),
+            Launch(4, missing=missing_fairscale, slow=True),
+        ),
+        refused={
+            "manual": "FairScale gathers parameters for one forward and one backward",
+            **dict.fromkeys(("bf16 true", "fp16 true"), "parameters are cut in float32"),
+        },
+    ),
+    "fairscale_fsdp, units": Row(
+        (Launch(4, missing=missing_fairscale, slow=True),),
+        "fairscale_fsdp",
+        {"min_num_params": 1},
+        only=(*ONE_OPTIMIZER, "two optimizers", "batchnorm", "sync batchnorm", "bf16", "fp16"),
+    ),
     "horovod": Row(
         (
             Launch(2, by=horovodrun, missing=missing_horovod),
@@ -208,6 +293,49 @@ MATRIX = {
         refused={
             "manual": "its optimizers expect one backward a step",
             "bf16": "know no bfloat16",
+            "bf16 true": "know no bfloat16",
         },
     ),
+    "deepspeed": Row(DEEPSPEED[:1], refused=DEEPSPEED_REFUSES, only=("sgd", "two optimizers")),
+    "deepspeed, stage 0": Row(DEEPSPEED, "deepspeed", {"stage": 0}, only=ONE_OPTIMIZER),
+    "deepspeed_stage_1": Row(DEEPSPEED, refused=DEEPSPEED_REFUSES),
+    "deepspeed_stage_2": Row(
+        (Launch(2, missing=missing_deepspeed), DEEPSPEED[1]), refused=DEEPSPEED_REFUSES
+    ),
+    "deepspeed_stage_3": Row(DEEPSPEED, refused=DEEPSPEED_REFUSES),
+    "deepspeed_stage_2_offload": Row(DEEPSPEED, only=OFFLOADED),
+    "deepspeed_stage_3_offload": Row(DEEPSPEED, only=OFFLOADED),
+}
+
+
+@dataclass(frozen=True)
+class Portable:
+    """How a strategy is started to save what others load, and to load what they saved."""
+
+    saves: Launch = Launch(2)
+    loads: Launch = Launch(4)
+
+
+def _by_horovod(processes: int) -> Launch:
+    return Launch(processes, by=horovodrun, missing=missing_horovod)
+
+
+_FAIRSCALE = Portable(*(Launch(devices, missing=missing_fairscale) for devices in (2, 4)))
+_DEEPSPEED = Portable(*(Launch(devices, missing=missing_deepspeed) for devices in (2, 4)))
+
+
+# Those that keep parameters or states in a form of their own; the others are made of these.
+PORTABLE = {
+    "single_device": Portable(Launch(1), Launch(1)),
+    "dp": Portable(),
+    "ddp": Portable(),
+    "ddp_zero1": Portable(),
+    "fsdp": Portable(),
+    "hsdp": Portable(Launch(4), Launch(2)),
+    "ddp_sharded": _FAIRSCALE,
+    "fairscale_fsdp": _FAIRSCALE,
+    "deepspeed_stage_1": _DEEPSPEED,
+    "deepspeed_stage_2": _DEEPSPEED,
+    "deepspeed_stage_3": _DEEPSPEED,
+    "horovod": Portable(_by_horovod(2), _by_horovod(3)),
 }

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ..project import trainer
+from ..project import load, trainer
 from .faults import FAULTS, FAULTY
 from .matrix import MATRIX, PROPERTIES, Launch, Row
 from .subject import GLOBAL_BATCH, make
 
+checkpoint = load("trainer.checkpoint")
 STOP = 3  # in the middle of the first epoch, and of two batches that are accumulated
 
 
@@ -69,9 +70,17 @@ def train(result: Path, subject: Mapping[str, Any], options: Mapping[str, Any]) 
     module = make(**subject)
     run.fit(module)
     if run.global_rank == 0:
-        weights = {key: value.contiguous() for key, value in module.state_dict().items()}
+        weights = _weights(module, run)
         save_file(weights | {"losses": _losses(run.run_directory)}, result)
     return run.run_directory
+
+
+def _weights(module: Any, run: Any) -> dict[str, torch.Tensor]:
+    """Whole, whether the strategy keeps them so or in parts."""
+    state = module.state_dict()
+    if run._checked.strategy.divides_parameters:
+        state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
+    return {key: value.contiguous() for key, value in state.items()}
 
 
 def _losses(directory: Path) -> torch.Tensor:

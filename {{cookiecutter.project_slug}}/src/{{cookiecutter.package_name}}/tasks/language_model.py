@@ -86,9 +86,17 @@ class LanguageModel(TrainingModule):
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, _VOCABULARY, bias=False)
-        for parameter in self.parameters():
-            if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=0.02)
+        for name, layer in self.named_modules():
+            self.initialise(name, layer)
+
+    def initialise(self, name: str, layer: nn.Module) -> None:
+        """As GPT-2 does: matrices from a normal distribution of deviation 0.02."""
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            nn.init.normal_(layer.weight, std=0.02)
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+        if isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (batch, time, 256) of the next byte, for bytes (batch, time) as int64."""

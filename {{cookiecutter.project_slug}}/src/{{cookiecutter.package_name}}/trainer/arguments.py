@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 
-from . import cluster, idle_gpus, launch, legacy, loggers, run_directory, scaling, strategies
+from . import (
+    activation_checkpointing,
+    cluster,
+    idle_gpus,
+    launch,
+    legacy,
+    loggers,
+    run_directory,
+    scaling,
+    strategies,
+)
 from .cluster import Layout
 from .devices import Accelerator, choose_accelerator, parse_devices
 from .errors import ConfigurationError, Problems, nearest
@@ -77,6 +87,9 @@ class Arguments:
             problems.add("neither max_epochs nor max_steps is given: no end to training")
         if not module.automatic_optimization:
             _check_manual(self, type(module).__name__, problems)
+        with problems:
+            activation_checkpointing.select(module, self.given["activation_checkpointing"])
+        problems.lines.extend(self.strategy.problems_of(module))
         problems.raise_any()
 
 
@@ -130,6 +143,8 @@ def check(given: dict[str, Any]) -> Arguments:
     nodes = layout.num_nodes if layout.started_outside else given["num_nodes"] or 1
     asked = Asked(accelerator, given["precision"], len(devices), nodes, _features(given))
     problems.lines.extend(strategy.limits.problems(name, asked))
+    with problems:
+        problems.lines.extend(strategy.problems(given))
     precision = Precision("32-true", accelerator)
     with problems:
         precision = Precision(given["precision"], accelerator)
@@ -157,7 +172,8 @@ def check(given: dict[str, Any]) -> Arguments:
 
 
 def _features(given: dict[str, Any]) -> frozenset[str]:
-    features = {name for name in ("sync_batchnorm", "compile") if given[name]}
+    named = ("sync_batchnorm", "compile", "activation_checkpointing")
+    features = {name for name in named if given[name]}
     if given["learning_rate_scaling"] != "none":
         features.add("learning_rate_scaling")
     return frozenset(features)
@@ -206,6 +222,13 @@ def _check_choices(given: dict[str, Any], problems: Problems) -> None:
         problems.add(f"gradient_clip_algorithm={algorithm!r} is unknown{known}")
     if given["compile"] and shutil.which(os.environ.get("CXX", "g++")) is None:
         problems.add("compile=True needs a C++ compiler: install g++, or name one in CXX")
+    with problems:
+        activation_checkpointing.check_names(given["activation_checkpointing"])
+    if given["compile"] and given["activation_checkpointing"]:
+        problems.add(
+            "compile=True with activation_checkpointing: torch.compile leaves out what is computed "
+            "again in backward; give one of them"
+        )
     uneven = given["uneven_inputs"]
     if uneven not in UNEVEN:
         problems.add(f"uneven_inputs={uneven!r} is unknown{nearest(uneven, UNEVEN)}")

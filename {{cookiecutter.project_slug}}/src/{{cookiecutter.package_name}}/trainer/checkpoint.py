@@ -5,14 +5,12 @@ files, written by torch.distributed.checkpoint, each process its shards. Nothing
 its reader takes JSON and safetensors, and refuses a directory that holds anything else.
 """
 
-import contextlib
 import datetime
 import json
 import os
 import shutil
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import distributed
+from . import distributed, dtensors
 from .errors import CheckpointError
+from .stored_tensors import Stored, StoredTensors, first_line, read_all, without_advice
 
 _STATE = "state.json"
 _FORMAT = 1
@@ -87,10 +86,7 @@ class Checkpoints:
         if self._executor is None:
             _write(path, text, _separate(tensors), self._keep, None)
         else:
-            copies = {
-                key: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-                for key, value in tensors.items()
-            }
+            copies = {key: dtensors.with_local(each, _copy) for key, each in tensors.items()}
             self._pending = self._executor.submit(
                 _write, path, text, copies, self._keep, self._group
             )
@@ -106,6 +102,10 @@ class Checkpoints:
         self.wait()
         if self._executor is not None:
             self._executor.shutdown()
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _write(
@@ -134,7 +134,7 @@ def _write(
         _replace(partial, path)
         _prune(path.parent, keep)
 
-    with _without_advice():
+    with without_advice():
         dcp.save(
             tensors,
             # Rank 0's copy of what all have: a BatchNorm's statistics, which DDP takes from rank 0,
@@ -144,14 +144,6 @@ def _write(
             process_group=group,
             no_dist=not distributed.is_active(),
         )
-
-
-@contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
-    """Silence torch's remark that a single process is assumed: it is what we mean."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        yield
 
 
 def _replace(partial: Path, path: Path) -> None:
@@ -167,11 +159,17 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors, none in the memory of another: all that safetensors files hold."""
     separate: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for key, value in tensors.items():
+
+    def apart(value: Tensor) -> Tensor:
         contiguous = value.detach().contiguous()
         pointer = contiguous.untyped_storage().data_ptr()
-        separate[key] = contiguous.clone() if pointer in seen else contiguous
+        if pointer in seen:
+            return contiguous.clone()
         seen.add(pointer)
+        return contiguous
+
+    for key, value in tensors.items():
+        separate[key] = dtensors.with_local(value, apart)
     return separate
 
 
@@ -223,6 +221,7 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._stored: StoredTensors | None = None
         try:
             content = json.loads((path / _STATE).read_bytes())
             head = content["head"]
@@ -231,7 +230,7 @@ class Checkpoint:
             files, version = dict(head["files"]), head["format"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
-                f"{path / _STATE}: not a checkpoint's state ({_first_line(error)})"
+                f"{path / _STATE}: not a checkpoint's state ({first_line(error)})"
             ) from None
         if version != _FORMAT:
             raise CheckpointError(
@@ -255,11 +254,15 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """What was saved as ``state``, its tensors on the CPU."""
-        tensors = self._read("state/")
+        state: dict[str, Any] = read_all(self.stored_state())
+        return state
+
+    def stored_state(self) -> dict[str, Any]:
+        """What was saved as ``state``, its tensors not read yet: each is a ``Stored``."""
         try:
-            state = _unpack(self._tree, tensors)
+            state = _unpack(self._tree, self._tensors())
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{self.path}: damaged ({_first_line(error)})") from None
+            raise CheckpointError(f"{self.path}: damaged ({first_line(error)})") from None
         if not isinstance(state, dict):
             raise CheckpointError(f"{self.path}: damaged (its state is no dict)")
         return state
@@ -267,32 +270,14 @@ class Checkpoint:
     def own(self, rank: int) -> dict[str, Tensor]:
         """The tensors of one process."""
         prefix = f"ranks/{rank}/"
-        return {key.removeprefix(prefix): value for key, value in self._read(prefix).items()}
+        stored = self._tensors()
+        names = [name for name in stored if name.startswith(prefix)]
+        return {name.removeprefix(prefix): stored[name].read() for name in names}
 
-    def _read(self, prefix: str) -> dict[str, Tensor]:
-        import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint import HuggingFaceStorageReader
-        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-        try:
-            metadata = HuggingFaceStorageReader(str(self.path)).read_metadata()
-            tensors: dict[str, Any] = {
-                key: torch.empty(entry.size, dtype=entry.properties.dtype)
-                for key, entry in metadata.state_dict_metadata.items()
-                if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
-            }
-            if tensors:
-                reader = HuggingFaceStorageReader(str(self.path))
-                with _without_advice():
-                    dcp.load(tensors, storage_reader=reader, no_dist=True)
-        except Exception as error:  # whatever a damaged file makes its reader raise
-            raise CheckpointError(f"{self.path}: damaged ({_first_line(error)})") from error
-        return tensors
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+    def _tensors(self) -> StoredTensors:
+        if self._stored is None:
+            self._stored = StoredTensors(self.path)
+        return self._stored
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -327,7 +312,7 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack(tree: Any, tensors: Mapping[str, Stored]) -> Any:
     if isinstance(tree, list):
         return [_unpack(each, tensors) for each in tree]
     if not isinstance(tree, dict):

@@ -1,9 +1,9 @@
 """Who am I among the processes of this run? Read once from the environment, never guessed.
 
-An explicit choice (``TRAINER_CLUSTER``) wins, then torchelastic, horovodrun, Open MPI's mpirun, an
-srun *step*, plain ``RANK``/``WORLD_SIZE`` variables (our own launcher, Kubernetes), and last alone.
-A SLURM job id without a step is an interactive allocation or a batch script, not a launch: such a
-process is alone.
+An explicit choice (``TRAINER_CLUSTER``) wins, then torchelastic, horovodrun, Open MPI's mpirun,
+deepspeed's launcher, an srun *step*, plain ``RANK``/``WORLD_SIZE`` variables (our own launcher,
+Kubernetes), and last alone. A SLURM job id without a step is an interactive allocation or a batch
+script, not a launch: such a process is alone.
 """
 
 import os
@@ -203,10 +203,28 @@ def _openmpi(env: Environment) -> Layout | None:
     )
 
 
+def _deepspeed(env: Environment) -> Layout | None:
+    if not {"CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "MASTER_ADDR"} <= env.keys():
+        return None
+    return _check_filled(
+        Layout(
+            rank=int(env["RANK"]),
+            local_rank=int(env["LOCAL_RANK"]),
+            world_size=int(env["WORLD_SIZE"]),
+            local_world_size=_size("LOCAL_SIZE", env["LOCAL_SIZE"]),
+            node_rank=int(env["CROSS_RANK"]),
+            num_nodes=int(env["CROSS_SIZE"]),
+            main_address=env["MASTER_ADDR"],
+            main_port=int(env["MASTER_PORT"]),
+            source="deepspeed",
+        )
+    )
+
+
 def _check_filled(layout: Layout) -> Layout:
     """The layout, if nodes of equal size are filled one after the other.
 
-    What horovodrun and mpirun tell of the nodes is right only then.
+    What horovodrun, mpirun and deepspeed tell of the nodes is right only then.
     """
     on_node = layout.local_world_size
     if (
@@ -250,12 +268,14 @@ def _alone(env: Environment) -> Layout | None:
     return Layout()
 
 
-# The first that answers. mpirun and horovodrun start their ranks from a daemon; in a SLURM job that
-# is itself a task of a step, whose variables the ranks inherit: theirs must win over srun's.
+# The first that answers. mpirun, horovodrun and deepspeed start their ranks from a daemon; in a
+# SLURM job that is itself a task of a step, whose variables the ranks inherit: theirs must win over
+# srun's.
 SOURCES: dict[str, Callable[[Environment], Layout | None]] = {
     "torchelastic": _torchelastic,
     "horovod": _horovod,
     "openmpi": _openmpi,
+    "deepspeed": _deepspeed,
     "srun": _srun,
     "environment": _environment,
     "none": _alone,

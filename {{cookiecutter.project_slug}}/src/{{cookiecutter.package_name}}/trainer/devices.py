@@ -102,24 +102,30 @@ def _indices_from_text(text: str, available: int | None) -> list[int]:
         ) from None
 
 
-def move(batch: Any, device: torch.device) -> Any:
+def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
     """The batch on a device: tensors in dicts, lists, (named) tuples of any depth; others as is.
 
-    Anything with a ``to`` method that takes a device (a packed sequence, say) moves too.
+    Anything with a ``to`` method that takes a device moves too.
+
+    Args:
+        batch: of any nesting.
+        device: where to.
+        dtype: of floating-point tensors, in packed sequences too; ``None``: as they are. Whole and
+            complex numbers stay, and so does what is in other things with a ``to`` method.
     """
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, dtype if batch.is_floating_point() else None, non_blocking=True)
     if isinstance(batch, nn.utils.rnn.PackedSequence):
-        return batch.to(device)  # type: ignore[arg-type]
+        return batch.to(device, dtype if batch.data.is_floating_point() else None)  # type: ignore[arg-type]
     if isinstance(batch, defaultdict):
-        moved = ((key, move(value, device)) for key, value in batch.items())
+        moved = ((key, move(value, device, dtype)) for key, value in batch.items())
         return defaultdict(batch.default_factory, moved)
     if isinstance(batch, Mapping):
-        return type(batch)((key, move(value, device)) for key, value in batch.items())  # type: ignore[call-arg]
+        return type(batch)((key, move(value, device, dtype)) for key, value in batch.items())  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device) for value in batch))
+        return type(batch)(*(move(value, device, dtype) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(move(value, device) for value in batch)
+        return type(batch)(move(value, device, dtype) for value in batch)
     if hasattr(batch, "to") and callable(batch.to):
         return batch.to(device)
     return batch

@@ -2,12 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from . import distributed, randomness
+from . import distributed, metrics, randomness
 from .feed import Feed
 from .metrics import Recorder
 from .module import TrainingModule
@@ -30,7 +31,8 @@ def evaluate(
         strategy.begin_evaluation()
         for batch in feed.epoch(0, 0):
             recorder.samples = batch.samples
-            strategy.forward(stage, batch.data, batch.number)
+            with nullcontext() if batch.samples else _joining(module, recorder):
+                strategy.forward(stage, batch.data, batch.number)
         getattr(module, f"on_{stage}_epoch_end")()
         return recorder.take_epoch()
 
@@ -47,7 +49,8 @@ def predict(module: TrainingModule, strategy: SingleDevice, feed: Feed) -> list[
         strategy.begin_evaluation()
         for batch in feed.epoch(0, 0):
             output = strategy.forward("predict", batch.data, batch.number)
-            outputs.append(output.cpu() if isinstance(output, Tensor) else output)
+            if batch.samples:
+                outputs.append(output.cpu() if isinstance(output, Tensor) else output)
     return _merged(outputs, feed.batches)
 
 
@@ -57,16 +60,19 @@ def _merged(outputs: list[Any], batches: int | None) -> list[Any]:
     all_tensors, most = (-distributed.all_reduce(-mine, "max")).tolist()
     if distributed.world_size() == 1 or not all_tensors or batches is None:
         return outputs
-    # A process may have had no sample of the last batch; one that had tells the shape.
-    shapes = [list(output.shape[1:]) for output in outputs[:1]]
-    shape = distributed.broadcast(shapes[0] if shapes else None)
-    missing = int(-most) - len(outputs)
-    filled = outputs + [torch.zeros(0, *shape, dtype=_dtype(outputs))] * missing
+    # A process may have had no sample of the last batch, or none at all; rank 0 tells the form.
+    forms = [(list(output.shape[1:]), str(output.dtype)) for output in outputs[:1]]
+    shape, dtype = distributed.broadcast(forms[0] if forms else None)
+    empty = torch.zeros(0, *shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    filled = outputs + [empty] * (int(-most) - len(outputs))
     return [torch.cat(distributed.all_gather(output)) for output in filled]
 
 
-def _dtype(outputs: list[Any]) -> torch.dtype:
-    return outputs[0].dtype if outputs else torch.get_default_dtype()
+@contextlib.contextmanager
+def _joining(module: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Run a batch because others run one: it counts nowhere."""
+    with recorder.ignoring_values(), metrics.unchanged_torchmetrics(module):
+        yield
 
 
 @contextlib.contextmanager

@@ -206,21 +206,33 @@ def feed_training(
             f"the data set has {samples} samples and a step takes {plan.global_batch}: "
             "with drop_last there is nothing to read"
         )
-    return _ordered(loader, plan, share, training=True)
+    return _ordered(loader, plan, share, shuffle=True, fill=True)
 
 
-def feed_evaluation(loader: Iterable[Any], share: Share, *, in_global_order: bool) -> Feed:
-    """Validation, test or prediction batches: each sample once, in order."""
+def feed_evaluation(
+    loader: Iterable[Any], share: Share, *, in_global_order: bool, together: bool = False
+) -> Feed:
+    """Validation, test or prediction batches: each sample once, in order.
+
+    Args:
+        loader: the user's.
+        share: whose part is read.
+        in_global_order: False reads the loader as it is.
+        together: give every replica the same number of batches; those that are filled in have no
+            samples that count.
+    """
     if not (in_global_order and can_be_ordered(loader)):
-        return ReplayFeed(loader, share, 1, "allow")
+        return ReplayFeed(loader, share, 1, "join" if together else "allow")
     plan = BatchPlan(_samples(loader), loader.batch_size or 1, share.replicas)
-    return _ordered(loader, plan, share, training=False)
+    return _ordered(loader, plan, share, shuffle=False, fill=together)
 
 
-def _ordered(loader: DataLoader[Any], plan: BatchPlan, share: Share, training: bool) -> OrderedFeed:
+def _ordered(
+    loader: DataLoader[Any], plan: BatchPlan, share: Share, *, shuffle: bool, fill: bool
+) -> OrderedFeed:
     keyed = needs_keys(loader)
     order = GlobalOrder(
-        plan, share.replica, seed=share.seed, shuffle=training, keyed=keyed, fill=training
+        plan, share.replica, seed=share.seed, shuffle=shuffle, keyed=keyed, fill=fill
     )
     return OrderedFeed(order_globally(loader, order), order, share.seed)
 

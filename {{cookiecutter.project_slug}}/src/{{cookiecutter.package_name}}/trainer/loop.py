@@ -23,6 +23,7 @@ from .module import TrainingModule
 from .optimization import Optimization
 from .preemption import Preempted, Preemption
 from .progress import Progress
+from .stored_tensors import read_all
 from .strategies import SingleDevice
 
 
@@ -336,11 +337,11 @@ class FitLoop:
         Raises:
             CheckpointError: it does not belong to this model.
         """
-        state = checkpoint.state()
+        state = checkpoint.stored_state()
         try:
             self.strategy.load_state(state, self.optimization)
             for entry, saved in zip(self.optimization.schedules, state["schedules"], strict=True):
-                entry.scheduler.load_state_dict(saved)
+                entry.scheduler.load_state_dict(read_all(saved))
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:300]
             raise CheckpointError(f"{checkpoint.path}: not of this model ({reason})") from None

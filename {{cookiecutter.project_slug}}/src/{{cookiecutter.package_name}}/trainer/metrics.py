@@ -1,6 +1,7 @@
 """What ``log`` collects, and how it becomes one number: sums on the device, reduced when shown."""
 
 import contextlib
+import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class Recorder:
     def __init__(self, reduce: Callable[[Tensor, How], Tensor], device: torch.device) -> None:
         self.training = True
         self.recording = False
+        self._ignores = False
         self.samples = 1
         self.latest: dict[str, Any] = {}
         self._reduce = reduce
@@ -81,6 +83,8 @@ class Recorder:
             value = value.detach()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             self._metrics[name] = value
+            return
+        if self._ignores:
             return
         if prog_bar:
             self.latest[name] = value
@@ -167,6 +171,15 @@ class Recorder:
         finally:
             self.training, self._epoch, self._metrics, self.latest, self.samples = kept
 
+    @contextlib.contextmanager
+    def ignoring_values(self) -> Iterator[None]:
+        """Take no values for a while; metrics are noted, for all processes compute them."""
+        self._ignores = True
+        try:
+            yield
+        finally:
+            self._ignores = False
+
     def state(self) -> dict[str, Tensor]:
         """The unfinished epoch's sums of this process."""
         return {
@@ -216,6 +229,23 @@ def _values(
             name: sign * value for name, sign, value in zip(extremes, signs, largest, strict=True)
         }
     return {name: result[name] for name in totals}
+
+
+@contextlib.contextmanager
+def unchanged_torchmetrics(module: nn.Module) -> Iterator[None]:
+    """Afterwards every torchmetrics metric inside a module is what it was before."""
+    kept = [
+        (metric, copy.deepcopy(metric.metric_state), metric._update_count)
+        for _, metric in _torchmetrics(module)
+    ]
+    try:
+        yield
+    finally:
+        for metric, state, count in kept:
+            for name, value in state.items():
+                setattr(metric, name, value)
+            metric._update_count = count
+            metric._computed = None
 
 
 def torchmetrics_state(module: nn.Module) -> dict[str, Tensor]:

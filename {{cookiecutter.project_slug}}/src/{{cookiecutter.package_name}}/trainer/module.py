@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .errors import UserError
+
 if TYPE_CHECKING:
     from .manual_optimization import ManualOptimization
     from .metrics import ReduceFx
@@ -35,6 +37,8 @@ class Run(Protocol):
     def global_rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
 
 
 class DataModule:
@@ -121,6 +125,28 @@ class TrainingModule(nn.Module):
             steps it after each optimizer step, and ``"monitor": name`` hands it a logged value.
         """
         raise NotImplementedError(f"{type(self).__name__} has no configure_optimizers")
+
+    def initialise(self, name: str, layer: nn.Module) -> None:
+        """Give a layer's parameters their first values, where the model was built without memory.
+
+        Called for each layer that has parameters of its own, the module itself included (Trainer's
+        ``meta_device``). By default its ``reset_parameters`` does it, as torch's layers have it.
+
+        Args:
+            name: of the layer, ``""`` for this module.
+            layer: whose own parameters lie on the CPU, with arbitrary values.
+
+        Raises:
+            UserError: it has none.
+        """
+        reset: Callable[[], object] | None = getattr(layer, "reset_parameters", None)
+        if reset is None:
+            kind = type(layer).__name__
+            raise UserError(
+                f"meta_device: {type(self).__name__} does not say what {name or 'itself'} ({kind}) "
+                f"begins with; overwrite initialise, or give {kind} a reset_parameters"
+            )
+        reset()
 
     # --- manual optimization -----------------------------------------------------------------
 

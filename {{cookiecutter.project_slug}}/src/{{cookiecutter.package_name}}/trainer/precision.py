@@ -1,26 +1,29 @@
-"""Number formats of a run: what autocast computes in, and the scaler that keeps fp16 gradients."""
+"""Number formats of a run: of autocast and of parameters, and the scaler of fp16 gradients."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .errors import ConfigurationError, nearest
 
-_AUTOCAST: dict[str, torch.dtype | None] = {
-    "32-true": None,
-    "bf16-mixed": torch.bfloat16,
-    "16-mixed": torch.float16,
-}
-NAMES = tuple(_AUTOCAST)
+_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_PARAMETERS = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
+NAMES = ("32-true", *_AUTOCAST, *_PARAMETERS)
 
 
 class Precision:
-    """Autocast and gradient scaling of a run.
+    """Autocast and gradient scaling of a run, and the format of its parameters.
+
+    ``dtype``: that autocast computes in; ``None``: no autocast. ``parameter_dtype``: of parameters,
+    buffers, batches and so of all that is computed; ``None``: as the user made them.
 
     Args:
-        name: ``"32-true"``, ``"bf16-mixed"`` or ``"16-mixed"``.
+        name: ``"32-true"``; ``"bf16-mixed"`` or ``"16-mixed"``: autocast over float32 parameters;
+            ``"bf16-true"`` or ``"16-true"``: everything in half, without autocast. There is no
+            scaler: in ``"16-true"`` what is below 6e-8 is lost (Adam's ``eps`` of 1e-8 too: give
+            1e-4), and what is above 65504 infinite.
         device_type: ``"cpu"`` or ``"cuda"``.
 
     Raises:
@@ -30,12 +33,35 @@ class Precision:
     """
 
     def __init__(self, name: str, device_type: str) -> None:
-        if name not in _AUTOCAST:
+        if name not in NAMES:
             raise ConfigurationError(f"precision={name!r} is unknown{nearest(name, NAMES)}")
         self.name = name
         self.device_type = device_type
-        self.dtype = _AUTOCAST[name]
+        self.dtype = _AUTOCAST.get(name)
+        self.parameter_dtype = _PARAMETERS.get(name)
         self.scaler = torch.amp.GradScaler(device_type) if name == "16-mixed" else None
+
+    def cast(self, module: nn.Module) -> None:
+        """Bring a module's floating-point parameters and buffers into their format, in place."""
+        if self.parameter_dtype is None:
+            return
+        # Not by the module's `to`, which would make complex buffers real, and cast the sums of
+        # torchmetrics too.
+        for each in (*module.parameters(), *module.buffers()):
+            if each.is_floating_point() and each.dtype != self.parameter_dtype:
+                each.data = each.data.to(self.parameter_dtype)
+
+    def skip_together(self) -> None:
+        """Have all processes skip a step where one sees an overflow: each has a part of it to see.
+
+        Call it before the first step, and before a process group is formed.
+        """
+        if self.scaler is not None:
+            # Its default group is the one that there is when it is imported; none means the
+            # default one of the moment.
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+            self.scaler = ShardedGradScaler(self.device_type)
 
     def autocast(self) -> AbstractContextManager[None]:
         """What a forward pass runs in; without a half format there is no need to."""
@@ -45,7 +71,8 @@ class Precision:
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call ``backward`` on."""
-        return loss if self.scaler is None else self.scaler.scale(loss)
+        # A scaled loss overflows in half precision, which torch's sharded scaler would leave it in.
+        return loss if self.scaler is None else self.scaler.scale(loss.float())
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Bring the gradients back to their size, once, before they are clipped."""
@@ -63,6 +90,23 @@ class Precision:
         """Adapt the scale, after the last optimizer of a step."""
         if self.scaler is not None:
             self.scaler.update()
+
+    def adapt(self, overflowed: bool) -> None:
+        """Adapt the scale where an engine unscales and steps: as ``update`` would.
+
+        Args:
+            overflowed: some gradient of the step was not finite.
+        """
+        if self.scaler is None:
+            return
+        state = self.scaler.state_dict()
+        steps = 0 if overflowed else state["_growth_tracker"] + 1
+        factor = state["backoff_factor"] if overflowed else 1.0
+        if steps == state["growth_interval"]:
+            steps, factor = 0, state["growth_factor"]
+        self.scaler.load_state_dict(
+            {**state, "scale": state["scale"] * factor, "_growth_tracker": steps}
+        )
 
     def state(self) -> dict[str, float]:
         """The scaler's state; empty without one."""

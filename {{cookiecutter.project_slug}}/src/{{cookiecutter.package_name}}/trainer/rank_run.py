@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from . import (
+    activation_checkpointing,
     announcements,
     batch_size_trial,
     distributed,
@@ -119,6 +120,12 @@ class RankRun:
         """How many processes there are."""
         return self.checked.layout.world_size
 
+    @property
+    def seed(self) -> int:
+        """What fixes data order, workers, augmentation and weights."""
+        seed: int = self._given["seed"]
+        return seed
+
     # --- fit -------------------------------------------------------------------------------------
 
     def fit(self, module: TrainingModule, data: Data, val_dataloader: Loader | None) -> None:
@@ -127,7 +134,7 @@ class RankRun:
             outcome.forget()
         chosen = self._choose_directory()
         self.directory = chosen.directory
-        with self._output_of(chosen.directory), self._attached(module):
+        with self._output_of(chosen.directory), self._attached(module), self._checkpointed(module):
             loop = self._make_loop(module, data, val_dataloader, chosen.directory)
             self.manual = loop.manual
             module.on_fit_start()
@@ -262,14 +269,14 @@ class RankRun:
         if checkpoint is not None:
             found = Checkpoint(resolve(checkpoint))
             try:
-                self.strategy.load_state(found.state(), None)
-            except RuntimeError as error:
+                self.strategy.load_state(found.stored_state(), None)
+            except (RuntimeError, ValueError, KeyError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise CheckpointError(f"{found.path}: not of this model ({reason})") from None
 
     def find_batch_size(self, module: TrainingModule, data: Data) -> int:
         """The largest batch that a device can train on, the same for all."""
-        with self._attached(module):
+        with self._attached(module), self._checkpointed(module):
             found = batch_size_trial.find_batch_size(
                 module,
                 _loader(data, module, "train"),
@@ -295,6 +302,10 @@ class RankRun:
         finally:
             module._run = None
 
+    def _checkpointed(self, module: TrainingModule) -> contextlib.AbstractContextManager[None]:
+        """Parts of the module forget their activations for a while."""
+        return activation_checkpointing.applied(module, self._given["activation_checkpointing"])
+
     @contextlib.contextmanager
     def _output_of(self, directory: Path) -> Iterator[None]:
         """The main process prints where the user sees it, the others into the run's directory."""
@@ -310,7 +321,8 @@ class RankRun:
 
     def _feed_evaluation(self, loader: Loader) -> Feed:
         in_order = self._given["use_distributed_sampler"]
-        return feed_evaluation(loader, self._share(), in_global_order=in_order)
+        together = self.strategy.divides_parameters
+        return feed_evaluation(loader, self._share(), in_global_order=in_order, together=together)
 
     def _outputs(self, feed: Feed, directory: Path) -> Outputs:
         is_main = self.checked.layout.is_main

@@ -5,6 +5,7 @@ The only place that knows everybody.
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from . import arguments, launch, legacy, randomness
+from . import arguments, launch, legacy, meta_device, randomness
 from .arguments import Arguments
 from .module import Loader, TrainingModule
 from .rank_run import Data, Outcome, RankRun
@@ -31,7 +32,8 @@ class Trainer:
         num_nodes: to check what srun or torchrun has started; by default whatever that is.
         strategy: a registered name, a class path, ``"auto"``, or a strategy.
         strategy_options: arguments of a strategy that is given by name.
-        precision: ``"32-true"``, ``"bf16-mixed"`` or ``"16-mixed"``.
+        precision: ``"32-true"``; ``"bf16-mixed"`` or ``"16-mixed"``, by autocast; ``"bf16-true"``
+            or ``"16-true"``: parameters, buffers and batches too, without a scaler of gradients.
         max_epochs: passes over the data; ``None``: until ``max_steps``.
         max_steps: optimizer steps; ``None``: until ``max_epochs``.
         global_batch_size: samples of an optimizer step over all devices; replaces the batch size
@@ -46,8 +48,14 @@ class Trainer:
         learning_rate_warmup_steps: steps over which a scaled rate grows to its end.
         sync_batchnorm: normalise over the batches of all processes.
         compile: compile the module's ``forward`` with ``torch.compile``.
+        activation_checkpointing: parts of the module that compute their activations again in
+            backward rather than keep them: names of classes (``"Block"``), or paths, in which
+            ``*`` stands for a name (``"network.layers.*"``).
         seed: fixes data order, workers, augmentation and, where the module is made after the
             trainer, its weights.
+        meta_device: parameters of modules made within :meth:`building` have no memory until a
+            strategy gives it to them, piece by piece where it divides them; the command line makes
+            modules so. What they begin with is said by ``initialise`` of the module.
         deterministic: use only kernels that give the same bits each time.
         use_distributed_sampler: put in the trainer's order of samples. False: loaders are read
             as they are.
@@ -72,7 +80,7 @@ class Trainer:
         plugins: older spelling of ``strategy``; so are ``accelerator="ddp"`` and its like.
         distributed_backend: older spelling of ``strategy``.
         replace_sampler_ddp: older spelling of ``use_distributed_sampler``.
-        amp_backend: ``"native"``, which is all there is.
+        amp_backend: ``"native"``, which is all there is: apex has given up its own.
         resume_from_checkpoint: older spelling of ``resume``.
         logger: older spelling of ``loggers``.
 
@@ -100,7 +108,9 @@ class Trainer:
         learning_rate_warmup_steps: int = 0,
         sync_batchnorm: bool = False,
         compile: bool = False,
+        activation_checkpointing: Sequence[str] = (),
         seed: int = 0,
+        meta_device: bool = False,
         deterministic: bool = False,
         use_distributed_sampler: bool = True,
         uneven_inputs: str = "refuse",
@@ -133,6 +143,17 @@ class Trainer:
         self.configuration: str | None = None
         randomness.use_deterministic_algorithms(deterministic)
         randomness.seed_everything(seed)
+
+    def building(self) -> AbstractContextManager[object]:
+        """What to make a module within: with ``meta_device`` its parameters have no memory yet.
+
+        Example::
+
+            with trainer.building():
+                module = LanguageModel(layers=96)
+            trainer.fit(module, data)
+        """
+        return meta_device.building() if self._checked.given["meta_device"] else nullcontext()
 
     def fit(
         self, module: TrainingModule, data: Data = None, val_dataloader: Loader | None = None

@@ -24,6 +24,17 @@ _REGISTRY: dict[str, str | type[Strategy]] = {
     "ddp2": "ddp2:DDP2",
     "horovod": "horovod:Horovod",
     "ddp_zero1": "ddp_zero1:DDPZeRO1",
+    "fsdp": "fsdp:FSDP",
+    "hsdp": "hsdp:HSDP",
+    "ddp_sharded": "ddp_sharded:DDPSharded",
+    "ddp_sharded_spawn": "ddp_sharded:DDPShardedSpawn",
+    "fairscale_fsdp": "fairscale_fsdp:FairScaleFSDP",
+    "deepspeed": "deepspeed:DeepSpeed",
+    "deepspeed_stage_1": "deepspeed_stages:DeepSpeedStage1",
+    "deepspeed_stage_2": "deepspeed_stages:DeepSpeedStage2",
+    "deepspeed_stage_3": "deepspeed_stages:DeepSpeedStage3",
+    "deepspeed_stage_2_offload": "deepspeed_stages:DeepSpeedStage2Offload",
+    "deepspeed_stage_3_offload": "deepspeed_stages:DeepSpeedStage3Offload",
 }
 
 

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -64,7 +63,7 @@ class DDP(ProcessGroupStrategy):
         if module.automatic_optimization:
             self.wrapped = self.wrap(self.step)
         else:
-            _start_equal(module)
+            self.start_equal(module)
             self.averaged = GradientAverage(module.parameters())
         return configure()
 
@@ -134,12 +133,6 @@ class DDP(ProcessGroupStrategy):
         super().teardown()
 
 
-def _start_equal(module: TrainingModule) -> None:
-    """Rank 0's weights on every process, as torch's DDP does it."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
-
-
 def _settle_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) -> None:
     """Have DDP arrange its gradient buckets before the first step rather than after it.
 
@@ -151,7 +144,8 @@ def _settle_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) -
     parameters: list[Tensor] = [each for each in wrapped.parameters() if each.requires_grad]
     wrapped.reducer.prepare_for_backward([])
     torch.stack([each.sum() * 0 for each in parameters]).sum().backward()
-    wrapped.reducer._rebuild_buckets()
+    # Gradients lie in the first buckets: kept, they would keep these beside those made now.
     for parameter in parameters:
         parameter.grad = None
+    wrapped.reducer._rebuild_buckets()
     hook.restart()

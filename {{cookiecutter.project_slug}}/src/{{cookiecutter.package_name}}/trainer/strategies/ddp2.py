@@ -24,7 +24,7 @@ class DDP2(DDP):
     step: ReplicatedStep
 
     def make_step(self, module: TrainingModule) -> ReplicatedStep:
-        return ReplicatedStep(module, self.devices)
+        return ReplicatedStep(module, self.devices, self.precision.parameter_dtype)
 
     def read_loss(self, outputs: Any) -> Tensor:
         return self.step.read_loss(outputs)

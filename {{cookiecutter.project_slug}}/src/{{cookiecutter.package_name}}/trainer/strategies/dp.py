@@ -5,6 +5,7 @@ on GPUs only, this one on any devices, the same one several times too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -34,15 +35,22 @@ class ReplicatedStep(StepModule):
     Args:
         module: the user's, on the first device.
         device_list: of the replicas.
+        dtype: of floating-point tensors in a batch; ``None``: as they are.
     """
 
-    def __init__(self, module: TrainingModule, device_list: Sequence[torch.device]) -> None:
+    def __init__(
+        self,
+        module: TrainingModule,
+        device_list: Sequence[torch.device],
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(module)
         self._devices = device_list
+        self._dtype = dtype
         self.sizes: list[int] = [1]
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        pieces = scatter(batch, self._devices)
+        pieces = scatter(batch, self._devices, self._dtype)
         self.sizes = [batch_length(piece) for piece in pieces]
         outputs = []
         for index, piece in enumerate(pieces):
@@ -59,6 +67,8 @@ class ReplicatedStep(StepModule):
         losses = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not isinstance(losses, Tensor) or losses.ndim != 1 or len(losses) != len(self.sizes):
             return read_loss(outputs)
+        # In half precision sizes would be rounded, and so would their sum.
+        losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         weights = torch.tensor(self.sizes, dtype=losses.dtype, device=losses.device)
         return (losses * weights).sum() / weights.sum()
 
@@ -85,7 +95,7 @@ class DP(SingleDevice):
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
-        self.step = ReplicatedStep(module, self.devices)
+        self.step = ReplicatedStep(module, self.devices, self.precision.parameter_dtype)
 
     def move(self, batch: Any) -> Any:
         return batch  # each piece goes to its own device
@@ -125,6 +135,9 @@ def replicate(module: Any, device: torch.device, *, is_first: bool) -> Any:
         return module  # its sums must outlive the step
     replica = module._replicate_for_data_parallel()
     replica._former_parameters = {}
+    own = vars(module).get("forward")
+    if isinstance(own, MethodType):  # it would go on to compute with the original
+        replica.forward = MethodType(own.__func__, replica)
     for name, child in module._modules.items():
         if child is not None:
             replica._modules[name] = replicate(child, device, is_first=is_first)
@@ -149,16 +162,19 @@ def _is_torchmetric(module: nn.Module) -> bool:
     return hasattr(module, "metric_state") and hasattr(module, "_update_count")
 
 
-def scatter(batch: Any, device_list: Sequence[torch.device]) -> list[Any]:
+def scatter(
+    batch: Any, device_list: Sequence[torch.device], dtype: torch.dtype | None = None
+) -> list[Any]:
     """Pieces of a batch, one a device, each where it belongs; fewer if there are fewer samples.
 
-    Tensors are cut along their first dimension, into pieces that differ by one at most; what is
-    no tensor is given to every replica.
+    Tensors are cut along their first dimension, into pieces that differ by one at most, and those
+    of floating-point numbers cast to ``dtype``; what is no tensor is given to every replica.
     """
     count = min(len(device_list), max(1, batch_length(batch)))
     used = list(device_list[:count])
     return [
-        devices.move(piece, device) for piece, device in zip(_cut(batch, count), used, strict=True)
+        devices.move(piece, device, dtype)
+        for piece, device in zip(_cut(batch, count), used, strict=True)
     ]
 
 

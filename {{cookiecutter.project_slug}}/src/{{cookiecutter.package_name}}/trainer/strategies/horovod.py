@@ -40,6 +40,7 @@ class Horovod(ProcessGroupStrategy):
     limits: Limits = Limits(
         refused={
             "bf16-mixed": _NO_BF16,
+            "bf16-true": _NO_BF16,
             "manual_optimization": "its optimizers expect one backward a step; use strategy='ddp'",
         },
         launched_by="horovodrun -np N … or mpirun -np N …",

@@ -62,6 +62,7 @@ FEATURES = {
     "sync_batchnorm": "sync_batchnorm",
     "learning_rate_scaling": "learning_rate_scaling",
     "compile": "compile",
+    "activation_checkpointing": "activation_checkpointing",
 }
 
 

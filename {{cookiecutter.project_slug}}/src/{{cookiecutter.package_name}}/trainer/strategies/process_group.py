@@ -13,6 +13,7 @@ import torch.distributed.nn.functional
 
 from .. import rendezvous
 from ..cluster import Layout
+from ..module import TrainingModule
 from ..precision import Precision
 from ..watchdog import watchdog
 from .limits import Limits
@@ -54,6 +55,11 @@ class ProcessGroupStrategy(SingleDevice):
             world_size=layout.world_size,
             timeout=timeout,
         )
+
+    def start_equal(self, module: TrainingModule) -> None:
+        """Rank 0's weights and buffers on every process, as torch's DDP does it."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
 
     @staticmethod
     def local_processes(devices: int) -> int:

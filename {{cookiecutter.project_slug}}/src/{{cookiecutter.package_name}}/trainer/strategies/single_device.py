@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import devices, distributed
+from .. import devices, distributed, meta_device, stored_tensors
 from ..cluster import Layout
 from ..distributed import How
 from ..module import TrainingModule
@@ -54,11 +54,29 @@ class SingleDevice:
     timeout_seconds: float = 600.0
     """After which a collective that a process does not join fails on the others."""
 
+    divides_parameters: bool = False
+    """Whether a process holds a part of the parameters alone. Then all processes take part in every
+    forward, and after a fit the weights lie in its checkpoints."""
+
     layout: Layout
     device: torch.device
     devices: Sequence[torch.device]
     precision: Precision
     module: TrainingModule
+
+    # --- before anything is started ---------------------------------------------------------------
+
+    def problems(self, given: Mapping[str, Any]) -> list[str]:
+        """One line for each of the trainer's arguments that contradicts the strategy's options.
+
+        Args:
+            given: the trainer's arguments, by name.
+        """
+        return []
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        """One line for each thing about a module that the strategy cannot train."""
+        return []
 
     # --- before the first step -----------------------------------------------------------------
 
@@ -74,7 +92,7 @@ class SingleDevice:
         """
         self.layout, self.devices, self.precision = layout, own_devices, precision
         self.device = own_devices[0]
-        self._moves = self.device.type != "cpu"
+        self._moves = self.device.type != "cpu" or precision.parameter_dtype is not None
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
@@ -94,6 +112,8 @@ class SingleDevice:
 
     def place(self, module: TrainingModule) -> None:
         """Put parameters and buffers on the device; all there is to do where nothing is trained."""
+        meta_device.materialise(module, module)
+        self.precision.cast(module)
         self.module = module.to(self.device)
         module._device = self.device
 
@@ -160,8 +180,10 @@ class SingleDevice:
         """Make every process' module the same, so that it does not matter which sees a sample."""
 
     def move(self, batch: Any) -> Any:
-        """The batch where the module is."""
-        return devices.move(batch, self.device) if self._moves else batch
+        """The batch where the module is, and in its format."""
+        if not self._moves:
+            return batch
+        return devices.move(batch, self.device, self.precision.parameter_dtype)
 
     def backward(self, loss: Tensor, *, synchronise: bool) -> None:
         """Gradients of a loss, added to what is there."""
@@ -213,9 +235,10 @@ class SingleDevice:
         """Put back what :meth:`state` of any strategy gave, after :meth:`setup`.
 
         Args:
-            state: of model and optimizers.
+            state: of model and optimizers; its tensors may be ``Stored`` ones, not read yet.
             optimization: the optimizers to fill; ``None``: the model alone.
         """
+        state = stored_tensors.read_all({key: state[key] for key in ("model", "optimizers")})
         self.module.load_state_dict(state["model"])
         if optimization is not None:
             names = parameter_names(self.module)

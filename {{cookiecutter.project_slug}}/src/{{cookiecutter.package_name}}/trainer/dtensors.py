@@ -1,0 +1,37 @@
+"""What lies here of a tensor: all of a plain one, one part of a DTensor.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.tensor.html
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+
+def is_divided(value: object) -> bool:
+    """Whether it is a DTensor; asked without importing them, which takes a moment."""
+    return isinstance(value, Tensor) and hasattr(value, "to_local")
+
+
+def local(value: Tensor) -> Tensor:
+    """What lies in this process."""
+    part: Any = value
+    return part.to_local() if is_divided(value) else value
+
+
+def with_local(value: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """The same tensor with another part of the same shape lying here."""
+    if not is_divided(value):
+        return change(value)
+    from torch.distributed.tensor import DTensor
+
+    whole: Any = value
+    return DTensor.from_local(
+        change(whole.to_local()),
+        whole.device_mesh,
+        whole.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )

@@ -1,0 +1,182 @@
+"""``ddp_sharded``: FairScale's ShardedDataParallel over its sharded optimizers (OSS).
+
+Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..cluster import Layout
+from ..errors import ConfigurationError, UserError
+from ..module import TrainingModule
+from ..optimization import Optimization, parameter_names
+from ..precision import Precision
+from . import divided_optimizers
+from .averaging import GradientAverage
+from .limits import Limits
+from .process_group import ProcessGroupStrategy
+from .single_device import Stage, StepModule
+
+if TYPE_CHECKING:
+    from .fairscale_replica import Replica
+
+PACKAGES = {"fairscale": "make fairscale, or pip install '.[fairscale]'"}
+
+
+class DDPSharded(ProcessGroupStrategy):
+    """Every process holds the model, and of gradients and optimizer states its share alone.
+
+    A gradient is averaged on the process that steps its parameter, which then tells the others the
+    new value. Every process must use the same parameters in a step.
+
+    Args:
+        reduce_fp16: have gradients travel in half precision.
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+    """
+
+    limits: Limits = Limits(packages=PACKAGES)
+    wrapped: "Replica | None" = None
+
+    def __init__(self, reduce_fp16: bool = False, timeout_seconds: float = 600.0) -> None:
+        super().__init__(timeout_seconds)
+        self.reduce_fp16 = reduce_fp16
+        self._sharded: list[Any] = []
+
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        # Imported before there is a process group, which they would keep as a default.
+        from . import fairscale_replica  # noqa: F401
+
+        precision.skip_together()
+        super().connect(layout, own_devices, precision)
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        from .fairscale_replica import Replica, sharded
+
+        self.place(module)
+        self.start_equal(module)
+        given = configure()
+        _check(given, parameter_names(module))
+        if not module.automatic_optimization:
+            with _all_trainable(given.parameters):
+                optimization = given.replaced(sharded)
+            self.averaged = GradientAverage(module.parameters())
+        else:
+            optimization = given.replaced(sharded)
+            self.wrapped = Replica(self.step, optimization.optimizers, self.reduce_fp16)
+        self._sharded = list(optimization.optimizers)
+        return optimization
+
+    def place(self, module: TrainingModule) -> None:
+        super().place(module)
+        self.step = StepModule(module)
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
+    ) -> None:
+        waits = self.wrapped is not None and not synchronise
+        with self.wrapped.no_sync() if waits and self.wrapped else nullcontext():
+            super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
+        if self.wrapped is not None and synchronise:
+            self._check_all_averaged(self.wrapped)
+
+    def _check_all_averaged(self, wrapped: "Replica") -> None:
+        for parameter in wrapped.not_averaged():
+            name = parameter_names(self.module)[id(parameter)]
+            raise UserError(
+                f"{name} was used in a micro-batch of this step but not in its last, in which "
+                "FairScale averages gradients; use accumulate_grad_batches=1, or strategy='ddp'"
+            )
+
+    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        if stage == "training" and self.wrapped is not None:
+            return self.wrapped(stage, batch, batch_idx)
+        return self.step(stage, batch, batch_idx)
+
+    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+        super().backward(loss, synchronise=synchronise)
+        if synchronise and self.wrapped is None:
+            self.averaged.average()
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        for optimizer in optimization.optimizers:
+            self.precision.unscale(optimizer)
+        divided_optimizers.clip_gradients(optimization.parameters, value, algorithm)
+
+    def state(self, optimization: Optimization | None) -> dict[str, Any]:
+        names = parameter_names(self.module)
+        optimizers = optimization.optimizers if optimization else []
+        return {
+            "model": dict(self.module.state_dict()),
+            "optimizers": [divided_optimizers.state(each, names) for each in optimizers],
+        }
+
+    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
+        super().load_state({**state, "optimizers": []}, None)
+        if optimization is not None:
+            names = parameter_names(self.module)
+            for each, saved in zip(optimization.optimizers, state["optimizers"], strict=True):
+                divided_optimizers.load_state(each, saved, names)
+
+    def teardown(self) -> None:
+        # What still refers to the process group would keep gloo's threads beyond its end.
+        wrapped, self.wrapped = self.wrapped, None
+        if wrapped is not None:
+            wrapped.let_go()
+        for optimizer in self._sharded:
+            optimizer.group = None
+        self._sharded = []
+        super().teardown()
+
+
+class DDPShardedSpawn(DDPSharded):
+    """``ddp_sharded`` in processes that are spawned from this one, as ``ddp_spawn``."""
+
+    limits: Limits = Limits(max_nodes=1, packages=PACKAGES)
+    launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "spawn"
+
+
+def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
+    """What FairScale would compute wrongly, or say in its own terms."""
+    optimizers = optimization.optimizers
+    counted = Counter(id(each) for one in optimizers for each in Optimization([one], []).parameters)
+    twice = [names.get(each, "a parameter") for each, count in counted.items() if count > 1]
+    if twice:
+        raise ConfigurationError(
+            f"configure_optimizers: {twice[0]} is in two optimizers; FairScale gives a parameter "
+            "to one process, by its one optimizer; use strategy='ddp_zero1'"
+        )
+    if counted.keys() - names.keys():
+        raise ConfigurationError(
+            "configure_optimizers: an optimizer has a parameter that is not the module's own; "
+            "make it an attribute of the module"
+        )
+    for optimizer in optimizers:
+        trained = [each for each in Optimization([optimizer], []).parameters if each.requires_grad]
+        dtypes = {each.dtype for each in trained}
+        if len(dtypes) > 1:
+            raise ConfigurationError(
+                f"configure_optimizers: {type(optimizer).__name__} has parameters of "
+                f"{', '.join(sorted(map(str, dtypes)))}; FairScale keeps them in one buffer of one "
+                "dtype; give each dtype an optimizer, or use strategy='ddp_zero1'"
+            )
+
+
+@contextlib.contextmanager
+def _all_trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """OSS sends what it finds trainable when it is made; a step by hand may thaw others later."""
+    frozen = [each for each in parameters if not each.requires_grad]
+    for each in frozen:
+        each.requires_grad_()
+    try:
+        yield
+    finally:
+        for each in frozen:
+            each.requires_grad_(False)

@@ -1,0 +1,298 @@
+"""``deepspeed``: optimizer states, gradients and parameters divided by DeepSpeed's ZeRO.
+
+Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
+(https://arxiv.org/abs/1910.02054)
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..cluster import Layout
+from ..devices import choose_accelerator
+from ..module import TrainingModule
+from ..optimization import Optimization, parameter_names
+from ..precision import Precision
+from . import deepspeed_config, deepspeed_optimizer, deepspeed_process
+from .deepspeed_slices import FlatSlices, ParameterSlices
+from .deepspeed_state import DividedState
+from .limits import Limits
+from .onebit_adam import CompressionErrors, OneBitAdam
+from .process_group import ProcessGroupStrategy
+from .single_device import Stage, StepModule
+
+_Config = Mapping[str, Any] | str | os.PathLike[str]
+
+_MASTERS = "DeepSpeed steps parameters in float32; use 'bf16-mixed' or '16-mixed'"
+
+
+class DeepSpeed(ProcessGroupStrategy):
+    """Every process reads its part of each batch, and steps its slice of the parameters.
+
+    Weights, gradients and optimizer states are in float32; forward passes compute in what the
+    precision says. A step whose gradients are not finite is left out, as DeepSpeed does.
+
+    Args:
+        config: DeepSpeed's own configuration, as a dict or the path of a JSON file; by default the
+            file that TRAINER_DEEPSPEED_CONFIG or PL_DEEPSPEED_CONFIG_PATH names. It replaces all
+            of the options below.
+        stage: of ZeRO: 1 divides the optimizer's states, 2 gradients too, 3 parameters too; 0
+            divides nothing.
+        offload_optimizer: keep the optimizer's states on the CPU, and step them there.
+        offload_parameters: keep stage 3's parameters on the CPU until they are used.
+        reduce_bucket_size: elements of gradients that travel together.
+        allgather_bucket_size: elements of weights that travel together; stage 3 gathers so many
+            ahead, and keeps twice as many. Both are by default about what a bucket of ddp's holds:
+            DeepSpeed's own, 500 million, would be a second copy of most models.
+        contiguous_gradients: copy gradients into one buffer as they come.
+        overlap_comm: average gradients while backward goes on.
+        cpu_adam: step by DeepSpeed's Adam for CPUs in the place of torch's; it is compiled the
+            first time, which takes a minute.
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+
+    Raises:
+        ConfigurationError: the configuration cannot be read, or options do not fit one another.
+    """
+
+    limits: Limits = Limits(
+        refused={
+            "manual_optimization": "its engine runs one backward and one step at a time; use "
+            "strategy='ddp'",
+            "bf16-true": _MASTERS,
+            "16-true": _MASTERS,
+        },
+        packages={"deepspeed": "make deepspeed, or pip install '.[deepspeed]'"},
+    )
+    engine: Any = None
+    zero: Any = None
+    slices: FlatSlices | ParameterSlices
+    divided: DividedState | None = None
+    _accumulates = False
+
+    def __init__(
+        self,
+        config: _Config | None = None,
+        stage: int = 2,
+        offload_optimizer: bool = False,
+        offload_parameters: bool = False,
+        reduce_bucket_size: int = 5_000_000,
+        allgather_bucket_size: int = 5_000_000,
+        contiguous_gradients: bool = True,
+        overlap_comm: bool = False,
+        cpu_adam: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        super().__init__(timeout_seconds)
+        own = deepspeed_config.read(config)
+        self.is_configured = own is not None
+        self.config = (
+            own
+            if own is not None
+            else deepspeed_config.defaults(
+                stage,
+                offload_optimizer,
+                offload_parameters,
+                reduce_bucket_size,
+                allgather_bucket_size,
+                contiguous_gradients,
+                overlap_comm,
+            )
+        )
+        self.stage = deepspeed_config.stage(self.config)
+        self.divides_parameters = self.stage == 3
+        self.cpu_adam = cpu_adam
+
+    # --- before a run ----------------------------------------------------------------------------
+
+    def problems(self, given: Mapping[str, Any]) -> list[str]:
+        if not self.is_configured:
+            return []
+        accelerator = choose_accelerator(given["accelerator"])
+        return [
+            *deepspeed_config.contradictions(self.config, given),
+            *deepspeed_process.rejected(deepspeed_config.completed(self.config), accelerator),
+        ]
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        return deepspeed_optimizer.early_problems(self.config, module)
+
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        deepspeed_process.load(own_devices[0], layout)
+        if deepspeed_config.is_one_bit_adam(self.config):
+            precision.skip_together()
+        super().connect(layout, own_devices, precision)
+        deepspeed_process.adopt_process_group()
+
+    def place(self, module: TrainingModule) -> None:
+        super().place(module)
+        self.step = _AutocastStep(module, self.precision)
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        self.place(module)
+        self._untouched = {name: set(vars(each)) for name, each in module.named_parameters()}
+        found = deepspeed_optimizer.configured(self.config, module, configure)
+        if self.cpu_adam:
+            found = found.replaced(deepspeed_optimizer.cpu_adam)
+        config = deepspeed_config.completed(self.config)
+        if not self.is_configured:
+            elements = sum(each.numel() for each in module.parameters())
+            config = deepspeed_config.without_waste(config, elements)
+        config.pop("scheduler", None)  # the loop steps it
+        if deepspeed_config.is_one_bit_adam(self.config):
+            del config["optimizer"]
+            found = Optimization([deepspeed_optimizer.one_bit_adam(self.config, module)], [])
+        names = parameter_names(module)
+        groups = [
+            [names[id(each)] for each in group["params"]]
+            for optimizer in found.optimizers
+            for group in optimizer.param_groups
+            if group["params"]
+        ]
+        self.engine = self._initialize(config, found)
+        if not groups:  # DeepSpeed has made the optimizer, of all that is trained
+            groups = [[name for name, each in module.named_parameters() if each.requires_grad]]
+        optimizer = self._divide(module, groups)
+        configured = deepspeed_optimizer.configured_schedule(self.config, optimizer)
+        return Optimization([optimizer], [*found.schedules, *configured])
+
+    def _initialize(self, config: dict[str, Any], found: Optimization) -> Any:
+        deepspeed = deepspeed_process.load(self.device, self.layout)
+        trained = [each for each in self.module.parameters() if each.requires_grad]
+        with deepspeed_process.speaking_to_stderr():
+            engine, *_ = deepspeed.initialize(
+                # A GPU's number, which need not be the rank's on its node.
+                args=SimpleNamespace(device_rank=self.device.index or 0),
+                model=self.step,
+                optimizer=found.optimizers[0] if found.optimizers else None,
+                model_parameters=trained,
+                config=config,
+                dist_init_required=False,
+            )
+        return engine
+
+    def _divide(self, module: TrainingModule, groups: list[list[str]]) -> Optimizer:
+        """Find what DeepSpeed has divided, and the optimizer that steps it."""
+        self.zero = self.engine.optimizer if self.stage else None
+        self.divided = None
+        optimizer: Optimizer = self.engine.basic_optimizer
+        if self.zero is None:
+            # The engine scales losses and steps by it, where nothing is divided.
+            self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
+            return optimizer
+        optimizer = self.zero.optimizer  # an Adagrad is made anew
+        self.slices = ParameterSlices(self.zero) if self.stage == 3 else FlatSlices(self.zero)
+        self.divided = DividedState(module, self.slices, optimizer, groups)
+        return optimizer
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
+    ) -> None:
+        self.engine.set_gradient_accumulation_boundary(synchronise)
+        if self.one_bit_adam is not None:
+            self.engine.enable_backward_allreduce = not self.one_bit_adam.compresses
+        if self.zero is not None and self.precision.scaler is not None:
+            self.zero.override_loss_scale(self.precision.scaler.get_scale())
+        super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
+
+    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        # Stage 3's engine gathers parameters in evaluation, too; where nothing is trained, there
+        # is none, and each process holds the whole model.
+        if self.engine is not None and (stage == "training" or self.divides_parameters):
+            return self.engine(stage, batch, batch_idx)
+        return self.step(stage, batch, batch_idx)
+
+    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+        self.engine.backward(loss, scale_wrt_gas=False)
+        if synchronise and self._accumulates and self.zero is not None:
+            self.slices.finish_accumulation()
+        self._accumulates = not synchronise
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        if self.zero is None:
+            super().clip_gradients(optimization, value, algorithm)
+        elif algorithm == "norm":
+            self.zero.clip_grad = value  # within DeepSpeed's own step
+        else:
+            for gradient in self.slices.gradients():
+                # What has overflowed stays as it is, for DeepSpeed to see.
+                if bool(torch.isfinite(gradient).all()):
+                    gradient.clamp_(-value * self.zero.loss_scale, value * self.zero.loss_scale)
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        self.engine.step()
+
+    def end_step(self) -> None:
+        if self.zero is not None:
+            self.precision.adapt(self.zero.overflow)
+            self.slices.forget_gradients()
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Nothing: DeepSpeed's step does it."""
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def state(self, optimization: Optimization | None) -> dict[str, Any]:
+        return super().state(optimization) if self.divided is None else self.divided.state()
+
+    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
+        if self.divided is not None:
+            self.divided.load(state)
+            return
+        for name, parameter in self.module.named_parameters():
+            if parameter.numel() == 0 and name in state["model"]:  # left so by stage 3
+                parameter.data = parameter.new_empty(state["model"][name].shape)
+        super().load_state(state, optimization)
+
+    @property
+    def one_bit_adam(self) -> OneBitAdam | None:
+        """The optimizer, if it is that."""
+        found = self.engine.basic_optimizer if self.engine is not None else None
+        return found if isinstance(found, OneBitAdam) else None
+
+    def own_state(self) -> dict[str, Tensor]:
+        if self.one_bit_adam is None:
+            return {}
+        names = parameter_names(self.module)
+        return {
+            f"{names[id(parameter)]}/{part}": getattr(errors, part)
+            for parameter, errors in self.one_bit_adam.errors.items()
+            for part in ("sent", "served")
+        }
+
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        if self.one_bit_adam is None:
+            return
+        for name, parameter in self.module.named_parameters():
+            if f"{name}/sent" in state:
+                errors = self.one_bit_adam.errors[parameter] = CompressionErrors(parameter.detach())
+                errors.sent.copy_(state[f"{name}/sent"])
+                errors.served.copy_(state[f"{name}/served"])
+
+    def teardown(self) -> None:
+        engine, self.engine, self.zero, self.divided = self.engine, None, None, None
+        if engine is not None:
+            engine.destroy()
+            deepspeed_process.clean(self.module, self._untouched)
+        super().teardown()
+        deepspeed_process.forget_process_group()
+
+
+class _AutocastStep(StepModule):
+    """A step under autocast: DeepSpeed's forward would end one that was begun around it."""
+
+    def __init__(self, module: TrainingModule, precision: Precision) -> None:
+        super().__init__(module)
+        self._precision = precision
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        with self._precision.autocast():
+            return super().forward(stage, batch, batch_idx)

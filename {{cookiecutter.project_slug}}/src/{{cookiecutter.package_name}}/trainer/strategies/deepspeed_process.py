@@ -1,0 +1,107 @@
+"""What DeepSpeed must find before it is imported, and what it leaves in a process.
+
+It is imported before there is a process group, and uses the one that the trainer has made.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..cluster import Layout
+
+
+def load(device: torch.device, layout: Layout | None = None) -> Any:
+    """Import DeepSpeed, for a device and without compiling anything.
+
+    Args:
+        device: that is trained on; DeepSpeed takes a GPU by itself wherever there is one.
+        layout: this process' place; ``None``: only its configuration is read.
+
+    Returns:
+        the package.
+    """
+    os.environ["DS_ACCELERATOR"] = device.type
+    if layout is not None:
+        os.environ["LOCAL_RANK"] = str(layout.local_rank)
+    # With a group, DeepSpeed's import would ask it for what it has not been set up for.
+    deepspeed: Any = importlib.import_module("deepspeed")
+    # Which of its extensions could be compiled: it would ask the compiler for each of them, and
+    # build the one for collectives in shared memory, for a minute. None is needed.
+    deepspeed.ops.__compatible_ops__ = {}
+    for handler in logging.getLogger("DeepSpeed").handlers:
+        if type(handler) is logging.StreamHandler:  # its own
+            handler.setStream(sys.stderr)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
+    return deepspeed
+
+
+def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
+    """One line for each thing that DeepSpeed itself does not take in a configuration."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return []  # said already
+    deepspeed = load(torch.device(accelerator))
+    where = "the DeepSpeed configuration"
+    try:
+        with speaking_to_stderr():
+            deepspeed.DeepSpeedConfig(config)
+    except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
+        found = getattr(error, "errors", None)
+        if found is None:  # not from pydantic
+            return [f"{where}: {' '.join(str(error).split())}"]
+        return [f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()]
+    return []
+
+
+@contextlib.contextmanager
+def speaking_to_stderr() -> Iterator[None]:
+    """What DeepSpeed and torch's compiler of extensions print is not what the user asked for."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def adopt_process_group() -> None:
+    """Have DeepSpeed use the trainer's process group, and make none like it without a timeout."""
+    from deepspeed.utils import groups
+
+    groups._WORLD_GROUP = dist.group.WORLD
+
+
+def clean(module: nn.Module, untouched: Mapping[str, set[str]]) -> None:
+    """Take off a module what DeepSpeed has hung on it, its process group with it.
+
+    Args:
+        module: the user's.
+        untouched: what its parameters had of their own before, by name.
+    """
+    for name, parameter in module.named_parameters():
+        parameter.grad = None
+        for attribute in vars(parameter).keys() - untouched[name]:
+            delattr(parameter, attribute)
+    from deepspeed.runtime.zero.partition_parameters import (
+        InsertPostInitMethodToModuleSubClasses as Overrides,
+    )
+
+    if hasattr(Overrides, "linear_bk"):  # stage 3 has put its own into torch
+        nn.functional.linear = Overrides.linear_bk
+
+
+def forget_process_group() -> None:
+    """After the group's end: DeepSpeed keeps no other reference to it."""
+    if "deepspeed" not in sys.modules:
+        return
+    from deepspeed.comm import comm
+    from deepspeed.utils import groups
+
+    groups._release_process_group_references()
+    comm.cdb = None

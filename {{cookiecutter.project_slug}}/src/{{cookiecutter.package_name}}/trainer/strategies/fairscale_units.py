@@ -1,0 +1,160 @@
+"""A module in FairScale's units, each of which has its parameters whole only while it computes.
+
+Imported when it is used, and before there is a process group: FairScale need not be installed.
+
+Source: https://fairscale.readthedocs.io/en/stable/api/nn/fsdp.html
+"""
+
+import functools
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fairscale.nn.data_parallel import FullyShardedDataParallel, TrainingState
+from fairscale.nn.wrap import auto_wrap, default_auto_wrap_policy, enable_wrap
+from torch import Tensor, nn
+
+# FairScale was written for torch 1.13, and calls what has got other names since.
+warnings.filterwarnings(
+    "ignore", r"`torch\.distributed\._(all_gather|reduce_scatter)_base` is a private function"
+)
+warnings.filterwarnings("ignore", "TypedStorage is deprecated")
+
+# What reads the parameters of its children itself, so that they must be there when it computes.
+_TOGETHER = {nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer}
+
+
+_ATTACHED = (
+    *("_is_sharded", "_orig_size", "_fp32_shard", "_fp16_shard"),
+    *("_full_param_padded", "_saved_grad_shard"),
+)
+
+
+class Unit(FullyShardedDataParallel):  # type: ignore[misc]
+    """FairScale's, whose parameters stay the objects that they are: only their data is a slice."""
+
+    def _cast_buffers(self, *args: Any, **kwargs: Any) -> None:
+        """They are in place, and keep their formats, which FairScale would make float32."""
+
+    def _register_post_backward_hooks(self) -> None:
+        # FairScale adds a hook in every forward and takes none away.
+        self.forget_hooks()
+        super()._register_post_backward_hooks()
+
+    def _post_backward_hook(self, param: nn.Parameter, *unused: Any) -> None:
+        # FairScale divides a gradient in place, in the midst of backward. It may lie in the memory
+        # of one that backward still computes with: that of a bias which is added to a single
+        # sample does.
+        if param.grad is not None and self._require_backward_grad_sync:
+            param.grad = param.grad.clone()
+        super()._post_backward_hook(param, *unused)
+
+    def _wait_for_post_backward(self) -> None:
+        # FairScale insists that a backward has gone through every unit. One that a step does not
+        # use has no gradients, which is all there is to it.
+        for unit in units(self):
+            has_gradients = any(each.requires_grad for each in unit.params)
+            state = TrainingState.BACKWARD_POST if has_gradients else TrainingState.BACKWARD_PRE
+            unit.training_state = state
+        super()._wait_for_post_backward()
+
+    def forget_hooks(self) -> None:
+        """Take the hooks of earlier forwards away."""
+        for parameter in self.params:
+            hook = vars(parameter).pop("_shard_bwd_hook", None)
+            if hook is not None:
+                hook[1].remove()
+
+    def cut(self) -> None:
+        """Leave the slices alone, also of what a forward gathered and no backward has released."""
+        self._free_full_params()
+        self._use_fp32_param_shard()
+
+    def let_go(self) -> None:
+        """Forget the process groups, and what FairScale has attached to the parameters."""
+        self.forget_hooks()
+        self._reducer = self.process_group = self.process_group_reduce_scatter = None
+        for parameter in self.params:
+            for name in _ATTACHED:
+                vars(parameter).pop(name, None)
+
+
+def divide(
+    step: nn.Module,
+    module: nn.Module,
+    device: torch.device,
+    min_num_params: int,
+    reduce_group: dist.ProcessGroup | None,
+) -> Unit:
+    """Cut a module's parameters into slices.
+
+    Args:
+        step: what is called, with the module inside.
+        module: the user's; its large children become units in their places.
+        device: to compute on.
+        min_num_params: of a child that becomes a unit.
+        reduce_group: over which gradients are reduced.
+
+    Returns:
+        the unit around all.
+    """
+    options = {
+        "process_group": dist.group.WORLD,
+        "process_group_reduce_scatter": reduce_group,
+        "flatten_parameters": False,
+        "disable_reshard_on_root": False,
+        "compute_device": device,
+        "clear_autocast_cache": True,
+        "bucket_cap_mb": 0 if device.type == "cpu" else 25,
+    }
+    large = (each for each in module.modules() if _size(each) >= min_num_params)
+    apart = {each for each in large if _is_used_elsewhere(each, module)}
+    is_large = functools.partial(
+        default_auto_wrap_policy,
+        min_num_params=min_num_params,
+        force_leaf_modules=_TOGETHER,
+    )
+
+    def policy(module: nn.Module, recurse: bool, **facts: Any) -> bool:
+        return is_large(module, recurse, **facts) and (recurse or module not in apart)
+
+    with enable_wrap(policy, wrapper_cls=Unit, **options):
+        for name, child in list(module.named_children()):
+            setattr(module, name, auto_wrap(child))
+    root = Unit(step, **options)
+    for unit in units(root):  # the root first: it then knows that it is
+        unit._lazy_init()
+    return root
+
+
+def units(root: Unit) -> list[Unit]:
+    """A unit, and those inside it."""
+    return [each for each in root.modules() if isinstance(each, Unit)]
+
+
+def undo(root: Unit, module: nn.Module) -> None:
+    """Put the user's modules back into their places; their parameters stay cut."""
+    for unit in units(root):
+        unit.let_go()
+    for parent in list(module.modules()):
+        children: Mapping[str, nn.Module | None] = parent._modules
+        for name, child in list(children.items()):
+            if isinstance(child, Unit):
+                parent._modules[name] = child.module.module
+
+
+def _size(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters())
+
+
+def _is_used_elsewhere(unit: nn.Module, root: nn.Module) -> bool:
+    """Whether something outside a module has its parameters too, or the modules inside it."""
+    inside = set(unit.modules())
+    own: set[Tensor] = set(unit.parameters())
+    outside = [each for each in root.modules() if each not in inside]
+    entries = sum(child in inside for each in outside for child in each._modules.values())
+    return entries > 1 or any(
+        parameter in own for each in outside for parameter in each._parameters.values()
+    )

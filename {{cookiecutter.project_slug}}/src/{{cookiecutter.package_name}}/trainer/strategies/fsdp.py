@@ -1,0 +1,185 @@
+"""``fsdp``: parameters, gradients and optimizer states divided among the processes.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from .. import dtensors, meta_device
+from ..errors import ConfigurationError, UserError, nearest
+from ..module import TrainingModule
+from ..optimization import Optimization
+from .limits import Limits
+from .parts import load_model, load_optimizers
+from .process_group import ProcessGroupStrategy
+from .single_device import Stage, StepModule
+from .units import choose_units
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
+
+
+class FSDP(ProcessGroupStrategy):
+    """Each process holds a part of every parameter; a unit is gathered where it is computed.
+
+    Args:
+        unit_classes: names of the classes of modules that are gathered at a time, a transformer's
+            block say; by default modules of some size are.
+        unit_parameters: that a unit has at least, where no classes are given.
+        offload: keep the parts in the CPU's memory, and step there.
+        parameter_dtype: that units are gathered in: ``"bfloat16"`` with ``precision="bf16-mixed"``,
+            ``"float16"`` with ``"16-mixed"``; by default as they are.
+        reduce_dtype: that gradients are summed in; by default that of the parameters.
+        reshard_after_forward: let go of a unit after its forward, and gather it again for its
+            backward. False: faster, and holds all parameters in between.
+        accumulate_in_parts: with gradient accumulation, sum and divide gradients after each
+            micro-batch. False: less communication, and each process holds whole gradients.
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+
+    Raises:
+        ConfigurationError: an unknown type.
+    """
+
+    limits: Limits = Limits(
+        refused={
+            "manual_optimization": "it divides the gradients of one backward after each forward; "
+            "use strategy='ddp'",
+        }
+    )
+    divides_parameters: bool = True
+
+    def __init__(
+        self,
+        unit_classes: Sequence[str] | None = None,
+        unit_parameters: int = 1_000_000,
+        offload: bool = False,
+        parameter_dtype: str | None = None,
+        reduce_dtype: str | None = None,
+        reshard_after_forward: bool = True,
+        accumulate_in_parts: bool = True,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        super().__init__(timeout_seconds)
+        self.unit_classes = unit_classes
+        self.unit_parameters = unit_parameters
+        self.offload = offload
+        self.mixed_precision = MixedPrecisionPolicy(
+            param_dtype=_dtype("parameter_dtype", parameter_dtype),
+            reduce_dtype=_dtype("reduce_dtype", reduce_dtype),
+            # Autocast does it, where it should be done.
+            cast_forward_inputs=False,
+        )
+        self.reshard_after_forward = reshard_after_forward
+        self.accumulate_in_parts = accumulate_in_parts
+
+    def problems(self, given: Mapping[str, Any]) -> list[str]:
+        dtype = self.mixed_precision.param_dtype
+        fitting = _AUTOCAST.get(dtype) if dtype is not None else None
+        if fitting is None or given["precision"] == fitting:
+            return []
+        return [
+            f"strategy_options.parameter_dtype gathers in {str(dtype).split('.')[1]} what is "
+            f"computed with precision={given['precision']!r}; use precision={fitting!r}"
+        ]
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        self.place(module)
+        return configure()
+
+    def place(self, module: TrainingModule) -> None:
+        if any(dtensors.is_divided(each) for each in module.parameters()):
+            raise UserError(
+                f"{type(module).__name__} lies in parts since it was trained; make it anew, and "
+                "give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
+            )
+        self.module, module._device = module, self.device
+        self.mesh = self.make_mesh()
+        step = StepModule(module)
+        for _, unit in choose_units(module, self.unit_classes, self.unit_parameters):
+            self._divide(unit)
+        self._divide(step)
+        self.wrapped = step
+
+    def make_mesh(self) -> DeviceMesh:
+        """Over which processes parameters are divided: all."""
+        world: Any = dist.group.WORLD
+        return DeviceMesh.from_group(world, self.device.type, mesh_dim_names=("shard",))
+
+    def _divide(self, unit: torch.nn.Module) -> None:
+        meta_device.materialise(self.module, unit)
+        self.precision.cast(unit)
+        for each in (*unit.parameters(), *unit.buffers()):
+            if not dtensors.is_divided(each):
+                each.data = each.data.to(self.device)
+                dist.broadcast(each.data, src=0)
+        on_cpu = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+        fully_shard(
+            unit,
+            mesh=self.mesh,
+            reshard_after_forward=self.reshard_after_forward,
+            mp_policy=self.mixed_precision,
+            offload_policy=on_cpu if self.offload else OffloadPolicy(),
+        )
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
+    ) -> None:
+        divides_now = synchronise or self.accumulate_in_parts
+        self._root.set_requires_gradient_sync(divides_now)
+        super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
+
+    @property
+    def _root(self) -> FSDPModule:
+        root: Any = self.wrapped
+        return root  # type: ignore[no-any-return]
+
+    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        return self.wrapped(stage, batch, batch_idx)
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        if algorithm == "norm":
+            super().clip_gradients(optimization, value, algorithm)
+            return
+        for optimizer in optimization.optimizers:
+            self.precision.unscale(optimizer)
+        for parameter in optimization.parameters:
+            if parameter.grad is not None:
+                dtensors.local(parameter.grad).clamp_(-value, value)
+
+    def state(self, optimization: Optimization | None) -> dict[str, Any]:
+        self._let_go()
+        return super().state(optimization)
+
+    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
+        self._let_go()
+        load_model(self.module, state["model"])
+        if optimization is not None:
+            load_optimizers(self.module, optimization, state["optimizers"])
+
+    def _let_go(self) -> None:
+        """Of what an evaluation has gathered and no backward has let go of."""
+        for each in self.wrapped.modules():
+            if isinstance(each, FSDPModule):
+                each.reshard()
+
+
+def _dtype(option: str, name: str | None) -> torch.dtype | None:
+    if name is None:
+        return None
+    if name not in _DTYPES:
+        raise ConfigurationError(
+            f"strategy_options.{option}={name!r} is unknown{nearest(name, _DTYPES)}"
+        )
+    return _DTYPES[name]

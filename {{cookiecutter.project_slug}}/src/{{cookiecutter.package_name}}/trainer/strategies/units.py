@@ -1,0 +1,66 @@
+"""Into which units a module is cut: what is gathered, computed and let go together."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import nn
+
+from ..errors import UserError, nearest
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def choose_units(
+    module: nn.Module, classes: Sequence[str] | None, smallest: int
+) -> list[tuple[str, nn.Module]]:
+    """Modules that become units, inner ones before those around them; the rest is the root's.
+
+    A parameter that is used in several places stays with the module that holds all of them.
+
+    Args:
+        module: the whole.
+        classes: names of classes, each of whose modules is a unit; ``None``: by size.
+        smallest: by size: parameters that a unit has at least, those of inner units not counted.
+
+    Returns:
+        names and modules.
+
+    Raises:
+        UserError: no module is of one of the classes.
+    """
+    if classes is not None:
+        _check(module, classes)
+    uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    units: list[tuple[str, nn.Module]] = []
+    taken: set[int] = set()
+    for name, each in _inner_first(module):
+        own = [p for p in each.parameters() if id(p) not in taken]
+        is_unit = (
+            type(each).__name__ in classes
+            if classes is not None
+            else sum(parameter.numel() for parameter in own) >= smallest
+        )
+        within = Counter(id(p) for _, p in each.named_parameters(remove_duplicate=False))
+        is_closed = all(uses[key] == count for key, count in within.items())
+        if own and is_unit and is_closed and not isinstance(each, _CONTAINERS):
+            units.append((name, each))
+            taken.update(map(id, own))
+    return units
+
+
+def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """All modules inside, each after those that it holds."""
+    found = [(name, each) for name, each in module.named_modules() if each is not module]
+    return sorted(found, key=lambda entry: -entry[0].count("."))
+
+
+def _check(module: nn.Module, classes: Sequence[str]) -> None:
+    known = {type(each).__name__ for each in module.modules() if each is not module}
+    lines = [
+        f"strategy_options.unit_classes: the model has no module of class {each!r}"
+        f"{nearest(each, known)}"
+        for each in classes
+        if each not in known
+    ]
+    if lines:
+        raise UserError(lines)

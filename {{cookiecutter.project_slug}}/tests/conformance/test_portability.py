@@ -1,0 +1,75 @@
+"""What one strategy saves, each other one goes on from, on another number of processes."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from ..project import require, run
+from .matrix import PORTABLE, Launch
+from .worker import STOP
+
+WORKER = ("-m", "tests.conformance.portability_worker")
+SECONDS = 600.0
+# Of a weight, or a logged loss: as exact as ten steps of Adam that were not interrupted.
+TOLERANCE = 1e-5
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(len(PORTABLE) * SECONDS)]
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every strategy's run, stopped after a few steps."""
+    folder = tmp_path_factory.mktemp("portability-")
+    for name, ways in PORTABLE.items():
+        if missing(ways.saves) is None:
+            work("save", folder, name, ways.saves)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def loaded(saved: Path):
+    """Has a strategy go on from all of them, once."""
+
+    @cache
+    def load(name: str) -> Path:
+        work("load", saved, name, PORTABLE[name].loads)
+        return saved
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process computes that is not interrupted."""
+    folder = tmp_path_factory.mktemp("whole-")
+    done = run(["-m", "tests.conformance.worker", folder, "reference", "1", "1"], timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    return folder / "adam.safetensors"
+
+
+def work(command: str, folder: Path, name: str, launch: Launch) -> None:
+    """Run a worker to its end."""
+    done = run([*WORKER, command, folder, name], timeout=SECONDS, by=launch.command)
+    assert done.returncode == 0, f"{command} {name}: {done.stderr}"
+
+
+def missing(launch: Launch) -> str | None:
+    """Why it cannot be started."""
+    return launch.missing() if launch.missing is not None else None
+
+
+@pytest.mark.parametrize("source", PORTABLE)
+@pytest.mark.parametrize("target", PORTABLE)
+def test_goes_on_from_what_another_saved(saved, loaded, whole, record_property, source, target):
+    require(missing(PORTABLE[source].saves) or missing(PORTABLE[target].loads))
+    first = load_file(saved / f"{source}-stopped.safetensors")
+    assert len(first["losses"]) == STOP
+    result = load_file(loaded(target) / f"{source} to {target}.safetensors")
+    expected = load_file(whole)
+    # The resumed run logs what is left of the losses.
+    expected["losses"] = expected["losses"][STOP:]
+    found = max(float((result[key] - expected[key]).abs().max()) for key in expected)
+    on = f"{source}, {PORTABLE[source].saves}"
+    record_property("portability", [on, f"{target}, {PORTABLE[target].loads}", f"{found:.1e}"])
+    assert found <= TOLERANCE

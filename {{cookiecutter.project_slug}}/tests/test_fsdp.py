@@ -1,0 +1,133 @@
+"""What the matrix does not say of fsdp: what a rank holds, evaluation, tied weights, units."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from .project import PACKAGE, at_root, load, run, trainer
+from .sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
+
+units = load("trainer.strategies.units")
+UserError = load("trainer.errors").UserError
+
+ON_THREE = pytest.param("fsdp", 3, marks=pytest.mark.slow)
+DIVIDED = pytest.mark.parametrize(
+    ("strategy", "devices"),
+    [("fsdp", 2), ON_THREE, pytest.param("hsdp", 3, marks=pytest.mark.slow)],
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory):
+    """Runs the subject once under a strategy, and gives its folder."""
+
+    @cache
+    def folder(strategy: str, devices: int, *words: str) -> Path:
+        path = tmp_path_factory.mktemp(f"{strategy}-{devices}-")
+        done = run(["-m", "tests.sharding_subject", path, strategy, str(devices), *words])
+        assert done.returncode == 0, done.stderr
+        return path
+
+    return folder
+
+
+@DIVIDED
+@pytest.mark.parametrize("words", [(), ("meta",)])
+def test_tied_weights_train_and_predict_as_in_one_process(results, strategy, devices, words):
+    alone = load_file(results("single_device", 1, *words) / "weights.safetensors")
+    divided = load_file(results(strategy, devices, *words) / "weights.safetensors")
+    assert alone["predictions"].shape == (SAMPLES, TOKENS)
+    assert alone.keys() == divided.keys()
+    for key, value in alone.items():
+        assert torch.allclose(value, divided[key], rtol=0, atol=2e-5), key
+    assert torch.equal(divided["tokens.weight"], divided["head.weight"])
+
+
+@DIVIDED
+def test_validation_counts_each_sample_once(results, strategy, devices):
+    alone = json.loads((results("single_device", 1) / "values.json").read_text())
+    divided = json.loads((results(strategy, devices) / "values.json").read_text())
+    assert divided["count"] == alone["count"] == SAMPLES
+    assert divided["largest"] == alone["largest"]
+    assert divided["accuracy"] == pytest.approx(alone["accuracy"], abs=1e-6)
+    assert divided["val_loss"] == pytest.approx(alone["val_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("fsdp", 2), ON_THREE])
+def test_a_rank_holds_its_part_of_everything(results, strategy, devices):
+    folder = results(strategy, devices)
+    held = [json.loads((folder / f"held-{rank}.json").read_text()) for rank in range(devices)]
+    whole = sum(each.numel() for each in Tied().parameters())
+    assert sum(each["parameters"] for each in held) == whole
+    assert sum(each["states"] for each in held) == 2 * whole
+    # Parameters are cut along their first dimension: into rows, which may not divide evenly.
+    assert max(each["parameters"] for each in held) <= whole / devices + 12 * 4 * WIDTH
+
+
+def test_a_module_that_lies_in_parts_is_not_tested_in_silence(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from {PACKAGE}.trainer import Trainer\n"
+        "from tests.sharding_subject import Tied\n"
+        "run = Trainer(accelerator='cpu', devices=2, strategy='fsdp', max_steps=1,\n"
+        "              enable_progress_bar=False, loggers=[])\n"
+        "module = Tied()\n"
+        "run.fit(module)\n"
+        "run.validate(module)\n"
+    )
+    done = run([script], cwd=tmp_path, extra=at_root())
+    assert done.returncode != 0
+    assert "Tied lies in parts since it was trained; make it anew, and give a" in done.stderr
+
+
+def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
+    done = run(["-m", "tests.sharding_subject", "overflow", tmp_path, "fsdp", "2"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"moved": [], "scale": 2.0**15}
+
+
+def test_units_by_size_are_the_smallest_that_are_large_enough():
+    model = Tied()
+    chosen = [name for name, _ in units.choose_units(model, None, 200)]
+    # A block has 16 + 288 + 264 parameters; the tied ones are the root's.
+    assert chosen == ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"]
+    assert [name for name, _ in units.choose_units(model, None, 500)] == ["blocks.0", "blocks.1"]
+    assert units.choose_units(model, None, 10_000) == []
+
+
+def test_units_by_class():
+    found = units.choose_units(Tied(), ["Block"], 1)
+    assert [name for name, _ in found] == ["blocks.0", "blocks.1"]
+    nested = units.choose_units(Tied(), ["Linear", "Block"], 1)
+    assert [name for name, _ in nested][-2:] == ["blocks.0", "blocks.1"]
+    assert "head" not in dict(nested)
+
+
+def test_a_class_that_is_not_there_is_named():
+    with pytest.raises(UserError, match="no module of class 'Blok'; did you mean 'Block'"):
+        units.choose_units(nn.Sequential(Block()), ["Blok"], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"strategy_options": {"parameter_dtype": "bfloat16"}},
+            "strategy_options.parameter_dtype gathers in bfloat16 what is computed with "
+            "precision='32-true'; use precision='bf16-mixed'",
+        ),
+        (
+            {"strategy_options": {"reduce_dtype": "bf16"}},
+            "strategy_options.reduce_dtype='bf16' is unknown; did you mean 'bfloat16'?",
+        ),
+    ],
+)
+def test_a_mistake_is_a_line(options, line):
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1, **options)
+    assert caught.value.problems == [line]

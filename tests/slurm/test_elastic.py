@@ -133,7 +133,9 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
 
 def test_an_elastic_job_is_requeued_by_its_signal(on_cluster: Project) -> None:
     fit = (*FIT, "--trainer.max_epochs=1", "--model.seconds=[1, 0]")
-    job = on_cluster.submit("elastic.sh", *fit, sbatch=("--nodes=2", "--gpus-per-node=1"))
+    # Of one node alone it would begin, too, and once more with the other, if that is slow to start.
+    sbatch = ("--nodes=2", "--gpus-per-node=1")
+    job = on_cluster.submit("elastic.sh", *fit, sbatch=sbatch, NODES_MIN="2")
     job.reach(3)
     job.signal()
     assert job.finish(200) == "COMPLETED after 1 restarts", job.log

@@ -69,6 +69,7 @@ report = {
     "tested": first.test(net),
 }
 predicted = torch.cat(first.predict(net))
+report["left"] = [first.global_step, str(first.run_directory)]
 second = make(sys.argv[1], run_name="second", max_epochs=1)
 second.fit(net)
 if second.global_rank == 0:
@@ -105,6 +106,7 @@ def test_everything_comes_back_as_under_ddp(tmp_path, by_ddp, strategy):
     assert report == theirs
     assert report["directory"] == "runs/first"
     assert report["steps"] == 10
+    assert report["left"] == [10, "runs/first"]  # a prediction does not forget the fit
     assert {"loss", "val_loss", "lr"} <= report["metrics"].keys()
     # A thread of gloo's that is left may abort the end of a process that does not just stop.
     threads = [path.read_text() for path in tmp_path.glob("threads-*")]

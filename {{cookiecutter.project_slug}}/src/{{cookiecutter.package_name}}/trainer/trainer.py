@@ -176,7 +176,7 @@ class Trainer:
         """
         self.check_fit(module)
         command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
-        self._launch(module, command)
+        self._outcome = self._launch(module, command)
 
     def check_fit(self, module: TrainingModule) -> None:
         """Check what only training needs, and what this module asks.
@@ -193,7 +193,7 @@ class Trainer:
         command = partial(
             RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint
         )
-        return cast(dict[str, float], self._launch(module, command))
+        return cast(dict[str, float], self._result(module, command))
 
     def test(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
@@ -202,14 +202,14 @@ class Trainer:
         command = partial(
             RankRun.evaluate, stage="test", module=module, data=data, checkpoint=checkpoint
         )
-        return cast(dict[str, float], self._launch(module, command))
+        return cast(dict[str, float], self._result(module, command))
 
     def predict(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> list[Any]:
         """Predict; one entry a batch, tensors of all processes in the data set's order."""
         command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
-        return cast(list[Any], self._launch(module, command))
+        return cast(list[Any], self._result(module, command))
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
         """The largest batch that a device can train on, agreed over all processes.
@@ -217,7 +217,7 @@ class Trainer:
         Tries real training steps, on a copy of the module, on batches of growing size.
         """
         command = partial(RankRun.find_batch_size, module=module, data=data)
-        return cast(int, self._launch(module, command))
+        return cast(int, self._result(module, command))
 
     @property
     def global_step(self) -> int:
@@ -249,21 +249,27 @@ class Trainer:
         """How many processes there are."""
         return self._checked.layout.world_size
 
-    def _launch(self, module: TrainingModule, command: _Command) -> Any:
+    def _result(self, module: TrainingModule, command: _Command) -> Any:
+        """What a command other than ``fit`` gives; what the last ``fit`` left stays."""
+        outcome = self._launch(module, command)
+        metrics = outcome.metrics or self._outcome.metrics
+        self._outcome = replace(self._outcome, metrics=metrics)
+        return outcome.result
+
+    def _launch(self, module: TrainingModule, command: _Command) -> Outcome:
         checked = self._checked
         processes = checked.local_processes
         if processes == 1 or checked.layout.started_outside:
-            self._outcome = _run_rank(checked, self.configuration, command)
-        elif checked.strategy.launcher == "subprocess":
+            return _run_rank(checked, self.configuration, command)
+        if checked.strategy.launcher == "subprocess":
             launch.supervise_copies(processes)
-        else:
-            started = partial(_run_started_rank, checked, self.configuration, command, module)
-            names = {"model": module, **command.keywords, "trainer": checked}
-            self._outcome = launch.run_in_processes(
-                checked.strategy.launcher, processes, started, names
-            )
-            module.load_state_dict(self._outcome.weights or {})
-        return self._outcome.result
+        started = partial(_run_started_rank, checked, self.configuration, command, module)
+        names = {"model": module, **command.keywords, "trainer": checked}
+        outcome: Outcome = launch.run_in_processes(
+            checked.strategy.launcher, processes, started, names
+        )
+        module.load_state_dict(outcome.weights or {})
+        return outcome
 
 
 def _run_rank(checked: Arguments, configuration: str | None, command: _Command) -> Outcome:

@@ -4,7 +4,6 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from ..module import TrainingModule
 from ..optimization import Optimization
 from .averaging import GradientAverage
 from .communication_hooks import CommunicationHook
-from .process_group import ProcessGroupStrategy
-from .single_device import Stage, StepModule
+from .replicated import Replicated
+from .single_device import StepModule
 
 
-class DDP(ProcessGroupStrategy):
+class DDP(Replicated):
     """Every process holds the whole model and reads its part of each batch.
 
     Args:
@@ -63,17 +62,9 @@ class DDP(ProcessGroupStrategy):
         if module.automatic_optimization:
             self.wrapped = self.wrap(self.step)
         else:
-            self.start_equal(module)
+            self.start_equal((*module.parameters(), *module.buffers()))
             self.averaged = GradientAverage(module.parameters())
         return configure()
-
-    def place(self, module: TrainingModule) -> None:
-        super().place(module)
-        self.step = self.make_step(module)
-
-    def make_step(self, module: TrainingModule) -> StepModule:
-        """What runs the user's steps on this process' devices."""
-        return StepModule(module)
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
         """Give the module to torch's DDP."""
@@ -102,20 +93,7 @@ class DDP(ProcessGroupStrategy):
         # what is averaged already changes nothing.
         learns = self.static_graph and not self._has_learnt
         self._has_learnt = True
-        # DDP reads in forward whether the backward that follows is to average.
-        waits = self.wrapped is not None and not synchronise and not learns
-        with self.wrapped.no_sync() if waits and self.wrapped else nullcontext():
-            super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
-
-    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        if stage == "training" and self.wrapped is not None:
-            return self.wrapped(stage, batch, batch_idx)
-        return self.step(stage, batch, batch_idx)
-
-    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
-        super().backward(loss, synchronise=synchronise)
-        if synchronise and self.wrapped is None:
-            self.averaged.average()
+        super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise or learns)
 
     def own_state(self) -> dict[str, Tensor]:
         return self.hook.state()

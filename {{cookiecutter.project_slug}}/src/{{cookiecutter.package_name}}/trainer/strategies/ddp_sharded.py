@@ -6,11 +6,11 @@ Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..cluster import Layout
 from ..errors import ConfigurationError, UserError
@@ -20,8 +20,7 @@ from ..precision import Precision
 from . import divided_optimizers
 from .averaging import GradientAverage
 from .limits import Limits
-from .process_group import ProcessGroupStrategy
-from .single_device import Stage, StepModule
+from .replicated import Replicated
 
 if TYPE_CHECKING:
     from .fairscale_replica import Replica
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 PACKAGES = {"fairscale": "make fairscale, or pip install '.[fairscale]'"}
 
 
-class DDPSharded(ProcessGroupStrategy):
+class DDPSharded(Replicated):
     """Every process holds the model, and of gradients and optimizer states its share alone.
 
     A gradient is averaged on the process that steps its parameter, which then tells the others the
@@ -61,7 +60,7 @@ class DDPSharded(ProcessGroupStrategy):
         from .fairscale_replica import Replica, sharded
 
         self.place(module)
-        self.start_equal(module)
+        self.start_equal((*module.parameters(), *module.buffers()))
         given = configure()
         _check(given, parameter_names(module))
         if not module.automatic_optimization:
@@ -74,16 +73,10 @@ class DDPSharded(ProcessGroupStrategy):
         self._sharded = list(optimization.optimizers)
         return optimization
 
-    def place(self, module: TrainingModule) -> None:
-        super().place(module)
-        self.step = StepModule(module)
-
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
     ) -> None:
-        waits = self.wrapped is not None and not synchronise
-        with self.wrapped.no_sync() if waits and self.wrapped else nullcontext():
-            super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
+        super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
         if self.wrapped is not None and synchronise:
             self._check_all_averaged(self.wrapped)
 
@@ -95,35 +88,16 @@ class DDPSharded(ProcessGroupStrategy):
                 "FairScale averages gradients; use accumulate_grad_batches=1, or strategy='ddp'"
             )
 
-    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        if stage == "training" and self.wrapped is not None:
-            return self.wrapped(stage, batch, batch_idx)
-        return self.step(stage, batch, batch_idx)
-
-    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
-        super().backward(loss, synchronise=synchronise)
-        if synchronise and self.wrapped is None:
-            self.averaged.average()
-
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
         for optimizer in optimization.optimizers:
             self.precision.unscale(optimizer)
         divided_optimizers.clip_gradients(optimization.parameters, value, algorithm)
 
-    def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        names = parameter_names(self.module)
-        optimizers = optimization.optimizers if optimization else []
-        return {
-            "model": dict(self.module.state_dict()),
-            "optimizers": [divided_optimizers.state(each, names) for each in optimizers],
-        }
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return divided_optimizers.state(optimizer, parameter_names(self.module))
 
-    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
-        super().load_state({**state, "optimizers": []}, None)
-        if optimization is not None:
-            names = parameter_names(self.module)
-            for each, saved in zip(optimization.optimizers, state["optimizers"], strict=True):
-                divided_optimizers.load_state(each, saved, names)
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        divided_optimizers.load_state(optimizer, saved, parameter_names(self.module))
 
     def teardown(self) -> None:
         # What still refers to the process group would keep gloo's threads beyond its end.

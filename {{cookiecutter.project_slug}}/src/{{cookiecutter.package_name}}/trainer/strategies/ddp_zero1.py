@@ -22,19 +22,11 @@ class DDPZeRO1(DDP):
         optimization = super().setup(module, configure)
         return optimization.replaced(_divided)
 
-    def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        names = parameter_names(self.module)
-        optimizers = optimization.optimizers if optimization else []
-        return {
-            "model": dict(self.module.state_dict()),
-            "optimizers": [divided_optimizers.state(each, names) for each in optimizers],
-        }
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return divided_optimizers.state(optimizer, parameter_names(self.module))
 
-    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
-        super().load_state(state, optimization)
-        for optimizer in optimization.optimizers if optimization else []:
-            # What this process steps lies in the inner optimizer; torch leaves a second copy here.
-            optimizer.state.clear()
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        divided_optimizers.load_state(optimizer, saved, parameter_names(self.module))
 
 
 def _divided(optimizer: Optimizer) -> ZeroRedundancyOptimizer:

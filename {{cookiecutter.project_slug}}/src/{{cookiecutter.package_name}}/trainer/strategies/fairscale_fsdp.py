@@ -104,10 +104,14 @@ class FairScaleFSDP(ProcessGroupStrategy):
         from .fairscale_units import divide
 
         self._check_parameters(module)
-        self.start_equal(module)
+        self.start_equal((*module.parameters(), *module.buffers()))
         self._names = parameter_names(module)
         self._contents = Contents(module)
         self._shards = {id(each): Shard(each) for each in module.parameters()}
+        # Of what is gathered for a checkpoint each process keeps some, and writes it.
+        self._keepers = {
+            each: index % self.layout.world_size for index, each in enumerate(self._shards)
+        }
         leave_cut(module, self._shards.values())
         self.wrapped = divide(
             StepModule(module), module, self.device, self.min_num_params, self._reduce_group()
@@ -163,11 +167,10 @@ class FairScaleFSDP(ProcessGroupStrategy):
 
     # --- checkpoints ---------------------------------------------------------------------------
 
-    def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        keepers = {each: index % self.layout.world_size for index, each in enumerate(self._shards)}
+    def model_state(self) -> dict[str, Any]:
         model = Spread()
         gathered = {
-            each: shard.gather(shard.parameter.data, keepers[each])
+            each: shard.gather(shard.parameter.data, self._keepers[each])
             for each, shard in self._shards.items()
         }
         for name, parameter in self._contents.parameters.items():
@@ -176,17 +179,22 @@ class FairScaleFSDP(ProcessGroupStrategy):
                 model[name] = whole
         if self.layout.is_main:
             model.update(self._contents.buffers())
-        optimizers = optimization.optimizers if optimization else []
-        return {
-            "model": model,
-            "optimizers": [self._optimizer_state(each, keepers) for each in optimizers],
-        }
+        return model
 
-    def _optimizer_state(self, optimizer: Optimizer, keepers: Mapping[int, int]) -> dict[str, Any]:
+    def load_model(self, saved: Mapping[str, Any]) -> None:
+        self._contents.check(saved.keys())
+        with torch.no_grad():
+            for name, parameter in self._contents.parameters.items():
+                whole = stored_tensors.read_all(saved[name])
+                parameter.data.copy_(self._shards[id(parameter)].cut(whole))
+            for name, buffer in self._contents.buffers().items():
+                buffer.copy_(stored_tensors.read_all(saved[name]))
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         kept = Spread()
         for parameter, values in optimizer.state.items():
             key = id(parameter)
-            whole = self._shards[key].gather_values(values, keepers[key])
+            whole = self._shards[key].gather_values(values, self._keepers[key])
             if whole is not None:
                 kept[self._names[key]] = whole
         groups = [
@@ -195,21 +203,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         ]
         return {"state": kept, "param_groups": groups}
 
-    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
-        saved = state["model"]
-        self._contents.check(saved.keys())
-        with torch.no_grad():
-            for name, parameter in self._contents.parameters.items():
-                whole = stored_tensors.read_all(saved[name])
-                parameter.data.copy_(self._shards[id(parameter)].cut(whole))
-            for name, buffer in self._contents.buffers().items():
-                buffer.copy_(stored_tensors.read_all(saved[name]))
-        if optimization is not None:
-            pairs = zip(optimization.optimizers, state["optimizers"], strict=True)
-            for optimizer, each in pairs:
-                self._load_optimizer_state(optimizer, each)
-
-    def _load_optimizer_state(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         shards = {self._names[each]: shard for each, shard in self._shards.items()}
         part = {
             # One that is not ours is said to be so below.

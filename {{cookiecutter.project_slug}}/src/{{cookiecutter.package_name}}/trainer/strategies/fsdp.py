@@ -16,13 +16,14 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.optim import Optimizer
 
 from .. import dtensors, meta_device
 from ..errors import ConfigurationError, UserError, nearest
 from ..module import TrainingModule
 from ..optimization import Optimization
+from . import parts
 from .limits import Limits
-from .parts import load_model, load_optimizers
 from .process_group import ProcessGroupStrategy
 from .single_device import Stage, StepModule
 from .units import choose_units
@@ -110,6 +111,7 @@ class FSDP(ProcessGroupStrategy):
         for _, unit in choose_units(module, self.unit_classes, self.unit_parameters):
             self._divide(unit)
         self._divide(step)
+        self.start_equal(module.buffers())
         self.wrapped = step
 
     def make_mesh(self) -> DeviceMesh:
@@ -120,10 +122,10 @@ class FSDP(ProcessGroupStrategy):
     def _divide(self, unit: torch.nn.Module) -> None:
         meta_device.materialise(self.module, unit)
         self.precision.cast(unit)
-        for each in (*unit.parameters(), *unit.buffers()):
-            if not dtensors.is_divided(each):
-                each.data = each.data.to(self.device)
-                dist.broadcast(each.data, src=0)
+        whole = [each for each in unit.parameters() if not dtensors.is_divided(each)]
+        for each in whole:
+            each.data = each.data.to(self.device)
+        self.start_equal(whole)
         on_cpu = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
         fully_shard(
             unit,
@@ -164,9 +166,13 @@ class FSDP(ProcessGroupStrategy):
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         self._let_go()
-        load_model(self.module, state["model"])
-        if optimization is not None:
-            load_optimizers(self.module, optimization, state["optimizers"])
+        super().load_state(state, optimization)
+
+    def load_model(self, saved: Mapping[str, Any]) -> None:
+        parts.load_model(self.module, saved)
+
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        parts.load_optimizer(self.module, optimizer, saved)
 
     def _let_go(self) -> None:
         """Of what an evaluation has gathered and no backward has let go of."""

@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .. import dtensors, stored_tensors
 from ..errors import ConfigurationError
-from ..optimization import Optimization, load_optimizer_state, parameter_names
+from ..optimization import load_optimizer_state, parameter_names
 from ..stored_tensors import Stored
 
 
@@ -34,23 +35,19 @@ def load_model(module: nn.Module, saved: Mapping[str, Any]) -> None:
         module.load_state_dict(stored_tensors.read_all(others), strict=False)
 
 
-def load_optimizers(
-    module: nn.Module, optimization: Optimization, saved: list[Mapping[str, Any]]
-) -> None:
-    """Fill optimizers of DTensors.
+def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Fill an optimizer of DTensors.
 
     Raises:
-        ConfigurationError: the checkpoint's are of other parameters, or of a kind whose state
+        ConfigurationError: the checkpoint's is of other parameters, or of a kind whose state
             cannot be divided as its parameter is.
     """
-    names = parameter_names(module)
     parameters = dict(module.named_parameters())
-    for optimizer, each in zip(optimization.optimizers, saved, strict=True):
-        state = {
-            name: {key: _divided(parameters.get(name), key, value) for key, value in values.items()}
-            for name, values in each["state"].items()
-        }
-        load_optimizer_state(optimizer, {**each, "state": state}, names)
+    state = {
+        name: {key: _divided(parameters.get(name), key, value) for key, value in values.items()}
+        for name, values in saved["state"].items()
+    }
+    load_optimizer_state(optimizer, {**saved, "state": state}, parameter_names(module))
 
 
 def _divided(parameter: Tensor | None, key: str, value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -10,10 +10,10 @@ import torch.distributed as dist
 # Its functions keep the group that there is when it is imported, as a default, and gloo's threads
 # with it: then one of them may abort the interpreter's end. Now there is none.
 import torch.distributed.nn.functional
+from torch import Tensor
 
 from .. import rendezvous
 from ..cluster import Layout
-from ..module import TrainingModule
 from ..precision import Precision
 from ..watchdog import watchdog
 from .limits import Limits
@@ -56,9 +56,10 @@ class ProcessGroupStrategy(SingleDevice):
             timeout=timeout,
         )
 
-    def start_equal(self, module: TrainingModule) -> None:
+    @staticmethod
+    def start_equal(tensors: Iterable[Tensor]) -> None:
         """Rank 0's weights and buffers on every process, as torch's DDP does it."""
-        for tensor in (*module.parameters(), *module.buffers()):
+        for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
 
     @staticmethod
@@ -79,8 +80,7 @@ class ProcessGroupStrategy(SingleDevice):
 
     def begin_evaluation(self) -> None:
         # Training leaves each process with its own BatchNorm statistics; rank 0's are the model's.
-        for buffer in self.module.buffers():
-            dist.broadcast(buffer, src=0)
+        self.start_equal(self.module.buffers())
 
     def teardown(self) -> None:
         watchdog.disarm()

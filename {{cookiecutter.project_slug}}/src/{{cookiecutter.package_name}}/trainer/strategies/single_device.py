@@ -224,11 +224,10 @@ class SingleDevice:
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         """Model and optimizers by parameter names: the same form under every strategy."""
-        names = parameter_names(self.module)
         optimizers = optimization.optimizers if optimization else []
         return {
-            "model": dict(self.module.state_dict()),
-            "optimizers": [optimizer_state(optimizer, names) for optimizer in optimizers],
+            "model": self.model_state(),
+            "optimizers": [self.optimizer_state(optimizer) for optimizer in optimizers],
         }
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
@@ -238,13 +237,28 @@ class SingleDevice:
             state: of model and optimizers; its tensors may be ``Stored`` ones, not read yet.
             optimization: the optimizers to fill; ``None``: the model alone.
         """
-        state = stored_tensors.read_all({key: state[key] for key in ("model", "optimizers")})
-        self.module.load_state_dict(state["model"])
+        self.load_model(state["model"])
         if optimization is not None:
-            names = parameter_names(self.module)
             pairs = zip(optimization.optimizers, state["optimizers"], strict=True)
             for optimizer, saved in pairs:
-                load_optimizer_state(optimizer, saved, names)
+                self.load_optimizer(optimizer, saved)
+
+    def model_state(self) -> dict[str, Any]:
+        """The model's part of :meth:`state`."""
+        return dict(self.module.state_dict())
+
+    def load_model(self, saved: Mapping[str, Any]) -> None:
+        """Put back what :meth:`model_state` of any strategy gave."""
+        self.module.load_state_dict(stored_tensors.read_all(saved))
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """An optimizer's part of :meth:`state`."""
+        return optimizer_state(optimizer, parameter_names(self.module))
+
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        """Put back what :meth:`optimizer_state` of any strategy gave."""
+        names = parameter_names(self.module)
+        load_optimizer_state(optimizer, stored_tensors.read_all(saved), names)
 
     def own_state(self) -> dict[str, Tensor]:
         """What this process alone knows: of a gradient compression, say."""

@@ -42,7 +42,9 @@ def use_deterministic_algorithms(deterministic: bool) -> None:
 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(deterministic)
+    # Even to say no imports torch's compiler: two seconds, also where others are only started.
+    if deterministic or torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def host_state() -> State:

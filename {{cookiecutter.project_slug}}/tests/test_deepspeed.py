@@ -228,7 +228,7 @@ def test_without_deepspeed_one_line_says_how_to_install_it():
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: strategy='deepspeed_stage_2' needs the package deepspeed, which is not installed: "
-        "make deepspeed"
+        "make deepspeed, or pip install '.[deepspeed]'"
     ]
 
 

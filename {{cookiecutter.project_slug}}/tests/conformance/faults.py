@@ -38,6 +38,3 @@ FAULTS = {
     "skipped_synchronisation": SkippedSynchronisation,
     "same_data": SameData,
 }
-
-# The properties that each fault is tried in: the closest bound, and the widest.
-FAULTY = ("sgd", "bf16", "bf16 true", "fp16 true")

@@ -95,6 +95,7 @@ class Launch:
         by: command that starts the processes, told how many; by default the trainer does.
         missing: says why that cannot be, or ``None``.
         slow: left out of a quick run of the tests.
+        only: properties that are tried so; by default all of the row's.
     """
 
     devices: int
@@ -102,6 +103,7 @@ class Launch:
     by: Callable[[int], list[str]] | None = None
     missing: Callable[[], str | None] | None = None
     slow: bool = False
+    only: tuple[str, ...] = tuple(PROPERTIES)
 
     @property
     def command(self) -> list[str]:
@@ -138,24 +140,40 @@ class Row:
     only: tuple[str, ...] = tuple(PROPERTIES)
     resumed: float = 0.0
 
+    def ways(self, launch: Launch) -> list[str]:
+        """Properties that are tried of a launch."""
+        return [way for way in self.only if way in launch.only]
+
     def cut(self, launch: Launch) -> tuple[int, int]:
         """Into how many pieces a batch is cut, and among how many readers."""
         pieces = launch.devices * launch.nodes
         return pieces, launch.nodes if self.reads_by_node else pieces
 
 
-TWO_AND_THREE = (Launch(2), Launch(3, slow=True))
-# For what differs from another row in one thing alone.
-SLOWLY = (Launch(2, slow=True), Launch(3, slow=True))
-# Even and uneven divisions of the subject's parameters need more than two processes.
-TWO_AND_FOUR = (Launch(2), Launch(4, slow=True))
-SLOWLY_ON_FOUR = (Launch(2, slow=True), Launch(4, slow=True))
-ASKED_OF_ALL = (
-    *("sgd", "adam", "two optimizers", "accumulation", "clip norm", "clip value"),
-    *("batchnorm", "sync batchnorm", "bf16"),
+# A quick run of the tests tries these; the others are as slow tests tried beside them.
+QUICKLY = ("sgd", "adam", "two optimizers", "accumulation", "clip norm", "bf16")
+# What more than two processes may get wrong that two get right.
+COUNT_MATTERS = (
+    *QUICKLY,
+    *("clip value", "batchnorm", "sync batchnorm", "drop last", "uneven"),
 )
+
+
+def _more(devices: int, **options: Any) -> Launch:
+    return Launch(devices, slow=True, only=COUNT_MATTERS, **options)
+
+
+TWO_AND_THREE = (Launch(2), _more(3))
+# For what differs from another row in one thing alone.
+SLOWLY = (Launch(2, slow=True), _more(3))
+# Even and uneven divisions of the subject's parameters need more than two processes.
+TWO_AND_FOUR = (Launch(2), _more(4))
+SLOWLY_ON_FOUR = (Launch(2, slow=True), _more(4))
+FAIRSCALE = (Launch(2, missing=missing_fairscale), _more(4, missing=missing_fairscale))
+FAIRSCALE_SLOWLY = (Launch(2, missing=missing_fairscale, slow=True), FAIRSCALE[1])
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
-DEEPSPEED = tuple(Launch(devices, missing=missing_deepspeed, slow=True) for devices in (2, 4))
+DEEPSPEED = (Launch(2, missing=missing_deepspeed), _more(4, missing=missing_deepspeed))
+DEEPSPEED_SLOWLY = (Launch(2, missing=missing_deepspeed, slow=True), DEEPSPEED[1])
 DEEPSPEED_REFUSES = {
     "two optimizers": "DeepSpeed steps one optimizer with one scheduler",
     "manual": "its engine runs one backward and one step at a time",
@@ -218,7 +236,7 @@ MATRIX = {
     "ddp_fork": Row(TWO_AND_THREE),
     "ddp_notebook": Row((Launch(2),), only=("sgd",)),
     "ddp2": Row(
-        (Launch(2, slow=True), Launch(3, slow=True), Launch(2, nodes=2)),
+        (Launch(2, slow=True), _more(3), Launch(2, nodes=2)),
         refused=REPLICAS_REFUSE,
         reads_by_node=True,
     ),
@@ -244,15 +262,13 @@ MATRIX = {
         only=ONE_OPTIMIZER,
     ),
     "hsdp": Row(
-        (Launch(2, slow=True), Launch(4, slow=True)),
+        SLOWLY_ON_FOUR,
         options={**SMALL_UNITS, "shard_size": 2},
         refused=DIVIDED_REFUSE,
     ),
-    "ddp_sharded": Row(
-        (Launch(2, missing=missing_fairscale), Launch(4, missing=missing_fairscale, slow=True))
-    ),
+    "ddp_sharded": Row(FAIRSCALE),
     "ddp_sharded, fp16": Row(
-        (Launch(2, missing=missing_fairscale, slow=True),),
+        FAIRSCALE_SLOWLY[:1],
         "ddp_sharded",
         {"reduce_fp16": True},
         # As with DDP's hook.
@@ -260,25 +276,19 @@ MATRIX = {
         only=ONE_OPTIMIZER,
     ),
     "ddp_sharded_spawn": Row(
-        (
-            Launch(2, missing=missing_fairscale, slow=True),
-            Launch(4, missing=missing_fairscale, slow=True),
-        ),
+        FAIRSCALE_SLOWLY,
         # As ddp_sharded, in processes whose start takes seconds.
         only=("sgd", "two optimizers", "bf16"),
     ),
     "fairscale_fsdp": Row(
-        (
-            Launch(2, missing=missing_fairscale, slow=True),
-            Launch(4, missing=missing_fairscale, slow=True),
-        ),
+        FAIRSCALE_SLOWLY,
         refused={
             "manual": "FairScale gathers parameters for one forward and one backward",
             **dict.fromkeys(("bf16 true", "fp16 true"), "parameters are cut in float32"),
         },
     ),
     "fairscale_fsdp, units": Row(
-        (Launch(4, missing=missing_fairscale, slow=True),),
+        FAIRSCALE[1:],
         "fairscale_fsdp",
         {"min_num_params": 1},
         only=(*ONE_OPTIMIZER, "two optimizers", "batchnorm", "sync batchnorm", "bf16", "fp16"),
@@ -286,7 +296,7 @@ MATRIX = {
     "horovod": Row(
         (
             Launch(2, by=horovodrun, missing=missing_horovod),
-            Launch(3, by=horovodrun, missing=missing_horovod, slow=True),
+            _more(3, by=horovodrun, missing=missing_horovod),
             Launch(2, by=mpirun, missing=lambda: missing_horovod() or missing_mpi(), slow=True),
         ),
         options={"scale_learning_rate": False},
@@ -296,16 +306,19 @@ MATRIX = {
             "bf16 true": "know no bfloat16",
         },
     ),
-    "deepspeed": Row(DEEPSPEED[:1], refused=DEEPSPEED_REFUSES, only=("sgd", "two optimizers")),
-    "deepspeed, stage 0": Row(DEEPSPEED, "deepspeed", {"stage": 0}, only=ONE_OPTIMIZER),
-    "deepspeed_stage_1": Row(DEEPSPEED, refused=DEEPSPEED_REFUSES),
-    "deepspeed_stage_2": Row(
-        (Launch(2, missing=missing_deepspeed), DEEPSPEED[1]), refused=DEEPSPEED_REFUSES
+    "deepspeed": Row(
+        DEEPSPEED_SLOWLY[:1], refused=DEEPSPEED_REFUSES, only=("sgd", "two optimizers")
     ),
-    "deepspeed_stage_3": Row(DEEPSPEED, refused=DEEPSPEED_REFUSES),
-    "deepspeed_stage_2_offload": Row(DEEPSPEED, only=OFFLOADED),
-    "deepspeed_stage_3_offload": Row(DEEPSPEED, only=OFFLOADED),
+    "deepspeed, stage 0": Row(DEEPSPEED_SLOWLY, "deepspeed", {"stage": 0}, only=ONE_OPTIMIZER),
+    "deepspeed_stage_1": Row(DEEPSPEED_SLOWLY, refused=DEEPSPEED_REFUSES),
+    "deepspeed_stage_2": Row(DEEPSPEED, refused=DEEPSPEED_REFUSES),
+    "deepspeed_stage_3": Row(DEEPSPEED_SLOWLY, refused=DEEPSPEED_REFUSES),
+    "deepspeed_stage_2_offload": Row(DEEPSPEED_SLOWLY, only=OFFLOADED),
+    "deepspeed_stage_3_offload": Row(DEEPSPEED_SLOWLY, only=OFFLOADED),
 }
+
+# Strategies that are wrong on purpose, in the properties of the closest bound and of the widest.
+FAULTY_ROW = Row((Launch(2),), only=("sgd", "bf16", "bf16 true", "fp16 true"))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..project import load, require, run, run_nodes, trainer
-from .faults import FAULTS, FAULTY
-from .matrix import MATRIX, PROPERTIES, Launch
+from .faults import FAULTS
+from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, QUICKLY, Launch
 from .subject import make
 from .worker import STOP
 
@@ -22,32 +23,56 @@ SECONDS = 900.0
 pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 
-def marks(name: str, number: int) -> list[pytest.MarkDecorator]:
-    """A slow launch is tried only if that is asked for."""
-    return [pytest.mark.slow] if MATRIX[name].launches[number].slow else []
+def marks(name: str, number: int, way: str) -> list[pytest.MarkDecorator]:
+    """A slow launch, or way, is tried only if that is asked for."""
+    row = MATRIX[name]
+    is_quick = way in QUICKLY or way in row.refused
+    return [] if is_quick and not row.launches[number].slow else [pytest.mark.slow]
 
 
-LAUNCHES = [(name, number) for name, row in MATRIX.items() for number in range(len(row.launches))]
+LAUNCHES = [
+    (name, number, row.ways(launch))
+    for name, row in MATRIX.items()
+    for number, launch in enumerate(row.launches)
+]
 TRIED = pytest.mark.parametrize(
     ("name", "number", "way"),
     [
-        pytest.param(name, number, way, marks=marks(name, number))
-        for name, number in LAUNCHES
-        for way in MATRIX[name].only
+        pytest.param(name, number, way, marks=marks(name, number, way))
+        for name, number, ways in LAUNCHES
+        for way in ways
     ],
 )
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory):
+def asked(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Parameters of the tests that were selected: nothing else is trained."""
+    return [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, Any]]):
     """Runs a row's worker once, and gives the folder that it wrote."""
+
+    def ways(name: str, number: int) -> list[str]:
+        if name in FAULTS:
+            return list(FAULTY_ROW.only)
+        row = MATRIX[name]
+        wanted = {
+            each["way"]
+            for each in asked
+            if each.keys() >= {"name", "number", "way"}
+            and (each["name"], each["number"]) == (name, number)
+        }
+        return [way for way in row.only if way in {row.only[0], *wanted} - row.refused.keys()]
 
     @cache
     def folder(name: str, number: int) -> Path:
         path = tmp_path_factory.mktemp("row-")
-        launch = MATRIX[name].launches[number] if name in MATRIX else Launch(2)
+        launch = MATRIX.get(name, FAULTY_ROW).launches[number]
         require(launch.missing() if launch.missing is not None else None)
-        arguments = [*WORKER, path, name, str(number)]
+        arguments = [*WORKER, path, name, str(number), *ways(name, number)]
         for done in run_nodes(arguments, launch.nodes, timeout=SECONDS, by=launch.command):
             assert done.returncode == 0, done.stderr
         return path
@@ -56,13 +81,15 @@ def results(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="session")
-def references(tmp_path_factory: pytest.TempPathFactory):
+def references(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, Any]]):
     """Runs one process in the stead of pieces and readers once."""
+    ways = sorted({each["way"] for each in asked if "way" in each})
 
     @cache
     def folder(pieces: int, readers: int) -> Path:
         path = tmp_path_factory.mktemp("reference-")
-        done = run([*WORKER, path, "reference", str(pieces), str(readers)], timeout=SECONDS)
+        arguments = [*WORKER, path, "reference", str(pieces), str(readers), *ways]
+        done = run(arguments, timeout=SECONDS)
         assert done.returncode == 0, done.stderr
         return path
 
@@ -145,18 +172,21 @@ def test_resumes_to_the_last_bit(results, name, number, way):
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [pytest.param(name, number, marks=marks(name, number)) for name, number in LAUNCHES],
+    [
+        pytest.param(name, number, marks=marks(name, number, ways[0]))
+        for name, number, ways in LAUNCHES
+    ],
 )
 def test_as_many_processes_took_part(results, name, number):
     row = MATRIX[name]
     launch = row.launches[number]
-    record = json.loads((results(name, number) / "runs" / "sgd" / "run.json").read_text())
+    record = json.loads((results(name, number) / "runs" / row.only[0] / "run.json").read_text())
     cls = strategies.strategy_class(row.strategy or name)
     assert record["layout"]["world_size"] == cls.local_processes(launch.devices) * launch.nodes
     assert record["layout"]["num_nodes"] == launch.nodes
 
 
-@pytest.mark.parametrize("way", FAULTY)
+@pytest.mark.parametrize("way", FAULTY_ROW.only)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_deliberate_fault_is_caught(results, references, fault, way):
     found = difference(

@@ -43,7 +43,8 @@ def loaded(saved: Path):
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process computes that is not interrupted."""
     folder = tmp_path_factory.mktemp("whole-")
-    done = run(["-m", "tests.conformance.worker", folder, "reference", "1", "1"], timeout=SECONDS)
+    worker = ("-m", "tests.conformance.worker")
+    done = run([*worker, folder, "reference", "1", "1", "adam"], timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     return folder / "adam.safetensors"
 

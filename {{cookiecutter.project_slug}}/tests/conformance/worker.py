@@ -1,12 +1,12 @@
 """Trains the subject in every way of the matrix under one strategy; started by the tests.
 
-``python -m tests.conformance.worker FOLDER ROW LAUNCH`` writes a file a property, and
-``… FOLDER reference PIECES READERS`` what one process computes in their stead.
+``python -m tests.conformance.worker FOLDER ROW LAUNCH WAY …`` writes a file for each way, and
+``… FOLDER reference PIECES READERS WAY …`` what one process computes in their stead.
 """
 
 import csv
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,22 @@ import torch
 from safetensors.torch import save_file
 
 from ..project import load, trainer
-from .faults import FAULTS, FAULTY
-from .matrix import MATRIX, PROPERTIES, Launch, Row
+from .faults import FAULTS
+from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, Launch, Row
 from .subject import GLOBAL_BATCH, make
 
 checkpoint = load("trainer.checkpoint")
 STOP = 3  # in the middle of the first epoch, and of two batches that are accumulated
 
 
-def train_row(folder: Path, row: Row, name: str, launch: Launch) -> None:
-    """Train in every way, and once with a stop and a resume."""
+def train_row(folder: Path, row: Row, name: str, launch: Launch, ways: Sequence[str]) -> None:
+    """Train in some ways, and once with a stop and a resume."""
     chosen = {
         "strategy": row.strategy or name,
         "strategy_options": dict(row.options),
         "devices": launch.devices,
     }
-    for way in (way for way in row.only if way not in row.refused):
+    for way in ways:
         one = PROPERTIES[way]
         options = {**chosen, **one.trainer, "run_name": way.replace(" ", "-")}
         train(folder / f"{way}.safetensors", one.subject, options)
@@ -41,9 +41,10 @@ def train_row(folder: Path, row: Row, name: str, launch: Launch) -> None:
             train(folder / f"{way}-resumed.safetensors", one.subject, options | resume)
 
 
-def train_references(folder: Path, pieces: int, readers: int) -> None:
-    """Train in every way in one process."""
-    for way, one in PROPERTIES.items():
+def train_references(folder: Path, pieces: int, readers: int, ways: Sequence[str]) -> None:
+    """Train in some ways in one process."""
+    for way in ways:
+        one = PROPERTIES[way]
         subject = {**(one.alone or one.subject), "pieces": pieces, "readers": readers}
         options = {**one.trainer, **one.trainer_alone, "run_name": way.replace(" ", "-")}
         train(folder / f"{way}.safetensors", subject, {"devices": 1, **options})
@@ -89,17 +90,15 @@ def _losses(directory: Path) -> torch.Tensor:
     return torch.tensor([float(row["value"]) for row in rows], dtype=torch.float64)
 
 
-def main(folder: Path, name: str, *numbers: str) -> None:
+def main(folder: Path, name: str, *rest: str) -> None:
     """Train a row's launch by its number, or references for pieces and readers."""
     for fault, strategy in FAULTS.items():
         trainer.register(fault, strategy)
     if name == "reference":
-        train_references(folder, *map(int, numbers))
-    elif name in FAULTS:
-        train_row(folder, Row((Launch(2),), only=FAULTY), name, Launch(2))
+        train_references(folder, int(rest[0]), int(rest[1]), rest[2:])
     else:
-        row = MATRIX[name]
-        train_row(folder, row, name, row.launches[int(numbers[0])])
+        row = MATRIX.get(name, FAULTY_ROW)
+        train_row(folder, row, name, row.launches[int(rest[0])], rest[1:])
 
 
 if __name__ == "__main__":

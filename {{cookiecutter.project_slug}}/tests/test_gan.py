@@ -72,7 +72,9 @@ def untrained() -> float:
     return alone.validate(GAN(), load("tasks.digits").Digits(batch_size=64))["val_distance"]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", ["single_device", "ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)]
+)
 def test_what_it_generates_comes_close_to_what_is_real(trained, untrained, strategy):
     distances = [value for _, name, value in rows(trained(strategy)) if name == "val_distance"]
     assert len(distances) == EPOCHS
@@ -84,11 +86,12 @@ def test_what_it_generates_comes_close_to_what_is_real(trained, untrained, strat
     assert record["layout"]["world_size"] == STRATEGIES[strategy]
 
 
+@pytest.mark.slow
 def test_processes_that_are_spawned_train_the_same(trained):
     assert rows(trained("ddp_spawn")) == rows(trained("ddp"))
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_trained_generator_is_tested(trained, processes):
     options = ("--trainer.accelerator", "cpu", "--trainer.devices", processes)
     tested = run(command("test", *options, "--checkpoint", trained("ddp")))
@@ -109,7 +112,7 @@ def test_a_trained_generator_generates(trained):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("strategy", ["single_device", "ddp"])
+@pytest.mark.parametrize("strategy", ["single_device", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_a_stop_between_accumulated_batches_changes_nothing(tmp_path, strategy):
     every = ("--trainer.log_every_n_steps", "1", "--trainer.max_steps")
     whole = fit(strategy, tmp_path, "whole", *every, str(END))

@@ -42,6 +42,7 @@ def test_trains_on_two_processes(tmp_path, launcher):
     assert "steps per epoch 22, epochs 1, steps in all 22" in done.stdout
 
 
+@pytest.mark.slow
 def test_both_launchers_and_one_process_log_the_same_curve(tmp_path):
     every = ["--model.dropout", "0", "--trainer.log_every_n_steps", "1"]
     into = [*every, "--trainer.default_root_dir", tmp_path, "--trainer.run_name"]
@@ -129,7 +130,7 @@ def wait_for_ranks(folder: Path) -> list[psutil.Process]:
     raise TimeoutError("the ranks did not reach their first step")
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_validation_counts_each_sample_once(tmp_path, processes):
     values = validate(processes)
     assert values["count"] == 1797

@@ -52,6 +52,7 @@ def finish(process: "subprocess.Popen[str]") -> None:
     assert process.returncode == 0, error
 
 
+@pytest.mark.slow
 def test_ddp_trains_as_it_does_by_our_own_launcher(tmp_path):
     finish(start(tmp_path, "mpirun"))
     layout = json.loads((tmp_path / "mpirun" / "run.json").read_text())["layout"]

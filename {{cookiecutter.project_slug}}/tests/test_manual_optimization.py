@@ -443,7 +443,7 @@ def test_what_is_frozen_stays_as_it_is_until_it_is_thawed(ranks, tmp_path, strat
         assert rank["2.weight"].equal(seen[0]["2.weight"])
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_accumulated_gradients_go_along_to_other_processes(tmp_path, before, after):
     """Stopped between two batches that are accumulated; each reads the same global batches."""
     only = ("--only", "Accumulates", "--global_batch_size", "8")

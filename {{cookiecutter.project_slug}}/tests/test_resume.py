@@ -44,7 +44,7 @@ def test_every_stop_step_resumes_to_the_last_bit(results, processes, loader_work
     assert lines == [{"step": step, "weights": True, "metrics": True} for step in range(1, steps)]
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_loader_workers_change_nothing(results, processes):
     one, two = (results(processes, workers)[0] for workers in (0, 2))
     ours, theirs = (load_file(folder / "weights.safetensors") for folder in (one, two))

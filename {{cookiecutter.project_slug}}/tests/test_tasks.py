@@ -26,10 +26,10 @@ def data() -> "digits.Digits":
 
 
 def test_digits_are_split_without_overlap(data: "digits.Digits") -> None:
-    assert (len(data.train), len(data.val), len(data.test)) == (1349, 224, 224)
-    assert sorted(data.train + data.val + data.test) == list(range(1797))
-    again = digits.Digits()
-    assert (again.train, again.val, again.test) == (data.train, data.val, data.test)
+    sizes = {part: len(indices) for part, indices in data.parts.items()}
+    assert sizes == {"train": 1349, "val": 224, "test": 224}
+    assert sorted(index for part in data.parts.values() for index in part) == list(range(1797))
+    assert digits.Digits().parts == data.parts
 
 
 @pytest.mark.parametrize(

@@ -231,9 +231,9 @@ MATRIX = {
         dict.fromkeys(ONE_OPTIMIZER, 0.2),
         only=ONE_OPTIMIZER,
     ),
-    # Each of its runs starts processes of its own, which takes seconds.
+    # As ddp, and each of their runs starts processes of its own, which takes seconds.
     "ddp_spawn": Row(SLOWLY, only=("sgd", "two optimizers", "bf16")),
-    "ddp_fork": Row(TWO_AND_THREE),
+    "ddp_fork": Row(TWO_AND_THREE, only=("sgd", "two optimizers", "bf16")),
     "ddp_notebook": Row((Launch(2),), only=("sgd",)),
     "ddp2": Row(
         (Launch(2, slow=True), _more(3), Launch(2, nodes=2)),

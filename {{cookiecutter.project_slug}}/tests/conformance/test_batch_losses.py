@@ -86,7 +86,10 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max(float((one[key] - other[key]).abs().max()) for key in one)
 
 
-@pytest.mark.parametrize(("strategy", "devices"), [("dp", 2), ("dp", 3), ("ddp2", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "devices"),
+    [("dp", 2), pytest.param("dp", 3, marks=pytest.mark.slow), ("ddp2", 2)],
+)
 def test_dp_and_ddp2_see_the_whole_batch(weights, strategy, devices):
     assert difference(weights(strategy, devices), weights("single_device", 1)) < 1e-6
 
@@ -120,6 +123,7 @@ print(*(float(value.double().sum()) for _, value in sorted(module.state_dict().i
 """
 
 
+@pytest.mark.slow
 def test_ddp2_on_two_nodes_compares_with_its_own_node(weights):
     # 24 a node, as two processes of ddp would have them: the nodes' gradients are averaged.
     one = weights("ddp2", 2, 2, 48)

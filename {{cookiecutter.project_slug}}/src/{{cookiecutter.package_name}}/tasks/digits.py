@@ -1,5 +1,7 @@
 """scikit-learn's handwritten digits: 1797 real images of 8 by 8 pixels, part of the package."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -36,6 +38,8 @@ class DigitImages(Dataset[tuple[Tensor, int]]):
 class Digits(DataModule):
     """Three quarters to train on, an eighth each to validate and to test.
 
+    Images are read when they are first asked for: a process that only starts others never does.
+
     Args:
         batch_size: of one device.
         shift: augmentation of the training images, in pixels.
@@ -45,28 +49,41 @@ class Digits(DataModule):
     def __init__(self, batch_size: int = 32, shift: int = 0, num_workers: int = 0) -> None:
         self.batch_size = batch_size
         self.num_workers = num_workers
-        self.plain = DigitImages()
-        self.augmented = DigitImages(shift)
+        self.shift = shift
+
+    @cached_property
+    def plain(self) -> DigitImages:
+        """All images, as they are."""
+        return DigitImages()
+
+    @cached_property
+    def augmented(self) -> DigitImages:
+        """All images, for training."""
+        return DigitImages(self.shift)
+
+    @cached_property
+    def parts(self) -> dict[str, list[int]]:
+        """Indices of the images to train on, to validate with and to test with."""
         order = torch.randperm(len(self.plain), generator=torch.Generator().manual_seed(0)).tolist()
         eighth = len(order) // 8
-        self.test, self.val, self.train = (
-            order[:eighth],
-            order[eighth : 2 * eighth],
-            order[2 * eighth :],
-        )
+        return {
+            "train": order[2 * eighth :],
+            "val": order[eighth : 2 * eighth],
+            "test": order[:eighth],
+        }
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        return self._loader(self.augmented, self.train)
+        return self._loader(self.augmented, "train")
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        return self._loader(self.plain, self.val)
+        return self._loader(self.plain, "val")
 
     def test_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        return self._loader(self.plain, self.test)
+        return self._loader(self.plain, "test")
 
     def predict_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         return self.test_dataloader()
 
-    def _loader(self, images: DigitImages, indices: list[int]) -> DataLoader[tuple[Tensor, int]]:
-        subset = Subset(images, indices)
+    def _loader(self, images: DigitImages, part: str) -> DataLoader[tuple[Tensor, int]]:
+        subset = Subset(images, self.parts[part])
         return DataLoader(subset, batch_size=self.batch_size, num_workers=self.num_workers)

@@ -132,7 +132,6 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
     ("launcher", "fault", "rank", "processes"),
     [
         ("ours", "is_stopped", 1, 2),
-        ("ddp_fork", "holds_the_interpreter", 0, 3),
         *(
             pytest.param(launcher, fault, rank, processes, marks=slow)
             for launcher, fault, rank, processes in [
@@ -144,6 +143,7 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
                 ("ddp_spawn", "is_stopped", 0, 2),
                 ("ddp_spawn", "loops", 1, 3),
                 ("ddp_fork", "is_stopped", 1, 2),
+                ("ddp_fork", "holds_the_interpreter", 0, 3),
             ]
         ),
     ],

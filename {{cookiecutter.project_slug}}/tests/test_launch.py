@@ -86,7 +86,14 @@ def test_a_rank_that_is_killed_ends_all(tmp_path, launcher):
     assert_nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):
     # A step that takes a minute is not waited for longer than this.
     variables = at_root() | {"TRAINER_SAVE_SECONDS": "2"}

@@ -18,12 +18,14 @@ from .project import PACKAGE, ROOT, fit, load, missing_deepspeed, require, run, 
 
 config = load("trainer.strategies.deepspeed_config")
 ConfigurationError = load("trainer.errors").ConfigurationError
+missing_compiler = load("trainer.strategies.deepspeed_process").missing_compiler
 
 SHORT = [
     *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
     *("--trainer.log_every_n_steps", "1", "--model.dropout", "0", "--trainer.run_name", "run"),
 ]
 STAGE_2 = ["--trainer.strategy", "deepspeed_stage_2"]
+COMPILED = "cpu adam"
 
 
 def problems(strategy: str = "deepspeed", **options: Any) -> list[str]:
@@ -241,7 +243,7 @@ def trained(tmp_path_factory):
     require(missing_deepspeed())
     folders = {number: tmp_path_factory.mktemp(f"on-{number}-") for number in (0, 2)}
     for number, folder in folders.items():
-        train(folder, number, *(way for way in WAYS if "ddp" not in way))
+        train(folder, number, *(way for way in WAYS if way != COMPILED and "ddp" not in way))
     return folders[2], folders[0]
 
 
@@ -282,13 +284,43 @@ def test_equals_one_process(trained, way, bound):
 
 @slow
 @with_time
-@pytest.mark.parametrize("way", RESUMED)
+@pytest.mark.parametrize("way", [way for way in RESUMED if way != COMPILED])
 def test_resumes_to_the_last_bit(trained, way):
-    whole = load_file(trained[0] / f"{way}.safetensors")
-    resumed = load_file(trained[0] / f"{way}-resumed.safetensors")
-    stopped = load_file(trained[0] / f"{way}-stopped.safetensors")
+    assert_resumed(trained[0], way)
+
+
+def assert_resumed(folder: Path, way: str) -> None:
+    whole, stopped, resumed = (
+        load_file(folder / f"{way}{part}.safetensors") for part in ("", "-stopped", "-resumed")
+    )
     assert len(stopped["losses"]) == 6
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+@slow
+@with_time
+def test_its_own_adam_for_cpus_is_compiled_and_steps_as_torch_s(tmp_path):
+    require(missing_deepspeed() or missing_compiler())
+    ours, alone = tmp_path / "ours", tmp_path / "alone"
+    for folder, processes in ((ours, 2), (alone, 0)):
+        folder.mkdir()
+        train(folder, processes, COMPILED)
+    name = f"{COMPILED}.safetensors"
+    assert difference(ours / name, alone / name) <= 1e-5
+    assert_resumed(ours, COMPILED)
+
+
+def test_without_a_compiler_one_line_says_so(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    offloaded = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    adam = {"type": "Adam", "params": {"lr": 0.1}}
+    by_option = problems("deepspeed_stage_2_offload", cpu_adam=True)
+    by_configuration = problems(config={"zero_optimization": offloaded, "optimizer": adam})
+    assert by_option == by_configuration
+    (line,) = by_option
+    assert "this machine has no C++ compiler: apt-get install g++" in line
+    adam["params"]["torch_adam"] = True
+    assert problems(config={"zero_optimization": offloaded, "optimizer": adam}) == []
 
 
 @slow

@@ -52,7 +52,7 @@ class DeepSpeed(ProcessGroupStrategy):
         contiguous_gradients: copy gradients into one buffer as they come.
         overlap_comm: average gradients while backward goes on.
         cpu_adam: step by DeepSpeed's Adam for CPUs in the place of torch's; it is compiled the
-            first time, which takes a minute.
+            first time, by the machine's C++ compiler, which takes minutes.
         timeout_seconds: after which a collective that a rank does not join fails on the others.
 
     Raises:
@@ -110,10 +110,15 @@ class DeepSpeed(ProcessGroupStrategy):
     # --- before a run ----------------------------------------------------------------------------
 
     def problems(self, given: Mapping[str, Any]) -> list[str]:
+        lines = []
+        if self.cpu_adam or deepspeed_config.steps_by_cpu_adam(self.config):
+            missing = deepspeed_process.missing_compiler()
+            lines = [missing] if missing else []
         if not self.is_configured:
-            return []
+            return lines
         accelerator = choose_accelerator(given["accelerator"])
         return [
+            *lines,
             *deepspeed_config.contradictions(self.config, given),
             *deepspeed_process.rejected(deepspeed_config.completed(self.config), accelerator),
         ]

@@ -160,6 +160,16 @@ def offloads_optimizer(config: Mapping[str, Any]) -> bool:
     )
 
 
+def steps_by_cpu_adam(config: Mapping[str, Any]) -> bool:
+    """Whether the optimizer of the configuration is DeepSpeed's own for CPUs."""
+    parameters = section(section(config, "optimizer"), "params")
+    return (
+        (kind(config, "optimizer") or "").lower() in ("adam", "adamw")
+        and offloads_optimizer(config)
+        and not parameters.get("torch_adam")
+    )
+
+
 def contradictions(config: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """One line for each thing in a user's own configuration that the trainer is told otherwise.
 

@@ -8,7 +8,9 @@ import importlib
 import importlib.util
 import logging
 import os
+import shutil
 import sys
+import sysconfig
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,6 +32,7 @@ def load(device: torch.device, layout: Layout | None = None) -> Any:
     Returns:
         the package.
     """
+    _find_ninja()
     os.environ["DS_ACCELERATOR"] = device.type
     if layout is not None:
         os.environ["LOCAL_RANK"] = str(layout.local_rank)
@@ -44,6 +47,24 @@ def load(device: torch.device, layout: Layout | None = None) -> Any:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
     return deepspeed
+
+
+def _find_ninja() -> None:
+    """The environment's own, by which extensions are compiled: its Python may be called by path."""
+    scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
+    if scripts not in path.split(os.pathsep):
+        os.environ["PATH"] = path + os.pathsep + scripts
+
+
+def missing_compiler() -> str | None:
+    """Why nothing can be compiled here; ``None``: it can."""
+    if shutil.which(os.environ.get("CXX", "c++")) is not None:
+        return None
+    return (
+        "DeepSpeed's Adam for CPUs is compiled when it is first used, and this machine has no C++ "
+        "compiler: apt-get install g++, or use torch's (leave cpu_adam out; in a configuration, "
+        "give the optimizer torch_adam=true)"
+    )
 
 
 def rejected(config: dict[str, Any], accelerator: str) -> list[str]:

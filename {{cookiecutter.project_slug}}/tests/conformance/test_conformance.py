@@ -48,7 +48,8 @@ TRIED = pytest.mark.parametrize(
 @pytest.fixture(scope="session")
 def asked(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """Parameters of the tests that were selected: nothing else is trained."""
-    return [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    here = [item for item in request.session.items if item.path == Path(__file__)]
+    return [item.callspec.params for item in here if hasattr(item, "callspec")]
 
 
 @pytest.fixture(scope="session")

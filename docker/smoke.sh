@@ -52,6 +52,17 @@ fetch_wheels() {
         exit 1
     }
     download --requirement "$lock"
+    fetch_engines "${lock%/*}"
+}
+
+# What DeepSpeed needs comes as wheels, it and FairScale as source: not isolated, or pip would fetch a torch of its own.
+fetch_engines() { # LOCKS
+    sed '/^deepspeed==/,/[^\\]$/d' "$1/deepspeed.txt" > "$CACHE/deepspeed-needs.txt"
+    sed -n '/^deepspeed==/,/[^\\]$/p' "$1/deepspeed.txt" > "$CACHE/deepspeed.txt"
+    download --requirement "$CACHE/deepspeed-needs.txt"
+    DS_BUILD_OPS=0 "$python" -m pip download -qq --disable-pip-version-check --require-hashes --no-deps --no-binary :all: \
+        --no-build-isolation --find-links "$CACHE/wheels" --dest "$CACHE/wheels" \
+        --requirement "$1/fairscale.txt" --requirement "$CACHE/deepspeed.txt"
 }
 
 # The tests have a home of their own, but the client's settings and parts lie in the user's.

@@ -32,7 +32,7 @@ def started(
         require(missing_fairscale())
     folder.mkdir(exist_ok=True)
     given = json.dumps({"devices": devices, "max_steps": 6, "global_batch_size": 4, **options})
-    return run(["-m", "tests.fairscale_subject", folder, subject, given], extra=at_root())
+    return run(["-m", "tests.odd_subject", folder, subject, given], extra=at_root())
 
 
 def fitted(folder: Path, subject: str, devices: int, **options: Any) -> list[dict[str, Any]]:

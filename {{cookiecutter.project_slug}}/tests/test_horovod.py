@@ -1,10 +1,12 @@
 """Horovod under its own driver: rates by its size, and what it says where it cannot run."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from .project import PACKAGE, fit, horovodrun, missing_horovod, require, run
+from .test_fairscale import difference
 
 SHORT = [
     *("--trainer.max_epochs", "2", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
@@ -48,6 +50,23 @@ def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
     assert len(logged(scaled, "loss")) == 44
     assert logged(not_scaled, "loss") == pytest.approx(logged(alone, "loss"), abs=1e-4)
     assert logged(scaled, "loss") == pytest.approx(logged(twice, "loss"), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("subject", "processes"), [("Odd", 2), ("Odd", 4), ("Waiting", 4)])
+def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
+    require(missing_horovod())
+    short = {"devices": processes, "max_steps": 6, "global_batch_size": 4}
+    horovod = {"strategy": "horovod", "strategy_options": {"scale_learning_rate": False}}
+    for name, options, by in (
+        ("alone", {**short, "devices": 1}, []),
+        ("run", {**short, **horovod}, horovodrun(processes)),
+    ):
+        (tmp_path / name).mkdir()
+        worker = ["-m", "tests.odd_subject", tmp_path / name, subject, json.dumps(options)]
+        done = run(worker, by=by)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
 
 
 def test_without_horovod_one_line_says_how_to_install_it():

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..cluster import Layout
 from ..errors import ConfigurationError
@@ -64,6 +66,8 @@ class Horovod(ProcessGroupStrategy):
         self.compression = compression
         self.fusion_mb = fusion_mb
         self._averaged: set[int] = set()
+        self._hooks: list[RemovableHandle] = []
+        self._synchronises = True
         if scale_learning_rate:
             twice = (
                 "Horovod multiplies rates by its size already; set "
@@ -90,6 +94,11 @@ class Horovod(ProcessGroupStrategy):
 
         self.place(module)
         hvd.broadcast_parameters(module.state_dict(), root_rank=0)
+        self._hooks = [
+            each.register_post_accumulate_grad_hook(self._keep_apart)
+            for each in module.parameters()
+            if each.requires_grad
+        ]
         names = {id(each): name for name, each in module.named_parameters()}
         self._optimization = configure().replaced(lambda each: self._wrap(each, names))
         return self._optimization
@@ -103,7 +112,10 @@ class Horovod(ProcessGroupStrategy):
             for parameter in group["params"]
         ]
         compression = getattr(hvd.Compression, self.compression)
-        return hvd.DistributedOptimizer(optimizer, named, compression=compression)
+        wrapped = hvd.DistributedOptimizer(optimizer, named, compression=compression)
+        # It makes the optimizer anew, by its defaults: Adagrad's state begins with a value given.
+        wrapped.state.update(optimizer.state)
+        return wrapped
 
     @property
     def learning_rate_factor(self) -> float:
@@ -112,17 +124,40 @@ class Horovod(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
     ) -> None:
+        self._synchronises = synchronise
         # A gradient's hook counts down and averages at 0: at 1 it does so now, at 2 it waits.
         for optimizer in self._optimization.optimizers:
             delays: dict[Any, int] = optimizer._allreduce_delay  # type: ignore[attr-defined]
             delays.update(dict.fromkeys(delays, 1 if synchronise else 2))
         super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
 
+    def _keep_apart(self, parameter: Tensor) -> None:
+        """Copy a gradient before Horovod's own hook averages it in place, in the midst of backward.
+
+        It may lie in the memory of one that backward still computes with: that of a bias which is
+        added to a single sample does.
+        """
+        if self._synchronises and parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
+
     def _average(self, optimizer: Any) -> None:
         """Wait for the averaged gradients, once a step."""
-        if id(optimizer) not in self._averaged:
-            self._averaged.add(id(optimizer))
-            optimizer.synchronize()
+        if id(optimizer) in self._averaged:
+            return
+        self._averaged.add(id(optimizer))
+        trained = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
+        used = torch.tensor([float(each.grad is not None) for each in trained])
+        used = self.reduce(used, "max")
+        optimizer.synchronize()
+        # Horovod makes zeros of what is missing, by which momentum and decay would be stepped.
+        for parameter, is_used in zip(trained, used.tolist(), strict=True):
+            if not is_used:
+                parameter.grad = None
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
         for optimizer in optimization.optimizers:
@@ -151,5 +186,8 @@ class Horovod(ProcessGroupStrategy):
                 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
     def teardown(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
         self._averaged.clear()
         super().teardown()

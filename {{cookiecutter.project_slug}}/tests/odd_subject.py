@@ -1,12 +1,13 @@
-"""What test_fairscale.py trains; each rank writes what it has seen.
+"""Models that engines easily get wrong; each rank writes what it has seen.
 
-``python -m tests.fairscale_subject FOLDER SUBJECT OPTIONS`` fits a subject with a trainer's options
+``python -m tests.odd_subject FOLDER SUBJECT OPTIONS`` fits a subject with a trainer's options
 (JSON), and writes ``notes-RANK.json`` into the folder.
 """
 
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,20 @@ class Odd(Base):
             torch.optim.SGD(groups, lr=0.05, momentum=0.9),
             torch.optim.Adagrad(self.blocks.parameters(), lr=0.05, initial_accumulator_value=0.1),
         ]
+
+
+class Waiting(Even):
+    """The gradient of its bias lies, of one sample, in memory that backward computes with yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        if x.requires_grad:
+            x.register_hook(lambda gradient: time.sleep(0.05))
+        return x + self.bias.view(1, -1)
 
 
 class Thawing(Odd):

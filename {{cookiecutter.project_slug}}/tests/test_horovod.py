@@ -53,10 +53,12 @@ def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("subject", "processes"), [("Odd", 2), ("Odd", 4), ("Waiting", 4)])
+@pytest.mark.parametrize(
+    ("subject", "processes"), [("Odd", 2), ("Odd", 4), ("Waiting", 4), ("Thawing", 2)]
+)
 def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
     require(missing_horovod())
-    short = {"devices": processes, "max_steps": 6, "global_batch_size": 4}
+    short = {"devices": processes, "max_epochs": 2, "global_batch_size": 4}
     horovod = {"strategy": "horovod", "strategy_options": {"scale_learning_rate": False}}
     for name, options, by in (
         ("alone", {**short, "devices": 1}, []),

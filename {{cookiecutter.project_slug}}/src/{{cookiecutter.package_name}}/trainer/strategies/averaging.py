@@ -1,8 +1,9 @@
-"""Gradients averaged after backward, for training steps that call backward themselves.
+"""Gradients averaged after backward: those that no engine averages within it.
 
-torch's DDP averages the gradients of one backward that follows its forward. A step with manual
-optimization calls backward several times inside its forward, each for some parameters only: so
-those that have got a gradient are averaged here, however many there are.
+torch's DDP averages the gradients of one backward that follows its forward, of the parameters that
+were trained when it was made. A step with manual optimization calls backward several times inside
+its forward, each for some parameters only; and a layer may be thawed later. So those that have got
+a gradient are averaged here, however many there are.
 """
 
 from collections import defaultdict
@@ -38,6 +39,11 @@ class GradientAverage:
             self._averaged.discard(index)
 
         return note
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether any of the parameters is trained now; to be the same on every process."""
+        return any(each.requires_grad for each in self._parameters)
 
     def average(self) -> None:
         """Average over all processes; one that did not use a parameter counts with zero."""

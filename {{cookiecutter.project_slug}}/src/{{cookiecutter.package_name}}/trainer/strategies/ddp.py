@@ -61,6 +61,9 @@ class DDP(Replicated):
         self.place(module)
         if module.automatic_optimization:
             self.wrapped = self.wrap(self.step)
+            # They may be thawed later, and DDP takes no notice.
+            frozen = [each for each in module.parameters() if not each.requires_grad]
+            self.averaged = GradientAverage(frozen)
         else:
             self.start_equal((*module.parameters(), *module.buffers()))
             self.averaged = GradientAverage(module.parameters())

@@ -18,6 +18,7 @@ from ..errors import ConfigurationError
 from ..module import TrainingModule
 from ..optimization import Optimization
 from ..precision import Precision
+from .averaging import GradientAverage
 from .limits import Limits
 from .process_group import ProcessGroupStrategy
 
@@ -99,6 +100,9 @@ class Horovod(ProcessGroupStrategy):
             for each in module.parameters()
             if each.requires_grad
         ]
+        # They may be thawed later, and have no hook of Horovod's.
+        frozen = [each for each in module.parameters() if not each.requires_grad]
+        self._thawed = GradientAverage(frozen)
         names = {id(each): name for name, each in module.named_parameters()}
         self._optimization = configure().replaced(lambda each: self._wrap(each, names))
         return self._optimization
@@ -130,6 +134,11 @@ class Horovod(ProcessGroupStrategy):
             delays: dict[Any, int] = optimizer._allreduce_delay  # type: ignore[attr-defined]
             delays.update(dict.fromkeys(delays, 1 if synchronise else 2))
         super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
+
+    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+        super().backward(loss, synchronise=synchronise)
+        if synchronise and self._thawed.has_trained:
+            self._thawed.average()
 
     def _keep_apart(self, parameter: Tensor) -> None:
         """Copy a gradient before Horovod's own hook averages it in place, in the midst of backward.

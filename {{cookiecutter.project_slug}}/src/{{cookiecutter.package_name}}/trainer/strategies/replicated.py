@@ -24,12 +24,12 @@ class Engine(Protocol):
 class Replicated(ProcessGroupStrategy):
     """Every process holds the whole model and reads its part of each batch.
 
-    ``wrapped`` is the engine that has the module's step; where there is none, because a module
-    optimizes by hand, ``averaged`` averages gradients after each backward that asks for it.
+    ``wrapped`` is the engine that has the module's step; there is none where a module optimizes by
+    hand. ``averaged`` averages what it does not.
     """
 
     wrapped: Engine | None = None
-    averaged: GradientAverage
+    averaged: GradientAverage | None = None
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
@@ -54,5 +54,5 @@ class Replicated(ProcessGroupStrategy):
 
     def backward(self, loss: Tensor, *, synchronise: bool) -> None:
         super().backward(loss, synchronise=synchronise)
-        if synchronise and self.wrapped is None:
+        if synchronise and self.averaged is not None and self.averaged.has_trained:
             self.averaged.average()

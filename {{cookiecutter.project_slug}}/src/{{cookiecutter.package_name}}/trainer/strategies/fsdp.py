@@ -95,6 +95,14 @@ class FSDP(ProcessGroupStrategy):
             f"computed with precision={given['precision']!r}; use precision={fitting!r}"
         ]
 
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        return [
+            f"{name} has no dimensions, by which fully_shard could divide it; give it one "
+            "(torch.ones(1)), or use strategy='ddp_zero1'"
+            for name, parameter in module.named_parameters()
+            if parameter.dim() == 0
+        ]
+
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         return configure()

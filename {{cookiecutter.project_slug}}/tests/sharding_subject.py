@@ -145,6 +145,8 @@ def main(folder: str, strategy: str, devices: str, *words: str) -> None:
     with run.building():
         fresh = Tied(folder)
     predictions = torch.cat(run.predict(fresh, checkpoint=directory))
+    threads = [(each / "comm").read_text() for each in Path("/proc/self/task").iterdir()]
+    (Path(folder) / f"threads-{run.global_rank}").write_text("".join(threads))
     if run.global_rank == 0:
         weights = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]
         save_file(

@@ -60,6 +60,7 @@ class FSDP(ProcessGroupStrategy):
         }
     )
     divides_parameters: bool = True
+    wrapped: Any = None
 
     def __init__(
         self,
@@ -147,13 +148,8 @@ class FSDP(ProcessGroupStrategy):
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
     ) -> None:
         divides_now = synchronise or self.accumulate_in_parts
-        self._root.set_requires_gradient_sync(divides_now)
+        self.wrapped.set_requires_gradient_sync(divides_now)
         super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
-
-    @property
-    def _root(self) -> FSDPModule:
-        root: Any = self.wrapped
-        return root  # type: ignore[no-any-return]
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         return self.wrapped(stage, batch, batch_idx)
@@ -182,11 +178,34 @@ class FSDP(ProcessGroupStrategy):
     def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         parts.load_optimizer(self.module, optimizer, saved)
 
+    def teardown(self) -> None:
+        wrapped, self.wrapped = self.wrapped, None
+        for each in wrapped.modules() if wrapped is not None else ():
+            if isinstance(each, FSDPModule):
+                _forget_groups(each)
+        if wrapped is not None:
+            getattr(self.mesh, "_pg_registry", {}).clear()
+        super().teardown()
+
     def _let_go(self) -> None:
         """Of what an evaluation has gathered and no backward has let go of."""
         for each in self.wrapped.modules():
             if isinstance(each, FSDPModule):
                 each.reshard()
+
+
+def _forget_groups(unit: FSDPModule) -> None:
+    """Let a unit not keep its process groups, and gloo's threads with them, beyond their end.
+
+    One of these that is left may abort the end of the interpreter.
+    """
+    state: Any = unit._get_fsdp_state()
+    many = getattr(state, "_fsdp_param_groups", None)  # one of them alone before torch 2.12
+    for group in many if many is not None else [state._fsdp_param_group]:
+        for info in (group.mesh_info, group.post_forward_mesh_info) if group is not None else ():
+            for name in ("shard_process_group", "replicate_process_group"):
+                if getattr(info, name, None) is not None:
+                    setattr(info, name, None)
 
 
 def _dtype(option: str, name: str | None) -> torch.dtype | None:

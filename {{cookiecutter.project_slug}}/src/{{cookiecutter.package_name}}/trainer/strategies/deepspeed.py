@@ -4,6 +4,7 @@ Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
 (https://arxiv.org/abs/1910.02054)
 """
 
+import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -287,6 +288,11 @@ class DeepSpeed(ProcessGroupStrategy):
         if engine is not None:
             engine.destroy()
             deepspeed_process.clean(self.module, self._untouched)
+            for name in ("slices", "step"):  # which has hooks of the engine
+                self.__dict__.pop(name, None)
+        del engine
+        # It is a part of circles, and would keep the group, with gloo's threads, beyond its end.
+        gc.collect()
         super().teardown()
         deepspeed_process.forget_process_group()
 

@@ -21,6 +21,13 @@ from torch import nn
 
 from ..cluster import Layout
 
+# What stage 3 hangs on every module; the first two keep its engine.
+_OF_STAGE_3 = {
+    *("pre_bwd_fn", "post_bwd_fn", "applied_pre_backward_ref_cnt", "all_parameters"),
+    *("ds_id", "ds_grads_remaining", "ds_recompute_parameters", "ds_external_parameters"),
+    *("ds_inflight_param_registry", "_original_parameters", "_external_params"),
+}
+
 
 def load(device: torch.device, layout: Layout | None = None) -> Any:
     """Import DeepSpeed, for a device and without compiling anything.
@@ -109,6 +116,9 @@ def clean(module: nn.Module, untouched: Mapping[str, set[str]]) -> None:
         parameter.grad = None
         for attribute in vars(parameter).keys() - untouched[name]:
             delattr(parameter, attribute)
+    for each in module.modules():
+        for attribute in _OF_STAGE_3 & vars(each).keys():
+            delattr(each, attribute)
     from deepspeed.runtime.zero.partition_parameters import (
         InsertPostInitMethodToModuleSubClasses as Overrides,
     )

@@ -45,7 +45,7 @@ class Engine:
     def make(self, project: Path, target: str, *settings: str) -> str:
         """Run a target of a rendered project's Makefile on this engine, and return its output."""
         wheels = project / "requirements" / "wheels"
-        for wheel in self.wheels.glob("*.whl"):
+        for wheel in self.wheels.iterdir():
             if not (wheels / wheel.name).exists():
                 os.link(wheel, wheels / wheel.name)
         given = {

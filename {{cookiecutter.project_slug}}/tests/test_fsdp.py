@@ -58,6 +58,15 @@ def test_validation_counts_each_sample_once(results, strategy, devices):
     assert divided["val_loss"] == pytest.approx(alone["val_loss"], abs=1e-5)
 
 
+@DIVIDED
+def test_no_thread_of_a_process_group_is_left(results, strategy, devices):
+    # One of gloo's may abort the end of the interpreter.
+    for rank in range(devices):
+        threads = (results(strategy, devices) / f"threads-{rank}").read_text().splitlines()
+        assert threads
+        assert [each for each in threads if "gloo" in each] == []
+
+
 @pytest.mark.parametrize(("strategy", "devices"), [("fsdp", 2), ON_THREE])
 def test_a_rank_holds_its_part_of_everything(results, strategy, devices):
     folder = results(strategy, devices)

@@ -143,8 +143,8 @@ class Horovod(ProcessGroupStrategy):
     def _keep_apart(self, parameter: Tensor) -> None:
         """Copy a gradient before Horovod's own hook averages it in place, in the midst of backward.
 
-        It may lie in the memory of one that backward still computes with: that of a bias which is
-        added to a single sample does.
+        It may lie in the memory of one that backward still computes with: that of a view of a
+        parameter which is added to a single sample does.
         """
         if self._synchronises and parameter.grad is not None:
             parameter.grad = parameter.grad.clone()

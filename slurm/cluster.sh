@@ -5,7 +5,7 @@
 #   slurm/cluster.sh up N [GPUS]      start N nodes, node1 … nodeN, each with GPUS made-up GPUs
 #   eval "$(slurm/cluster.sh env)"    then sbatch, squeue, scancel … talk to it
 #   slurm/cluster.sh run COMMAND …    run one command that talks to it
-#   slurm/cluster.sh kill NODE        end a node at once, with all that runs on it
+#   slurm/cluster.sh kill NODE        end a node, or `controller`, at once, with all that runs on it
 #   slurm/cluster.sh start NODE       bring it back
 #   slurm/cluster.sh down             end all of it and remove its files
 #
@@ -83,8 +83,13 @@ daemon_in_namespace() { # NAME COMMAND …
         bash "$name" "$dir" env SLURM_CONF="$link/slurm.conf" "$@"
 }
 
-# -b: it says that its machine has started, so that whatever ran there is given up.
-start_node() { daemon_in_namespace "$1" slurmd -D -b -N "$1"; }
+start_host() { # NAME
+    case $1 in
+        controller) daemon_in_namespace "$1" slurmctld -D ;;
+        # -b: it says that its machine has started, so that whatever ran there is given up.
+        *) daemon_in_namespace "$1" slurmd -D -b -N "$1" ;;
+    esac
+}
 
 # Processes of a namespace, however they have detached themselves. Zombies have no namespace.
 processes() { ip netns pids "$(namespace "$1")" 2> /dev/null; }
@@ -115,6 +120,8 @@ responds() { # NODE
     [[ $(SLURM_CONF=$link/slurm.conf sinfo --noheader --responding --nodes "$1" --format %t 2> /dev/null) =~ ^(idle|mix|alloc) ]]
 }
 
+answers() { SLURM_CONF=$link/slurm.conf sinfo > "$dir/log/sinfo" 2>&1; }
+
 all_respond() {
     local name
     for name in "$@"; do responds "$name" || return 1; done
@@ -124,7 +131,7 @@ up() { # N [GPUS]
     local count=${1-} gpus=${2:-0} name number
     [[ $count =~ ^[1-9][0-9]?$ && $gpus =~ ^(0|[1-9][0-9]?)$ ]] || fail "usage: up N [GPUS], N from 1 to 99, GPUS from 0"
     check_machine
-    if is_alive "$dir/pid/controller"; then fail "it is up already, in $dir; end it first: $0 down"; fi
+    if is_up; then fail "it is up already, in $dir; end it first: $0 down"; fi
     clean
     [ ! -e "$dir" ] || [ -z "$(ls -A "$dir")" ] || fail "$dir is not empty and no cluster's; set SLURM_CLUSTER_DIR"
     [ -z "$(ip -4 address show to "$subnet.0/24")" ] || fail "$subnet.0/24 is in use; set another SLURM_CLUSTER_DIR"
@@ -160,8 +167,7 @@ up() { # N [GPUS]
     daemon munge munged --foreground --force --key-file="$dir/munge/key" --socket="$link/munge/socket" \
         --pid-file="$dir/munge/pid" --log-file="$dir/munge/log" --seed-file="$dir/munge/seed"
     wait_until 10 test -S "$dir/munge/socket" || fail "munged did not come up"
-    daemon_in_namespace controller slurmctld -D
-    for name in "${names[@]}"; do start_node "$name"; done
+    for name in controller "${names[@]}"; do start_host "$name"; done
     wait_until 60 all_respond "${names[@]}" || fail "nodes did not come up"
     trap - EXIT
     echo "SLURM with $count nodes of $gpus GPUs is up in $dir; next: eval \"\$($(printf %q "$0") env)\""
@@ -192,10 +198,13 @@ clean() {
     fi
 }
 
-check_up() { is_alive "$dir/pid/controller" || fail "it is not up; start it: $0 up N [GPUS]"; }
+# Its controller may be away for a while.
+is_up() { is_alive "$dir/pid/munge"; }
 
-check_node() { # NODE
-    [[ ${1-} == node* && -d $dir/spool/$1 ]] || fail "there is no node ${1-}"
+check_up() { is_up || fail "it is not up; start it: $0 up N [GPUS]"; }
+
+check_host() { # NAME
+    [[ ${1-} == controller || (${1-} == node* && -d $dir/spool/$1) ]] || fail "there is no node ${1-}"
 }
 
 # One of up, down, kill and start at a time.
@@ -221,16 +230,17 @@ case $action in
         ;;
     kill)
         check_up
-        check_node "${1-}"
+        check_host "${1-}"
         lock
         wait_until 20 kill_all "$1" || fail "processes of $1 do not end"
         ;;
     start)
         check_up
-        check_node "${1-}"
+        check_host "${1-}"
         lock
         if is_alive "$dir/pid/$1"; then fail "$1 is up"; fi
-        start_node "$1"
+        start_host "$1"
+        [ "$1" != controller ] || wait_until 20 answers || fail "the controller does not answer"
         ;;
     env)
         check_up

@@ -82,8 +82,9 @@ def replacements(job: Job) -> list[Job]:
 
 def replacement(job: Job) -> Job:
     """Wait for the one job that stands in for a lost node."""
-    until(lambda: len(replacements(job)) == 1, "replacement")
-    return replacements(job)[0]
+    until(lambda: replacements(job), f"replacement:\n{job.log}")
+    (only,) = replacements(job)
+    return only
 
 
 def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd: str) -> None:
@@ -117,6 +118,15 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
         assert replacement(job).ask("NodeList") == "node3"
         # Nothing was lost: whoever was there has saved before the newcomer was let in.
         assert "as SIGTERM asked" in job.log
+    # While nobody tells a job which nodes it has, it keeps them, and asks for no others.
+    attempts = [layouts(job) for job in jobs]
+    assert on_cluster.cluster.control("kill", "controller").returncode == 0
+    time.sleep(15)
+    assert on_cluster.cluster.control("start", "controller").returncode == 0
+    for job in jobs:
+        job.reach(job.step() + 3)
+        assert replacement(job).ask("JobState") == "RUNNING"
+    assert [layouts(job) for job in jobs] == attempts
     for job in jobs:
         assert job.finish(200) == "COMPLETED after 0 restarts", job.log
         assert f"{job.run.name}: finished step {STEPS}\n" in job.log

@@ -77,7 +77,10 @@ start_agent() { # NODE
 }
 
 # Nodes that the job has now; those that are lost are taken out of it.
-nodes() { scontrol show hostnames "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N)"; }
+nodes() {
+    local list
+    list=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && scontrol show hostnames "$list"
+}
 
 # Whether a machine was started after an agent was: srun itself may go on waiting for it.
 has_rebooted() { # NODE
@@ -87,8 +90,10 @@ has_rebooted() { # NODE
 
 # Let jobs wait for as many nodes as are missing; those that wait or run already are known by name.
 replace_nodes() { # OPTION …
-    local missing
-    missing=$((NODES_MAX - $(nodes | wc -l) - $(squeue --noheader --me --name="$replacement" | wc -l)))
+    local present coming missing
+    # Nothing is known while SLURM's controller is away.
+    present=$(nodes | wc -l) && coming=$(squeue --noheader --me --name="$replacement" | wc -l) || return
+    missing=$((NODES_MAX - present - coming))
     # Read after it was counted: at the end of the run a stand-in is gone, and wants no other.
     if [ -s "$TRAINER_OUTCOME" ]; then return; fi
     for ((; missing > 0 && replaced < MAX_REPLACEMENTS; missing--)); do
@@ -115,11 +120,15 @@ submit_replacement() { # OPTION …
     )
 }
 
-# Whether the run that this job takes part in still goes on, by the same start of its job.
+# Whether the run that this job takes part in still goes on, by the same start of its job. It does
+# while SLURM's controller is away, and cannot tell.
 run_goes_on() {
     local facts
-    facts=$(scontrol --oneliner show job "$job") || return 1
-    [[ $facts =~ \ JobState=RUNNING\  && $facts =~ \ Restarts=$restarts\  ]]
+    if facts=$(scontrol --oneliner show job "$job" 2>&1); then
+        [[ $facts =~ \ JobState=RUNNING\  && $facts =~ \ Restarts=$restarts\  ]]
+    else
+        [[ $facts != *"Invalid job id"* ]]
+    fi
 }
 
 # Collect agents that have ended; sets `code` to the last one's.

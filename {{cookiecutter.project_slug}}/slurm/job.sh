@@ -135,8 +135,18 @@ conclude() { # EXIT_CODE
     exit "$code"
 }
 
+# SLURM's controller may be away for a moment, as where it is started anew.
+patiently() { # COMMAND …
+    local tries=1
+    until "$@"; do
+        [ "$tries" -lt 5 ] || return 1
+        tries=$((tries + 1))
+        sleep 4
+    done
+}
+
 is_preempted() {
-    [[ $(scontrol --oneliner show job "$job") =~ \ PreemptTime=[0-9] ]]
+    [[ $(patiently scontrol --oneliner show job "$job") =~ \ PreemptTime=[0-9] ]]
 }
 
 requeue() { # WHY
@@ -145,6 +155,6 @@ requeue() { # WHY
         exit 1
     fi
     echo "$run_name: $1; requeued ($((restarts + 1)) of at most $MAX_REQUEUES)"
-    scontrol requeue "$job" || fail "scontrol requeue has failed"
+    patiently scontrol requeue "$job" || fail "scontrol requeue has failed"
     exit 0
 }

@@ -179,7 +179,10 @@ if [ -n "${JOIN_JOB-}" ]; then
     exit "$code"
 fi
 
-trap 'end_replacements; tidy' EXIT
+at_exit() {
+    end_replacements
+    tidy
+}
 trap 'signal=TERM; end_replacements' TERM
 is_told='' deadline=''
 start_missing_agents

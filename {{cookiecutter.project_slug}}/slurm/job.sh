@@ -90,9 +90,11 @@ export TRAINER_OUTCOME=$PWD/runs/.outcome-$job
 mkdir -p runs || fail "cannot make $PWD/runs"
 # Ranks that were killed leave the file by which they have told their port.
 tidy() { rm -f "$TRAINER_OUTCOME" ".rendezvous-$SLURM_JOB_ID."*; }
+at_exit() { tidy; }
 if [ -z "${JOIN_JOB-}" ]; then
     tidy
-    trap tidy EXIT
+    # A child that is killed before it has become its command runs this shell's trap.
+    trap 'if [ "$BASHPID" = $$ ]; then at_exit; fi' EXIT
 fi
 
 # SIGUSR1 comes to this script alone (--signal=B:…) and is handed on; SLURM itself sends SIGTERM to

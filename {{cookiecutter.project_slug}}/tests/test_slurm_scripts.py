@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,29 @@ def test_outside_a_job_it_says_how_to_submit(script: Path, tmp_path: Path) -> No
     name = script.name
     assert done.returncode == 2
     assert done.stderr == f"{name}: submit it in the project's folder: sbatch slurm/{name} …\n"
+
+
+def test_a_child_that_is_killed_leaves_the_outcome(tmp_path: Path) -> None:
+    lines = [
+        "source slurm/settings.sh; source slurm/job.sh",
+        'echo finished > "$TRAINER_OUTCOME"',
+        # Killed at once, it is not `sleep` yet but the shell still, with its traps.
+        "for i in {1..50}; do sleep 9 & kill $!; wait $!; done 2> /dev/null",
+        'cat "$TRAINER_OUTCOME"',
+    ]
+    shutil.copytree(FOLDER, tmp_path / "slurm")
+    slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_ID": "1", "JOB_NAME": "fit", "JOB_NUM_NODES": "1"}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "VENV": sys.prefix}
+        | {f"SLURM_{name}": value for name, value in slurm.items()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

@@ -5,8 +5,10 @@
 #   slurm/cluster.sh up N [GPUS]      start N nodes, node1 … nodeN, each with GPUS made-up GPUs
 #   eval "$(slurm/cluster.sh env)"    then sbatch, squeue, scancel … talk to it
 #   slurm/cluster.sh run COMMAND …    run one command that talks to it
-#   slurm/cluster.sh kill NODE        end a node, or `controller`, at once, with all that runs on it
+#   slurm/cluster.sh kill NODE        end a node at once, with all that runs on it
 #   slurm/cluster.sh start NODE       bring it back
+#   slurm/cluster.sh stop             end the controller in good order, as before an update; jobs go on
+#   slurm/cluster.sh start controller
 #   slurm/cluster.sh down             end all of it and remove its files
 #
 # Everything lies in one folder, $SLURM_CLUSTER_DIR (by default build/slurm here), and two folders
@@ -203,11 +205,20 @@ is_up() { is_alive "$dir/pid/munge"; }
 
 check_up() { is_up || fail "it is not up; start it: $0 up N [GPUS]"; }
 
-check_host() { # NAME
-    [[ ${1-} == controller || (${1-} == node* && -d $dir/spool/$1) ]] || fail "there is no node ${1-}"
+check_node() { # NODE
+    [[ ${1-} == node* && -d $dir/spool/$1 ]] || fail "there is no node ${1-}"
 }
 
-# One of up, down, kill and start at a time.
+# It writes down what it knows before it ends.
+stop_controller() {
+    local pid
+    is_alive "$dir/pid/controller" || fail "the controller is not up"
+    read -r pid _ < "$dir/pid/controller"
+    kill "$pid"
+    wait_until 20 is_dead "$dir/pid/controller" || fail "the controller does not end: process $pid"
+}
+
+# One of up, down, kill, start and stop at a time.
 lock() {
     # Of a folder that is always there, so that no file is left.
     exec 9< /run
@@ -230,17 +241,22 @@ case $action in
         ;;
     kill)
         check_up
-        check_host "${1-}"
+        check_node "${1-}"
         lock
         wait_until 20 kill_all "$1" || fail "processes of $1 do not end"
         ;;
     start)
         check_up
-        check_host "${1-}"
+        [ "${1-}" = controller ] || check_node "${1-}"
         lock
         if is_alive "$dir/pid/$1"; then fail "$1 is up"; fi
         start_host "$1"
         [ "$1" != controller ] || wait_until 20 answers || fail "the controller does not answer"
+        ;;
+    stop)
+        check_up
+        lock
+        stop_controller
         ;;
     env)
         check_up
@@ -251,6 +267,6 @@ case $action in
         SLURM_CONF=$link/slurm.conf exec "$@"
         ;;
     *)
-        fail "usage: $0 up N [GPUS] | env | run COMMAND … | kill NODE | start NODE | down"
+        fail "usage: $0 up N [GPUS] | env | run COMMAND … | kill NODE | start NODE | stop | down"
         ;;
 esac

@@ -120,7 +120,7 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
         assert "as SIGTERM asked" in job.log
     # While nobody tells a job which nodes it has, it keeps them, and asks for no others.
     attempts = [layouts(job) for job in jobs]
-    assert on_cluster.cluster.control("kill", "controller").returncode == 0
+    assert on_cluster.cluster.control("stop").returncode == 0
     time.sleep(15)
     assert on_cluster.cluster.control("start", "controller").returncode == 0
     for job in jobs:

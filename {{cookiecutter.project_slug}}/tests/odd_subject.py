@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from .project import load, trainer
 
 UserError = load("trainer.errors").UserError
+is_divided = load("trainer.dtensors").is_divided
 WIDTH = 8
 NOTES: list[dict[str, Any]] = []
 
@@ -150,6 +151,24 @@ class Thawing(Odd):
         self.frozen.requires_grad_(self.current_epoch > 0)
 
 
+class OddAtOnce(Odd):
+    """The same with one optimizer that computes element by element."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+class ThawingAtOnce(OddAtOnce, Thawing):
+    """A layer is thawed, and there is one optimizer."""
+
+
+class Freezing(OddAtOnce):
+    """A layer is trained in the first epoch only."""
+
+    def on_train_epoch_start(self) -> None:
+        self.blocks[0].requires_grad_(self.current_epoch == 0)
+
+
 class Changing(Even):
     """Uses a layer in every second batch only."""
 
@@ -203,13 +222,13 @@ def main(folder: Path, subject: str, options: str) -> None:
         **{**defaults, "default_root_dir": folder, "run_name": "run", **json.loads(options)}
     )
     run.fit(module)
-    directory = str(run.run_directory)
-    facts = {
-        "notes": NOTES,
-        "scale": run._checked.precision.state().get("scale"),
-        "tested": run.test(module)["test_loss"],
-        "tested_from_checkpoint": run.test(module, checkpoint=directory)["test_loss"],
-    }
+    facts = {"notes": NOTES, "scale": run._checked.precision.state().get("scale")}
+    if any(map(is_divided, module.parameters())):
+        module = globals()[subject]()
+    else:
+        facts["tested"] = run.test(module)["test_loss"]
+    tested = run.test(module, checkpoint=str(run.run_directory))
+    facts["tested_from_checkpoint"] = tested["test_loss"]
     (folder / f"notes-{run.global_rank}.json").write_text(json.dumps(facts))
 
 

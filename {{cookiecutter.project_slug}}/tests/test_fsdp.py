@@ -140,15 +140,3 @@ def test_a_mistake_is_a_line(options, line):
     with pytest.raises(trainer.ConfigurationError) as caught:
         trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1, **options)
     assert caught.value.problems == [line]
-
-
-def test_a_parameter_without_dimensions_is_named():
-    module = Tied()
-    module.temperature = nn.Parameter(torch.tensor(1.0))
-    run_of = trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1)
-    with pytest.raises(trainer.ConfigurationError) as caught:
-        run_of.check_fit(module)
-    assert caught.value.problems == [
-        "temperature has no dimensions, by which fully_shard could divide it; give it one "
-        "(torch.ones(1)), or use strategy='ddp_zero1'"
-    ]

@@ -1,16 +1,51 @@
 """Number formats of a run: of autocast and of parameters, and the scaler of fp16 gradients."""
 
+import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .dtensors import is_divided
 from .errors import ConfigurationError, nearest
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _PARAMETERS = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
 NAMES = ("32-true", *_AUTOCAST, *_PARAMETERS)
+
+
+class _Scaler(torch.amp.GradScaler):
+    """Takes gradients in parts beside whole ones: torch's unscales either, and not both at once."""
+
+    def _unscale_grads_(self, optimizer: Optimizer, *arguments: Any) -> dict[torch.device, Tensor]:
+        groups = optimizer.param_groups
+        parameters = [each for group in groups for each in group["params"] if each.grad is not None]
+        divided = [each for each in parameters if is_divided(each)]
+        whole = [each for each in parameters if not is_divided(each)]
+        if not divided or not whole:
+            return super()._unscale_grads_(optimizer, *arguments)
+        with _without_gradients(whole):
+            overflows = super()._unscale_grads_(optimizer, *arguments)
+        with _without_gradients(divided):
+            others = super()._unscale_grads_(optimizer, *arguments)
+        for device, overflow in others.items():
+            overflows[device] = torch.maximum(overflow, overflows.get(device, overflow))
+        return overflows
+
+
+@contextlib.contextmanager
+def _without_gradients(parameters: list[Tensor]) -> Iterator[None]:
+    gradients = [each.grad for each in parameters]
+    for each in parameters:
+        each.grad = None
+    try:
+        yield
+    finally:
+        for each, gradient in zip(parameters, gradients, strict=True):
+            each.grad = gradient
 
 
 class Precision:
@@ -39,7 +74,9 @@ class Precision:
         self.device_type = device_type
         self.dtype = _AUTOCAST.get(name)
         self.parameter_dtype = _PARAMETERS.get(name)
-        self.scaler = torch.amp.GradScaler(device_type) if name == "16-mixed" else None
+        self.scaler: torch.amp.GradScaler | None = None
+        if name == "16-mixed":
+            self.scaler = _Scaler(device_type)
 
     def cast(self, module: nn.Module) -> None:
         """Bring a module's floating-point parameters and buffers into their format, in place."""

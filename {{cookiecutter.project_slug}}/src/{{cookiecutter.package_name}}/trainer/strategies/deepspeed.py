@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from ..cluster import Layout
 from ..devices import choose_accelerator
+from ..errors import UserError
 from ..module import TrainingModule
 from ..optimization import Optimization, parameter_names
 from ..precision import Precision
@@ -143,6 +144,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         self._untouched = {name: set(vars(each)) for name, each in module.named_parameters()}
+        self._trains = {name: each.requires_grad for name, each in module.named_parameters()}
         found = deepspeed_optimizer.configured(self.config, module, configure)
         if self.cpu_adam:
             found = found.replaced(deepspeed_optimizer.cpu_adam)
@@ -171,7 +173,9 @@ class DeepSpeed(ProcessGroupStrategy):
     def _initialize(self, config: dict[str, Any], found: Optimization) -> Any:
         deepspeed = deepspeed_process.load(self.device, self.layout)
         trained = [each for each in self.module.parameters() if each.requires_grad]
-        with deepspeed_process.speaking_to_stderr():
+        scalars = [each for each in self.module.parameters() if each.dim() == 0]
+        self.start_equal(scalars)
+        with deepspeed_process.speaking_to_stderr(), deepspeed_process.not_sending(scalars):
             engine, *_ = deepspeed.initialize(
                 # A GPU's number, which need not be the rank's on its node.
                 args=SimpleNamespace(device_rank=self.device.index or 0),
@@ -202,12 +206,22 @@ class DeepSpeed(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
     ) -> None:
+        self._check_trained()
         self.engine.set_gradient_accumulation_boundary(synchronise)
         if self.one_bit_adam is not None:
             self.engine.enable_backward_allreduce = not self.one_bit_adam.compresses
         if self.zero is not None and self.precision.scaler is not None:
             self.zero.override_loss_scale(self.precision.scaler.get_scale())
         super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
+
+    def _check_trained(self) -> None:
+        for name, each in self.module.named_parameters():
+            if each.requires_grad != self._trains[name]:
+                changed = "trained" if each.requires_grad else "frozen"
+                raise UserError(
+                    f"{name} is {changed} since the fit began, and DeepSpeed steps what was "
+                    "trained then; set requires_grad before fit, or use strategy='fsdp'"
+                )
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         # Stage 3's engine gathers parameters in evaluation, too; where nothing is trained, there

@@ -12,7 +12,7 @@ import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -96,6 +96,32 @@ def speaking_to_stderr() -> Iterator[None]:
     """What DeepSpeed and torch's compiler of extensions print is not what the user asked for."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
+
+
+@contextlib.contextmanager
+def not_sending(scalars: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Have DeepSpeed not make these parameters equal, for they are.
+
+    It sends a parameter's bytes, of which torch has no view where there are no dimensions.
+    """
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    send = Init._zero_init_param
+
+    def divide(init: Any, parameter: nn.Parameter) -> None:
+        if parameter.dim() > 0:
+            send(init, parameter)
+        else:
+            init._convert_to_deepspeed_param(parameter)
+            vars(parameter)["partition"]()
+
+    for each in scalars:
+        vars(each)["ds_optim_param"] = True  # different on each rank, to the engine
+    Init._zero_init_param = divide
+    try:
+        yield
+    finally:
+        Init._zero_init_param = send
 
 
 def adopt_process_group() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -23,6 +24,7 @@ from ..errors import ConfigurationError, UserError, nearest
 from ..module import TrainingModule
 from ..optimization import Optimization
 from . import parts
+from .averaging import GradientAverage
 from .limits import Limits
 from .process_group import ProcessGroupStrategy
 from .single_device import Stage, StepModule
@@ -34,6 +36,8 @@ _AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
 
 class FSDP(ProcessGroupStrategy):
     """Each process holds a part of every parameter; a unit is gathered where it is computed.
+
+    A parameter without dimensions cannot be divided: every process holds it.
 
     Args:
         unit_classes: names of the classes of modules that are gathered at a time, a transformer's
@@ -96,14 +100,6 @@ class FSDP(ProcessGroupStrategy):
             f"computed with precision={given['precision']!r}; use precision={fitting!r}"
         ]
 
-    def problems_of(self, module: TrainingModule) -> list[str]:
-        return [
-            f"{name} has no dimensions, by which fully_shard could divide it; give it one "
-            "(torch.ones(1)), or use strategy='ddp_zero1'"
-            for name, parameter in module.named_parameters()
-            if parameter.dim() == 0
-        ]
-
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         return configure()
@@ -120,6 +116,7 @@ class FSDP(ProcessGroupStrategy):
         for _, unit in choose_units(module, self.unit_classes, self.unit_parameters):
             self._divide(unit)
         self._divide(step)
+        self.averaged = GradientAverage(_undivided(module))
         self.start_equal(module.buffers())
         self.wrapped = step
 
@@ -128,7 +125,7 @@ class FSDP(ProcessGroupStrategy):
         world: Any = dist.group.WORLD
         return DeviceMesh.from_group(world, self.device.type, mesh_dim_names=("shard",))
 
-    def _divide(self, unit: torch.nn.Module) -> None:
+    def _divide(self, unit: nn.Module) -> None:
         meta_device.materialise(self.module, unit)
         self.precision.cast(unit)
         whole = [each for each in unit.parameters() if not dtensors.is_divided(each)]
@@ -142,6 +139,7 @@ class FSDP(ProcessGroupStrategy):
             reshard_after_forward=self.reshard_after_forward,
             mp_policy=self.mixed_precision,
             offload_policy=on_cpu if self.offload else OffloadPolicy(),
+            ignored_params=set(_undivided(unit)),
         )
 
     def forward_backward(
@@ -153,6 +151,11 @@ class FSDP(ProcessGroupStrategy):
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         return self.wrapped(stage, batch, batch_idx)
+
+    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+        super().backward(loss, synchronise=synchronise)
+        if synchronise and self.averaged.has_trained:
+            self.averaged.average()
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
         if algorithm == "norm":
@@ -192,6 +195,10 @@ class FSDP(ProcessGroupStrategy):
         for each in self.wrapped.modules():
             if isinstance(each, FSDPModule):
                 each.reshard()
+
+
+def _undivided(module: nn.Module) -> list[nn.Parameter]:
+    return [each for each in module.parameters() if each.dim() == 0]
 
 
 def _forget_groups(unit: FSDPModule) -> None:

@@ -82,7 +82,7 @@ class DeepSpeed(ProcessGroupStrategy):
         stage: int = 2,
         offload_optimizer: bool = False,
         offload_parameters: bool = False,
-        reduce_bucket_size: int = 5_000_000,
+        reduce_bucket_size: int = 4_000_000,
         allgather_bucket_size: int = 5_000_000,
         contiguous_gradients: bool = True,
         overlap_comm: bool = False,

@@ -18,8 +18,9 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from .project import trainer
+from .project import load, trainer
 
+local = load("trainer.dtensors").local
 SAMPLES = 48
 
 
@@ -176,7 +177,7 @@ def main(processes: int, folder: Path, *options: str) -> None:
         )
         module = model()
         run.fit(module)
-        tensors = {name: each.contiguous() for name, each in module.state_dict().items()}
+        tensors = {name: local(each).contiguous() for name, each in module.state_dict().items()}
         save_file(tensors | module.seen, folder / f"{model.__name__}.{run.global_rank}")
 
 

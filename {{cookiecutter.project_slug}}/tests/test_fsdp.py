@@ -109,6 +109,30 @@ def test_units_by_size_are_the_smallest_that_are_large_enough():
     assert units.choose_units(model, None, 10_000) == []
 
 
+class InParts(trainer.TrainingModule):
+    """Is optimized by hand, and has parameters where they cannot be divided."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.ones(2))
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.parts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.parts[1].bias = self.parts[0].bias
+
+
+def test_by_hand_each_parameter_lies_in_one_part():
+    run_of = trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1)
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        run_of.check_fit(InParts())
+    assert [line.split(" of the")[0] for line in caught.value.problems] == [
+        "own lies in none",
+        "parts.0.bias lies in 2",
+    ]
+    assert all("strategy='ddp'" in line for line in caught.value.problems)
+
+
 def test_units_by_class():
     found = units.choose_units(Tied(), ["Block"], 1)
     assert [name for name, _ in found] == ["blocks.0", "blocks.1"]

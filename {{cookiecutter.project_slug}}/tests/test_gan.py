@@ -16,7 +16,7 @@ from .project import PACKAGE, ROOT, load, run, trainer
 GAN = load("tasks.gan").GAN
 checkpoint = load("trainer.checkpoint")
 
-STRATEGIES = {"single_device": 1, "ddp": 2, "ddp_spawn": 2}
+STRATEGIES = {"single_device": 1, "ddp": 2, "ddp_spawn": 2, "fsdp": 2}
 EPOCHS = 6
 STOP, END = 13, 31  # both between two batches that are accumulated, in different epochs
 
@@ -73,7 +73,11 @@ def untrained() -> float:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["single_device", "ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)]
+    "strategy",
+    [
+        *("single_device", "ddp"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp_spawn", "fsdp")),
+    ],
 )
 def test_what_it_generates_comes_close_to_what_is_real(trained, untrained, strategy):
     distances = [value for _, name, value in rows(trained(strategy)) if name == "val_distance"]
@@ -112,15 +116,26 @@ def test_a_trained_generator_generates(trained):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("strategy", ["single_device", pytest.param("ddp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "single_device",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp")),
+    ],
+)
 def test_a_stop_between_accumulated_batches_changes_nothing(tmp_path, strategy):
     every = ("--trainer.log_every_n_steps", "1", "--trainer.max_steps")
     whole = fit(strategy, tmp_path, "whole", *every, str(END))
     stopped = fit(strategy, tmp_path, "stopped", *every, str(STOP))
     assert newest(stopped).name.endswith(str(STOP))
-    own = checkpoint.Checkpoint(newest(stopped)).own(0)
-    assert any(key.startswith("gradients/generator.") for key in own)
-    assert any(key.startswith("gradients/discriminator.") for key in own)
+    saved = checkpoint.Checkpoint(newest(stopped))
+    kept = (
+        saved.own(0)
+        if strategy != "fsdp"
+        else {f"gradients/{key}" for key in saved.state()["gradients"]}
+    )
+    assert any(key.startswith("gradients/generator.") for key in kept)
+    assert any(key.startswith("gradients/discriminator.") for key in kept)
     resumed = fit(strategy, tmp_path, "stopped", *every, str(END), "--trainer.resume", stopped)
     assert resumed == stopped
     assert rows(whole) == rows(resumed)
@@ -128,7 +143,9 @@ def test_a_stop_between_accumulated_batches_changes_nothing(tmp_path, strategy):
     ours, theirs = tensors(newest(whole)), tensors(newest(resumed))
     assert ours.keys() == theirs.keys()
     gradients = [key for key in ours if "/gradients/" in key]
-    assert {key.split("/")[1] for key in gradients} == set("01"[: STRATEGIES[strategy]])
+    # Each process' own, or what all have parts of.
+    where = {"gradients"} if strategy == "fsdp" else set("01"[: STRATEGIES[strategy]])
+    assert {key.split("/")[1] for key in gradients} == where
     assert [key for key in ours if not ours[key].equal(theirs[key])] == []
 
 

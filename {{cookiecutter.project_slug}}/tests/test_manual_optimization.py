@@ -13,7 +13,9 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from .manual_subject import SAMPLES, Accumulates, ByHand
-from .project import run, trainer
+from .project import load, run, trainer
+
+checkpoint = load("trainer.checkpoint")
 
 
 def fit(module: ByHand, folder: Path, **options: Any) -> Any:
@@ -443,17 +445,31 @@ def test_what_is_frozen_stays_as_it_is_until_it_is_thawed(ranks, tmp_path, strat
         assert rank["2.weight"].equal(seen[0]["2.weight"])
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, "ddp"), (1, "ddp")),
+        *(
+            pytest.param(before, after, marks=pytest.mark.slow)
+            for before, after in (
+                ((1, "ddp"), (2, "ddp")),
+                ((2, "fsdp"), (1, "ddp")),
+                ((2, "fsdp"), (4, "fsdp")),
+                ((2, "ddp"), (2, "fsdp")),
+            )
+        ),
+    ],
+)
 def test_accumulated_gradients_go_along_to_other_processes(tmp_path, before, after):
     """Stopped between two batches that are accumulated; each reads the same global batches."""
-    only = ("--only", "Accumulates", "--global_batch_size", "8")
-    train(before, tmp_path / "stopped", *only, "--max_steps", "3")
+    only = ("--only", "Accumulates", "--global_batch_size", "8", "--strategy")
+    train(before[0], tmp_path / "stopped", *only, before[1], "--max_steps", "3")
     stopped = next((tmp_path / "stopped" / "Accumulates").iterdir())
-    train(after, tmp_path / "resumed", *only, "--resume", stopped)
+    train(after[0], tmp_path / "resumed", *only, after[1], "--resume", stopped)
     fit(whole := Accumulates(), tmp_path / "whole", global_batch_size=8)
-    resumed = load_file(tmp_path / "resumed" / "Accumulates.0")
+    model = checkpoint.Checkpoint(checkpoint.resolve(stopped)).state()["model"]
     for name, each in weights(whole).items():
-        torch.testing.assert_close(resumed[name], each, rtol=0, atol=1e-6)
+        torch.testing.assert_close(model[name], each, rtol=0, atol=1e-6)
 
 
 def test_data_of_the_subject_differ_between_the_ranks():

@@ -185,7 +185,6 @@ REPLICAS_REFUSE = {
     "sync batchnorm": "a replica normalises by its own piece of the batch",
 }
 
-DIVIDED_REFUSE = {"manual": "gradients of one backward"}
 # The subject is small: so are its units.
 SMALL_UNITS = {"unit_parameters": 100}
 
@@ -241,13 +240,12 @@ MATRIX = {
         reads_by_node=True,
     ),
     "ddp_zero1": Row(TWO_AND_THREE),
-    "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS, refused=DIVIDED_REFUSE),
+    "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS),
     "fsdp, offload": Row(
         SLOWLY_ON_FOUR,
         "fsdp",
         {**SMALL_UNITS, "offload": True},
-        refused=DIVIDED_REFUSE,
-        only=(*ONE_OPTIMIZER, "clip value", "two optimizers", "bf16"),
+        only=(*ONE_OPTIMIZER, "clip value", "two optimizers", "manual", "bf16"),
     ),
     "fsdp, bfloat16 units": Row(
         SLOWLY_ON_FOUR,
@@ -261,11 +259,7 @@ MATRIX = {
         {**SMALL_UNITS, "accumulate_in_parts": False, "reshard_after_forward": False},
         only=ONE_OPTIMIZER,
     ),
-    "hsdp": Row(
-        SLOWLY_ON_FOUR,
-        options={**SMALL_UNITS, "shard_size": 2},
-        refused=DIVIDED_REFUSE,
-    ),
+    "hsdp": Row(SLOWLY_ON_FOUR, options={**SMALL_UNITS, "shard_size": 2}),
     "ddp_sharded": Row(FAIRSCALE),
     "ddp_sharded, fp16": Row(
         FAIRSCALE_SLOWLY[:1],

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
 
 
@@ -23,7 +24,8 @@ def write_first(path: Path, text: str) -> None:
 
 def _written_beside(path: Path, text: str) -> Path:
     """A file with this text on the same disk, safe there even if the machine fails."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    # Not by the process' number, which another node's or container's may have too.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with beside.open("w") as file:
         file.write(text)
         file.flush()

@@ -2,18 +2,17 @@
 parameters, gradients and data is the strategy's business."""
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from . import metrics, randomness
 from .checkpoint import Checkpoint, Checkpoints
 from .cluster import Layout
+from .dtensors import is_divided
 from .errors import CheckpointError
 from .feed import Feed, MicroBatch
 from .loggers import Logger
@@ -298,6 +297,7 @@ class FitLoop:
             },
             "latest": dict(self.outputs.latest),
             "logs": [logger.position() for logger in self.outputs.loggers],
+            "gradients": self._waiting(is_divided),
         }
 
     def own_state(self) -> dict[str, Tensor]:
@@ -307,7 +307,7 @@ class FitLoop:
             "log": self.outputs.recorder.state(),
             "torchmetrics": metrics.torchmetrics_state(self.module),
             "strategy": self.strategy.own_state(),
-            "gradients": self._accumulated() if self.manual is not None else {},
+            "gradients": self._waiting(lambda gradient: not is_divided(gradient)),
         }
         return {
             f"{part}/{key}": value
@@ -315,13 +315,10 @@ class FitLoop:
             for key, value in values.items()
         }
 
-    def _accumulated(self) -> dict[str, Tensor]:
-        """Gradients that a step with manual optimization has not used yet."""
-        return {
-            name: parameter.grad
-            for name, parameter in self.module.named_parameters()
-            if parameter.grad is not None
-        }
+    def _waiting(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
+        """Gradients that a step with manual optimization has not used yet, of one kind."""
+        gradients = self.manual.gradients() if self.manual is not None else {}
+        return {name: each for name, each in gradients.items() if kind(each)}
 
     def resume(self, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
         """Go on from a checkpoint, as if training had not been interrupted.
@@ -351,17 +348,19 @@ class FitLoop:
         if same_run:
             for logger, position in zip(self.outputs.loggers, state["logs"], strict=False):
                 logger.resume(position, self.position.global_step)
-        if checkpoint.world_size != layout.world_size:
-            ranks = range(checkpoint.world_size if self.manual is not None else 0)
-            self._resume_accumulated([checkpoint.own(rank) for rank in ranks])
+        is_as_saved = checkpoint.world_size == layout.world_size
+        if self.manual is not None:
+            keeps = is_as_saved and not self.strategy.divides_parameters
+            ranks = [layout.rank] if keeps else range(checkpoint.world_size)
+            own = [_part(checkpoint.own(rank), "gradients") for rank in ranks]
+            self.manual.load_gradients(state.get("gradients", {}), own)
+        if not is_as_saved:
             return [
                 *remarks,
                 f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
                 "random states (dropout) start anew; the order of the data does not change",
             ]
-        own = checkpoint.own(layout.rank)
-        self._resume_own(own)
-        self._resume_accumulated([own])
+        self._resume_own(checkpoint.own(layout.rank))
         return remarks
 
     def _resume_position(self, saved: Mapping[str, Any]) -> list[str]:
@@ -378,19 +377,13 @@ class FitLoop:
         return []
 
     def _resume_own(self, own: Mapping[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
-        for key, value in own.items():
-            part, _, name = key.partition("/")
-            parts[part][name] = value
-        self.strategy.load_own_state(parts["strategy"])
-        self.outputs.recorder.load_state(parts["log"])
-        metrics.load_torchmetrics_state(self.module, parts["torchmetrics"])
-        randomness.set_full_state(parts["random"], self.strategy.device)
+        self.strategy.load_own_state(_part(own, "strategy"))
+        self.outputs.recorder.load_state(_part(own, "log"))
+        metrics.load_torchmetrics_state(self.module, _part(own, "torchmetrics"))
+        randomness.set_full_state(_part(own, "random"), self.strategy.device)
 
-    def _resume_accumulated(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        """Put back gradients that wait for a step: the mean of those of the ranks given."""
-        for name, parameter in self.module.named_parameters():
-            parts = [own[key] for own in saved if (key := f"gradients/{name}") in own]
-            if parts:
-                mean = torch.stack(parts).sum(dim=0) / len(saved)
-                parameter.grad = mean.to(self.strategy.device)
+
+def _part(own: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Of what :meth:`FitLoop.own_state` gave."""
+    start = f"{part}/"
+    return {key.removeprefix(start): each for key, each in own.items() if key.startswith(start)}

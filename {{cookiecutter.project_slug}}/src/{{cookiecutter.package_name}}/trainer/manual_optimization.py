@@ -1,15 +1,15 @@
 """Optimizers in the hands of a training step: ``automatic_optimization = False``."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .optimization import Optimization, clip_gradients
-from .strategies import SingleDevice
+from .optimization import Optimization
+from .strategies import SingleDevice, parts
 
 
 class ManualOptimization:
@@ -39,6 +39,31 @@ class ManualOptimization:
         """
         with torch.autocast(self.strategy.device.type, enabled=False):
             self.strategy.backward(loss * self.weight, synchronise=self.synchronises)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Those that no step has used yet, by the names of their parameters."""
+        named = self.strategy.module.named_parameters()
+        return {name: each.grad for name, each in named if each.grad is not None}
+
+    def load_gradients(
+        self, divided: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        """Put back what :meth:`gradients` gave.
+
+        Args:
+            divided: those that lay in parts, one a process.
+            own: each process' whole ones; their mean counts.
+        """
+        for name, parameter in self.strategy.module.named_parameters():
+            whole = [each[name] for each in own if name in each]
+            if whole:
+                value = torch.stack(whole).sum(dim=0) / len(own)
+            elif name in divided:
+                value = divided[name]
+            else:
+                continue
+            parameter.grad = torch.empty_like(parameter, requires_grad=False)
+            parts.fill(parameter.grad, value)
 
     def end_batch(self) -> None:
         """After a training step: adapt the gradient scale if an optimizer has stepped."""
@@ -82,8 +107,8 @@ class ManualOptimizer:
 
     def clip_gradients(self, value: float, algorithm: str = "norm") -> None:
         """Clip the gradients of this optimizer's parameters: their ``"norm"``, or each value."""
-        self._optimization.strategy.precision.unscale(self.optimizer)
-        clip_gradients(self.parameters, value, algorithm)
+        own = Optimization([self.optimizer], [])
+        self._optimization.strategy.clip_gradients(own, value, algorithm)
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:

@@ -3,6 +3,7 @@
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,10 +26,9 @@ from ..module import TrainingModule
 from ..optimization import Optimization
 from . import parts
 from .averaging import GradientAverage
-from .limits import Limits
 from .process_group import ProcessGroupStrategy
 from .single_device import Stage, StepModule
-from .units import choose_units
+from .units import CONTAINERS, choose_units
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
@@ -57,14 +57,9 @@ class FSDP(ProcessGroupStrategy):
         ConfigurationError: an unknown type.
     """
 
-    limits: Limits = Limits(
-        refused={
-            "manual_optimization": "it divides the gradients of one backward after each forward; "
-            "use strategy='ddp'",
-        }
-    )
     divides_parameters: bool = True
-    wrapped: Any = None
+    step: Any = None
+    roots: Sequence[nn.Module] = ()
 
     def __init__(
         self,
@@ -100,6 +95,18 @@ class FSDP(ProcessGroupStrategy):
             f"computed with precision={given['precision']!r}; use precision={fitting!r}"
         ]
 
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        if module.automatic_optimization:
+            return []
+        roots = _children(module)
+        holders = Counter(id(each) for root in roots for each in root.parameters())
+        return [
+            f"{name} lies in {holders[id(each)] or 'none'} of the model's parts; a model that is "
+            "optimized by hand is divided part by part, so move it into one, or use strategy='ddp'"
+            for name, each in module.named_parameters()
+            if each.dim() > 0 and holders[id(each)] != 1
+        ]
+
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         return configure()
@@ -112,13 +119,15 @@ class FSDP(ProcessGroupStrategy):
             )
         self.module, module._device = module, self.device
         self.mesh = self.make_mesh()
-        step = StepModule(module)
-        for _, unit in choose_units(module, self.unit_classes, self.unit_parameters):
+        self.step = StepModule(module)
+        # A backward inside a step lets go of all that the root of its units has gathered, which
+        # what follows in the step may use.
+        self.roots = [self.step] if module.automatic_optimization else _children(module)
+        units = [unit for _, unit in choose_units(module, self.unit_classes, self.unit_parameters)]
+        for unit in [*units, *(root for root in self.roots if root not in units)]:
             self._divide(unit)
-        self._divide(step)
         self.averaged = GradientAverage(_undivided(module))
         self.start_equal(module.buffers())
-        self.wrapped = step
 
     def make_mesh(self) -> DeviceMesh:
         """Over which processes parameters are divided: all."""
@@ -142,17 +151,15 @@ class FSDP(ProcessGroupStrategy):
             ignored_params=set(_undivided(unit)),
         )
 
-    def forward_backward(
-        self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
-    ) -> None:
-        divides_now = synchronise or self.accumulate_in_parts
-        self.wrapped.set_requires_gradient_sync(divides_now)
-        super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
-
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        return self.wrapped(stage, batch, batch_idx)
+        return self.step(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+        # By hand, what is accumulated waits in the optimizer's sight, and in checkpoints.
+        in_parts = self.accumulate_in_parts or not self.module.automatic_optimization
+        for root in self.roots:
+            if isinstance(root, FSDPModule):
+                root.set_requires_gradient_sync(synchronise or in_parts)
         super().backward(loss, synchronise=synchronise)
         if synchronise and self.averaged.has_trained:
             self.averaged.average()
@@ -182,19 +189,32 @@ class FSDP(ProcessGroupStrategy):
         parts.load_optimizer(self.module, optimizer, saved)
 
     def teardown(self) -> None:
-        wrapped, self.wrapped = self.wrapped, None
-        for each in wrapped.modules() if wrapped is not None else ():
-            if isinstance(each, FSDPModule):
-                _forget_groups(each)
-        if wrapped is not None:
+        for unit in self._units():
+            _forget_groups(unit)
+        if self.step is not None:
             getattr(self.mesh, "_pg_registry", {}).clear()
+        self.step, self.roots = None, ()
         super().teardown()
+
+    def _units(self) -> list[FSDPModule]:
+        modules = () if self.step is None else self.step.modules()
+        return [each for each in modules if isinstance(each, FSDPModule)]
 
     def _let_go(self) -> None:
         """Of what an evaluation has gathered and no backward has let go of."""
-        for each in self.wrapped.modules():
-            if isinstance(each, FSDPModule):
-                each.reshard()
+        for unit in self._units():
+            unit.reshard()
+
+
+def _children(module: nn.Module) -> list[nn.Module]:
+    """The modules in it that have parameters and are called, not one inside another."""
+    found: list[nn.Module] = []
+    for each in module.children():
+        if isinstance(each, CONTAINERS):
+            found += _children(each)
+        elif next(each.parameters(), None) is not None:
+            found.append(each)
+    return found
 
 
 def _undivided(module: nn.Module) -> list[nn.Parameter]:

@@ -29,7 +29,7 @@ def load_model(module: nn.Module, saved: Mapping[str, Any]) -> None:
         raise ValueError(f"the checkpoint's model holds other tensors than this one ({strange})")
     for name, target in own.items():
         if isinstance(target, Tensor):
-            _fill(target, saved[name])
+            fill(target, saved[name])
     others = {name: saved[name] for name, each in own.items() if not isinstance(each, Tensor)}
     if others:
         module.load_state_dict(stored_tensors.read_all(others), strict=False)
@@ -60,12 +60,13 @@ def _divided(parameter: Tensor | None, key: str, value: Any) -> Any:
             "as that is; load the checkpoint under strategy='ddp'"
         )
     target = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-    _fill(target, value)
+    fill(target, value)
     return target
 
 
 @torch.no_grad()
-def _fill(target: Tensor, value: Tensor | Stored) -> None:
+def fill(target: Tensor, value: Tensor | Stored) -> None:
+    """Fill a tensor, whole or in parts, from a whole one or from one in the same parts."""
     if isinstance(value, Stored):
         value.read_into(target)
     elif dtensors.is_divided(target) and not dtensors.is_divided(value):

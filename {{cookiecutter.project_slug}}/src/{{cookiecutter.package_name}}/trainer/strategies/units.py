@@ -7,7 +7,7 @@ from torch import nn
 
 from ..errors import UserError, nearest
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def choose_units(
@@ -42,7 +42,7 @@ def choose_units(
         )
         within = Counter(id(p) for _, p in each.named_parameters(remove_duplicate=False))
         is_closed = all(uses[key] == count for key, count in within.items())
-        if own and is_unit and is_closed and not isinstance(each, _CONTAINERS):
+        if own and is_unit and is_closed and not isinstance(each, CONTAINERS):
             units.append((name, each))
             taken.update(map(id, own))
     return units

@@ -83,6 +83,20 @@ class Accumulates(ByHand):
         super().__init__(accumulate=2, batch_size=4)
 
 
+class Clips(ByHand):
+    """Clips by hand: the norm in one batch, each value in the next."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        self.manual_backward(self.loss(batch))
+        if batch_idx % 2 == 0:
+            optimizer.clip_gradients(0.02)
+        else:
+            optimizer.clip_gradients(0.005, "value")
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 class Watches(ByHand):
     """Two networks, both accumulating two batches; sees their gradients and all collectives."""
 
@@ -153,7 +167,7 @@ class Frozen(ByHand):
         self.see(f"{batch_idx}.weight", self.network[0].weight)
 
 
-MODELS = (Accumulates, Watches, Unused, Frozen)
+MODELS = (Accumulates, Watches, Unused, Frozen, Clips)
 
 
 def main(processes: int, folder: Path, *options: str) -> None:

@@ -12,8 +12,8 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from .manual_subject import SAMPLES, Accumulates, ByHand
-from .project import load, run, trainer
+from .manual_subject import SAMPLES, Accumulates, ByHand, Clips
+from .project import load, missing_fairscale, require, run, trainer
 
 checkpoint = load("trainer.checkpoint")
 
@@ -387,6 +387,21 @@ def test_two_processes_compute_what_one_does(ranks, tmp_path):
     for rank in ranks("Accumulates"):
         for name, each in weights(alone).items():
             torch.testing.assert_close(rank[name], each, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_sharded", "fsdp"])
+def test_two_processes_clip_as_one_does(tmp_path, strategy):
+    if strategy == "ddp_sharded":
+        require(missing_fairscale())
+    train(2, tmp_path / "run", "--only", "Clips", "--strategy", strategy)
+    (directory,) = (tmp_path / "run" / "Clips").iterdir()
+    model = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]
+    fit(alone := Clips(batch_size=16), tmp_path / "alone")
+    fit(free := ByHand(batch_size=16), tmp_path / "free")
+    for name, each in weights(alone).items():
+        torch.testing.assert_close(model[name], each, rtol=0, atol=1e-6)
+        assert not each.allclose(weights(free)[name], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["network", "other"])

@@ -1,6 +1,7 @@
 """Settings of all tests, and the table of conformance after them."""
 
 import re
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
+# A shell has what it starts in the background ignore Ctrl-C, and all that this starts would too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What tests record by these names, as a row's labels, a column and a cell; the table's title, and
 # what its labels are.

@@ -169,7 +169,7 @@ def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
 
 @slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("seconds", [0.0, 1.1])
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.1])
 def test_a_rank_that_is_stopped_at_any_moment_is_named(tmp_path, launcher, seconds):
     never = ["--model.fault", "loops", "--model.step", "1000000000", "--trainer.max_epochs", "1000"]
     model = ["--model", f"{SUBJECT}.Fails", *never, "--trainer.checkpoint_every_n_steps", "5"]

@@ -31,9 +31,8 @@ def fit(folder: Path, subject: str, **options: Any) -> subprocess.CompletedProce
 @pytest.mark.parametrize(
     ("strategy", "subject", "options"),
     [
-        ("ddp", "Thawing", UNUSED),
-        ("ddp", "Freezing", UNUSED),
-        ("ddp_zero1", "Thawing", UNUSED),
+        *(("ddp", subject, UNUSED) for subject in ("Odd", "Thawing", "Freezing")),
+        *(("ddp_zero1", subject, UNUSED) for subject in ("Odd", "Thawing")),
         ("fsdp", "Thawing", {}),
         ("fsdp", "Freezing", {}),
         ("hsdp", "Thawing", HYBRID),

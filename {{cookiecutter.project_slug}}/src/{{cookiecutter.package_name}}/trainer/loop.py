@@ -350,8 +350,9 @@ class FitLoop:
                 logger.resume(position, self.position.global_step)
         is_as_saved = checkpoint.world_size == layout.world_size
         if self.manual is not None:
-            keeps = is_as_saved and not self.strategy.divides_parameters
-            ranks = [layout.rank] if keeps else range(checkpoint.world_size)
+            ranks = range(checkpoint.world_size)
+            if is_as_saved and (state.get("gradients") or not self.strategy.divides_parameters):
+                ranks = range(layout.rank, layout.rank + 1)
             own = [_part(checkpoint.own(rank), "gradients") for rank in ranks]
             self.manual.load_gradients(state.get("gradients", {}), own)
         if not is_as_saved:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..cluster import Layout
 from ..errors import ConfigurationError, UserError
 from ..module import TrainingModule
-from ..optimization import Optimization, clip_gradients, parameter_names
+from ..optimization import Optimization, parameter_names
 from ..precision import Precision
 from . import divided_optimizers
 from .averaging import GradientAverage
@@ -89,12 +89,12 @@ class DDPSharded(Replicated):
             )
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        if self.wrapped is None:  # by hand: each process has all gradients
+            super().clip_gradients(optimization, value, algorithm)
+            return
         for optimizer in optimization.optimizers:
             self.precision.unscale(optimizer)
-        if self.wrapped is None:  # by hand: each process has all gradients
-            clip_gradients(optimization.parameters, value, algorithm)
-        else:
-            divided_optimizers.clip_gradients(optimization.parameters, value, algorithm)
+        divided_optimizers.clip_gradients(optimization.parameters, value, algorithm)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return divided_optimizers.state(optimizer, parameter_names(self.module))

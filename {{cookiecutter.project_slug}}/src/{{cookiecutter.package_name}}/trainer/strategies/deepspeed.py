@@ -144,7 +144,9 @@ class DeepSpeed(ProcessGroupStrategy):
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         self._untouched = {name: set(vars(each)) for name, each in module.named_parameters()}
-        self._trains = {name: each.requires_grad for name, each in module.named_parameters()}
+        self._trains = [
+            (name, each, each.requires_grad) for name, each in module.named_parameters()
+        ]
         found = deepspeed_optimizer.configured(self.config, module, configure)
         if self.cpu_adam:
             found = found.replaced(deepspeed_optimizer.cpu_adam)
@@ -215,8 +217,8 @@ class DeepSpeed(ProcessGroupStrategy):
         super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
 
     def _check_trained(self) -> None:
-        for name, each in self.module.named_parameters():
-            if each.requires_grad != self._trains[name]:
+        for name, each, trained in self._trains:
+            if each.requires_grad != trained:
                 changed = "trained" if each.requires_grad else "frozen"
                 raise UserError(
                     f"{name} is {changed} since the fit began, and DeepSpeed steps what was "

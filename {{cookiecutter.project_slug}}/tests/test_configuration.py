@@ -258,6 +258,12 @@ def test_a_list_of_devices() -> None:
             id="a run that is not there",
         ),
         pytest.param(
+            ["--trainer.resume", "auto"],
+            "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, or "
+            "give resume a run's directory",
+            id="resume a run without a name",
+        ),
+        pytest.param(
             ["--trainer.gradient_clip_val", "-1"],
             "gradient_clip_val=-1.0: give a number above 0, or none",
             id="a negative bound",

@@ -17,7 +17,7 @@ FLOORS = [
     {"sync_batchnorm", "activation_checkpointing", "batch_size", "watchdog", "restarts"},
     {"sampling", "checkpoint", "rendezvous", "module"},
     {"feed", "run_directory", "launch", "meta_device"},
-    {"strategies"},
+    {"strategies", "schedule"},
     {"evaluation", "manual_optimization"},
     {"loop", "batch_size_trial"},
     {"arguments"},

@@ -40,6 +40,8 @@ class Feed(Protocol):
     """The effective batch size; ``None`` if that cannot be known."""
     accumulate: int
     """Micro-batches of an optimizer step."""
+    has_plan: bool = False
+    """Whether ``batches`` is certain, and the same on every rank."""
 
     @property
     def steps(self) -> int | None:
@@ -79,6 +81,7 @@ class OrderedFeed(Feed):
         self.batches: int | None = order.plan.batches
         self.samples_per_step: int | None = order.plan.global_batch
         self.accumulate = order.plan.accumulate
+        self.has_plan = True
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         plan, replica = self._plan, self._order.replica

@@ -27,13 +27,14 @@ from .errors import CheckpointError, UserError
 from .evaluation import evaluate, predict
 from .feed import Feed, Share, feed_evaluation, feed_training
 from .loggers import make_loggers
-from .loop import FitLoop, Outputs, Position
+from .loop import FitLoop, Outputs
 from .manual_optimization import ManualOptimization
 from .metrics import Recorder
 from .module import DataModule, Loader, TrainingModule
 from .optimization import Optimization, read_optimization
 from .preemption import Preempted
 from .progress import Progress
+from .schedule import Position
 
 Data = DataModule | Loader | None
 _Stage = Literal["train", "val", "test", "predict"]
@@ -172,8 +173,8 @@ class RankRun:
 
     def _choose_directory(self) -> run_directory.Chosen:
         name, resume, layout = self._given["run_name"], self._given["resume"], self.checked.layout
-        if restarts.expected(layout):
-            name, resume = name or restarts.name_of_run(), resume or "auto"
+        if restarts.expected(layout) and resume in (None, "auto"):
+            name, resume = name or restarts.name_of_run(), "auto"
         return run_directory.choose(self.checked.root, name, resume, layout)
 
     def _make_loop(

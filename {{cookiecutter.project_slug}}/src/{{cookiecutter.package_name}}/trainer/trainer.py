@@ -61,14 +61,14 @@ class Trainer:
             as they are.
         uneven_inputs: where loaders that are read as they are give the ranks different numbers of
             batches: ``"refuse"``, or ``"join"``: each sample still counts once.
-        log_every_n_steps: write single steps' values so often.
+        log_every_n_steps: log every N optimizer steps; the first and the last one are logged too.
         check_val_every_n_epoch: validate at the end of every so many epochs.
         val_every_n_steps: validate after every so many steps too.
         checkpoint_every_n_steps: save after every so many steps too, not only after each epoch.
         keep_checkpoints: how many to keep, at least 2.
         async_checkpoints: write them while training goes on.
-        resume: a run's directory or a checkpoint to go on from; ``"auto"``: from the newest of
-            ``run_name`` if there is one.
+        resume: a run's directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
+            of ``run_name``, which must be given, or a new run if there is none.
         default_root_dir: where runs lie.
         run_name: directory of the run in it; by default the time.
         loggers: ``"csv"``, ``"tensorboard"``.

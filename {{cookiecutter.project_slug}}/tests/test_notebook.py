@@ -100,7 +100,7 @@ def test_trains_again_and_again(tmp_path):
     for cell in (cells[0], cells[2]):
         assert "strategy ddp_notebook on cpu, precision 32-true, 2 processes" in text(cell)
         assert "loss" in text(cell)
-        assert "the run lies in runs/" in text(cell)
+        assert "run directory: runs/" in text(cell)
 
 
 def test_a_session_lives_on_after_what_goes_wrong(tmp_path):

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from . import configuration
@@ -56,21 +55,19 @@ def _validate(run: Run) -> None:
 
 
 def _test(run: Run) -> None:
-    run.trainer.test(run.model, run.data, run.checkpoint)
+    metrics = run.trainer.test(run.model, run.data, run.checkpoint)
+    if run.trainer.global_rank == 0:
+        run.results.write_metrics(metrics)
 
 
 def _predict(run: Run) -> None:
     import torch
-    from safetensors.torch import save_file
 
     outputs = run.trainer.predict(run.model, run.data, run.checkpoint)
     if not outputs or not all(isinstance(output, torch.Tensor) for output in outputs):
         raise UserError("predict_step returned no tensors; only tensors can be written")
     if run.trainer.global_rank == 0:
-        path = Path("predictions.safetensors")
-        predictions = torch.cat(outputs).contiguous()
-        save_file({"predictions": predictions}, path)
-        print(f"{len(predictions)} predictions written to {path}")
+        run.results.write_predictions(torch.cat(outputs).contiguous())
 
 
 def _find_batch_size(run: Run) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
+from .results import Results
 from .trainer import DataModule, Trainer, TrainingModule
-from .trainer.errors import ConfigurationError, Problems, nearest
+from .trainer.checkpoint import resolve
+from .trainer.errors import CheckpointError, ConfigurationError, Problems, nearest
 
 _SECTIONS: dict[str, type] = {"trainer": Trainer, "model": TrainingModule, "data": DataModule}
 _CHECKPOINT = "checkpoint"
@@ -30,6 +32,7 @@ class Run:
     model: TrainingModule
     data: DataModule | None
     checkpoint: str | None
+    results: Results
 
 
 def make_parser(program: str, command: str) -> ArgumentParser:
@@ -99,14 +102,28 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
     if command == "fit" and made["trainer"] is not None and made["model"] is not None:
         with problems:
             made["trainer"].check_fit(made["model"])
-    checkpoint = parsed.get(_CHECKPOINT)
-    if checkpoint is not None and not Path(checkpoint).is_dir():
-        problems.add(
-            f"checkpoint={checkpoint!r}: no such directory; give a run's directory or a checkpoint"
-        )
+    checkpoint = _checkpoint(parsed.get(_CHECKPOINT), problems)
     problems.raise_any()
     made["trainer"].configuration = parser.dump(parsed, skip_unset=False)
-    return Run(**made, checkpoint=checkpoint)
+    root, name = Path(parsed.trainer.default_root_dir), parsed.trainer.run_name
+    results = Results(checkpoint, root, name)
+    return Run(**made, checkpoint=str(checkpoint) if checkpoint else None, results=results)
+
+
+def _checkpoint(given: str | None, problems: Problems) -> Path | None:
+    """The checkpoint itself, once: a run that still trains may have a newer one a moment later."""
+    if given is None:
+        return None
+    if not Path(given).is_dir():
+        problems.add(
+            f"checkpoint={given!r}: no such directory; give a run's directory or a checkpoint"
+        )
+        return None
+    try:
+        return resolve(given)
+    except CheckpointError as error:
+        problems.lines.extend(error.problems)
+        return None
 
 
 def _make(parser: ArgumentParser, parsed: Namespace, section: str) -> Any:

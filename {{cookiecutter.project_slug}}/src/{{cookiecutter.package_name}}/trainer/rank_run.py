@@ -146,7 +146,8 @@ class RankRun:
                     self._say(f"note: {remark}")
             if restarts.expected(self.checked.layout):
                 restarts.count(chosen.directory, self.global_step, self.checked.layout)
-            self._say(*announcements.opening(self.checked, loop, chosen.directory))
+            self._say(*announcements.opening(self.checked, loop))
+            self._say_where(chosen.directory)
             self._train(loop, chosen.directory)
         self.metrics = dict(loop.outputs.latest)
         self._say(*announcements.closing(loop, chosen.directory))
@@ -346,6 +347,12 @@ class RankRun:
         }
         run_directory.write_record(directory, self.checked.layout, facts)
         return Outputs(self._recorder, progress, make_loggers(self._given["loggers"], directory))
+
+    def _say_where(self, directory: Path) -> None:
+        """Name the run directory; a command says it even where it shows no progress."""
+        is_command = self._configuration is not None
+        if self.checked.layout.is_main and (self._given["enable_progress_bar"] or is_command):
+            print(announcements.where(directory), flush=True)
 
     def _say(self, *lines: str) -> None:
         if self.checked.layout.is_main and self._given["enable_progress_bar"]:

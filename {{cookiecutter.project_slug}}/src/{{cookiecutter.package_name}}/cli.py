@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from . import configuration
+from . import configuration, strategy_help
 from .configuration import COMMANDS, Run
 from .trainer import outcome
 from .trainer.errors import ConfigurationError, UserError, nearest
@@ -42,6 +42,9 @@ def _run(words: list[str]) -> None:
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise ConfigurationError(f"{command!r} is no command{nearest(command, COMMANDS)}")
+    if (name := strategy_help.asked_for(rest)) is not None:
+        print(strategy_help.describe(name))
+        return
     run = configuration.read_run(program, command, rest)
     _COMMANDS[command](run)
 

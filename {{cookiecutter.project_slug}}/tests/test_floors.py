@@ -13,7 +13,7 @@ FLOORS = [
     {"safetensors_reader", "safetensors_writer"},
     {"files", "preemption", "stored_tensors"},
     {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome"},
-    {"metrics", "scaling", "optimization", "precision"},
+    {"metrics", "scaling", "optimization", "precision", "interruption"},
     {"sync_batchnorm", "activation_checkpointing", "batch_size", "watchdog", "restarts"},
     {"sampling", "checkpoint", "rendezvous", "module"},
     {"feed", "run_directory", "launch", "meta_device"},

@@ -76,10 +76,13 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_an_interrupt_ends_the_ranks_and_not_the_parent(tmp_path, strategy):
+def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_parent(tmp_path, strategy):
     process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=at_root())
     try:
         ranks = wait_for_ranks(tmp_path)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)  # two that come together are one
+        assert all(rank.is_running() for rank in ranks)
         process.send_signal(signal.SIGINT)
         _, alive = psutil.wait_procs(ranks, timeout=10)
         assert alive == []

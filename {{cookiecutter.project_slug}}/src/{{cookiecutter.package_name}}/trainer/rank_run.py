@@ -1,6 +1,7 @@
 """One rank's part of a fit, validation, test or prediction."""
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from .checkpoint import Checkpoint, Checkpoints, resolve
 from .errors import CheckpointError, UserError
 from .evaluation import evaluate, predict
 from .feed import Feed, Share, feed_evaluation, feed_training
+from .interruption import Interrupted
 from .loggers import make_loggers
 from .loop import FitLoop, Outputs
 from .manual_optimization import ManualOptimization
@@ -154,18 +156,28 @@ class RankRun:
 
     def _train(self, loop: FitLoop, directory: Path) -> None:
         """Run the loop, and tell how it ended."""
-        with loop.preemption.noticing():
-            try:
-                with contextlib.closing(loop):
-                    loop.run()
-            except Preempted as asked:
-                self._tell(f"preempted {asked.signal.name}", directory)
-                name = asked.signal.name
-                self._say(f"saved after step {self.global_step} and ended, as {name} asked")
-                # A rank that has gone would be taken for a failure, and the others ended.
-                distributed.barrier()
+        try:
+            with loop.preemption.noticing():
+                self._run(loop, directory)
+        except Preempted as asked:
+            if asked.signal != signal.SIGINT:
                 raise
-            self._tell("finished", directory)
+            is_command = self._configuration is not None
+            raise Interrupted(self.global_step, str(directory), is_command) from None
+
+    def _run(self, loop: FitLoop, directory: Path) -> None:
+        try:
+            with contextlib.closing(loop):
+                loop.run()
+        except Preempted as asked:
+            name = asked.signal.name
+            self._tell(f"preempted {name}", directory)
+            if asked.signal != signal.SIGINT:
+                self._say(f"saved after step {self.global_step} and ended, as {name} asked")
+            # A rank that has gone would be taken for a failure, and the others ended.
+            distributed.barrier()
+            raise
+        self._tell("finished", directory)
 
     def _tell(self, how: str, directory: Path) -> None:
         if self.checked.layout.is_main:

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from . import arguments, launch, legacy, meta_device, randomness
+from . import arguments, interruption, launch, legacy, meta_device, randomness
 from .arguments import Arguments
+from .interruption import Interrupted
 from .module import Loader, TrainingModule
 from .rank_run import Data, Outcome, RankRun
 from .strategies import SingleDevice
@@ -173,10 +174,19 @@ class Trainer:
         Raises:
             UserError: something the user can mend; one line each.
             RankError: a process that was started has failed.
+            KeyboardInterrupt: SIGINT (Ctrl-C) has ended the fit, which saved first; its text says
+                how to resume. A second SIGINT does not wait for that.
         """
         self.check_fit(module)
         command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
-        self._outcome = self._launch(module, command)
+        try:
+            self._outcome = self._launch(module, command)
+        except Interrupted as interrupted:
+            directory = Path(interrupted.directory)
+            self._outcome = Outcome(global_step=interrupted.step, run_directory=directory)
+            is_told = interruption.is_told_here() and not launch.is_reported()
+            interruption.show_in_one_line(interrupted, is_told)
+            raise
 
     def check_fit(self, module: TrainingModule) -> None:
         """Check what only training needs, and what this module asks.

@@ -137,7 +137,7 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
         class Interrupts(Line):
             def training_step(self, batch, batch_idx):
                 if self.global_step == 3 and self.global_rank == 0:
-                    session = os.getppid() if self.world_size > 1 else os.getpid()
+                    session = os.getppid() if {0} > 1 else os.getpid()
                     os.kill(session, signal.SIGINT)
                 time.sleep(0.1)
                 return super().training_step(batch, batch_idx)

@@ -8,6 +8,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from . import fork_server
+
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
@@ -24,6 +26,14 @@ TABLES = {
         ["saved by"],
     ),
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One set of fork servers for all workers of a run of the tests."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        servers = fork_server.serving()
+        servers.__enter__()
+        config.add_cleanup(lambda: servers.__exit__(None, None, None))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,9 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
+
+from . import fork_server
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = next(path.parent.name for path in sorted((ROOT / "src").glob("*/__init__.py")))
@@ -49,13 +52,13 @@ def run(
     cwd: Path = ROOT,
     extra: Mapping[str, str] | None = None,
     timeout: float = 100,
-    by: Sequence[str] = (),
+    **how: Any,
 ) -> "subprocess.CompletedProcess[str]":
     """Run Python with arguments to its end; a process group that takes too long is killed whole.
 
-    ``by`` is the command that starts it, mpirun's say.
+    ``how`` it is started: see :func:`start`.
     """
-    with start(arguments, cwd=cwd, extra=extra, by=by) as process:
+    with start(arguments, cwd=cwd, extra=extra, **how) as process:
         try:
             output, error = process.communicate(timeout=timeout)
         except BaseException:
@@ -65,11 +68,11 @@ def run(
 
 
 def run_nodes(
-    arguments: Sequence[str | Path], nodes: int, *, timeout: float, by: Sequence[str] = ()
+    arguments: Sequence[str | Path], nodes: int, *, timeout: float, **how: Any
 ) -> "list[subprocess.CompletedProcess[str]]":
     """Run Python with arguments on so many made-up nodes: a process each, told that it is one."""
     if nodes == 1:
-        return [run(arguments, timeout=timeout, by=by)]
+        return [run(arguments, timeout=timeout, **how)]
     port = free_port()
     with ThreadPoolExecutor(nodes) as executor:
         variables = [
@@ -83,7 +86,7 @@ def run_nodes(
             }
             for node in range(nodes)
         ]
-        each = partial(run, arguments, timeout=timeout)
+        each = partial(run, arguments, timeout=timeout, **how)
         return list(executor.map(lambda extra: each(extra=extra), variables))
 
 
@@ -145,18 +148,32 @@ def start(
     cwd: Path = ROOT,
     extra: Mapping[str, str] | None = None,
     by: Sequence[str] = (),
+    engine: str = "torch",
+    fresh: bool = False,
 ) -> "subprocess.Popen[str]":
-    """Start Python with arguments, as leader of a process group."""
-    return subprocess.Popen(
-        [*by, sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(extra),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
+    """Start Python with arguments, as leader of a process group.
+
+    Args:
+        arguments: of Python.
+        cwd: its working directory.
+        extra: variables beside this process' own.
+        by: the command that starts it, mpirun's for example.
+        engine: what a fork server has imported for it beside torch: ``"deepspeed"``, ``"fairscale"``.
+        fresh: start a new interpreter. By default a fork server forks the process.
+    """
+    options: Any = {
+        "cwd": cwd,
+        "env": environment(extra),
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "process_group": 0,
+    }
+    command = [*by, sys.executable, *map(str, arguments)]
+    if fresh or by or not fork_server.is_serving():
+        return subprocess.Popen(command, **options)
+    return fork_server.ForkedProcess(command, engine=engine, **options)
 
 
 def at_root() -> dict[str, str]:

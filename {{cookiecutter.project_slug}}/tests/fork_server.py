@@ -31,7 +31,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 # In a process that was forked, subprocess.Popen is another.
 _Popen = subprocess.Popen
@@ -199,7 +199,7 @@ class _Server:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{path}.new")
         self._listener.listen(128)
-        os.rename(f"{path}.new", path)  # from here on a caller may connect
+        Path(f"{path}.new").rename(path)  # from here on a caller may connect
         self._path = list(sys.path[1:])
         self._woken, self._wakes = os.pipe()
 
@@ -270,7 +270,7 @@ class _Server:
                 sys.modules["torch"].set_num_threads(1)
                 gc.collect()
                 gc.freeze()
-                threads = len(os.listdir("/proc/self/task"))
+                threads = len(list(Path("/proc/self/task").iterdir()))
                 assert threads == 1, f"a fork would lose {threads - 1} threads"
 
 
@@ -303,17 +303,23 @@ def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> Non
     unbuffered = arguments[0] == "-u" or bool(request.environment.get("PYTHONUNBUFFERED"))
     if arguments[0] == "-u":
         del arguments[0]
-    sys.stdout = sys.__stdout__ = _text(1, write_through=unbuffered)
-    sys.stderr = sys.__stderr__ = _text(2, write_through=unbuffered, line_buffering=True)
+    sys.stdout = sys.__stdout__ = _text(1, unbuffered=unbuffered)
+    sys.stderr = sys.__stderr__ = _text(2, unbuffered=unbuffered)
     random.seed()
     sys.modules["numpy"].random.seed()
     subprocess.Popen = _launching(request.engine)  # type: ignore[misc]
     _run(arguments, request, path)
 
 
-def _text(number: int, **options: Any) -> io.TextIOWrapper:
-    buffer = io.open(number, "wb", closefd=False)
-    return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", **options)
+def _text(number: int, *, unbuffered: bool) -> io.TextIOWrapper:
+    raw = io.FileIO(number, "wb", closefd=False)
+    return io.TextIOWrapper(
+        cast(Any, raw) if unbuffered else io.BufferedWriter(raw),
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=number == 2,
+        write_through=unbuffered,
+    )
 
 
 def _launching(engine: str) -> type[_Popen]:
@@ -322,7 +328,13 @@ def _launching(engine: str) -> type[_Popen]:
     class Launching(_Popen):
         def __new__(cls, args: Any, **options: Any) -> Any:
             is_rank = isinstance(args, list) and args[0] == sys.executable
-            plain = options.keys() <= {"env", "process_group", "start_new_session", "stdout", "stderr"}
+            plain = options.keys() <= {
+                "env",
+                "process_group",
+                "start_new_session",
+                "stdout",
+                "stderr",
+            }
             if is_rank and plain and args[1] in ("-m", "-u", "-c", sys.argv[0]):
                 return ForkedProcess(args, engine=engine, **options)
             return _Popen(args, **options)

@@ -108,24 +108,14 @@ def require(reason: str | None) -> None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
-def missing_horovod() -> str | None:
-    """Why Horovod's tests cannot run; ``None`` if they can."""
-    if importlib.util.find_spec("horovod") is None:
-        return "Horovod is not installed: make horovod"
-    return None
+def missing(engine: str) -> str | None:
+    """Why tests of an engine cannot run; ``None`` if they can.
 
-
-def missing_fairscale() -> str | None:
-    """Why FairScale's tests cannot run; ``None`` if they can."""
-    if importlib.util.find_spec("fairscale") is None:
-        return "FairScale is not installed: make fairscale"
-    return None
-
-
-def missing_deepspeed() -> str | None:
-    """Why DeepSpeed's tests cannot run; ``None`` if they can."""
-    if importlib.util.find_spec("deepspeed") is None:
-        return "DeepSpeed is not installed: make deepspeed"
+    Args:
+        engine: ``"horovod"``, ``"fairscale"``, ``"deepspeed"``, or ``"torch"``, which is there.
+    """
+    if importlib.util.find_spec(engine) is None:
+        return f"{engine} is not installed: make {engine}"
     return None
 
 
@@ -158,7 +148,7 @@ def start(
         cwd: its working directory.
         extra: variables beside this process' own.
         by: the command that starts it, mpirun's for example.
-        engine: what a fork server has imported for it beside torch: ``"deepspeed"``, ``"fairscale"``.
+        engine: what a fork server has imported beside torch, ``"deepspeed"`` or ``"fairscale"``.
         fresh: start a new interpreter. By default a fork server forks the process.
     """
     options: Any = {

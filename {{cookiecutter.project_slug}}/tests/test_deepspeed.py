@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from .conformance.test_conformance import difference
 from .deepspeed_subject import GROUPED, RESUMED, WARMUP, WAYS, warmed_up
-from .project import PACKAGE, ROOT, fit, load, missing_deepspeed, require, run, trainer
+from .project import PACKAGE, ROOT, fit, load, missing, require, run, trainer
 
 config = load("trainer.strategies.deepspeed_config")
 ConfigurationError = load("trainer.errors").ConfigurationError
@@ -174,7 +174,7 @@ def test_options_that_cannot_be(strategy, options, part):
 
 
 def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
-    require(missing_deepspeed())
+    require(missing("deepspeed"))
     own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": -1}}
     assert problems(config=own) == [
         "reduce_bucket_size in the DeepSpeed configuration: Input should be greater than 0"
@@ -194,7 +194,7 @@ def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
     ],
 )
 def test_one_optimizer_with_one_scheduler(given, own, part):
-    require(missing_deepspeed())
+    require(missing("deepspeed"))
     made = trainer.Trainer(
         accelerator="cpu",
         devices=2,
@@ -240,7 +240,7 @@ def test_without_deepspeed_one_line_says_how_to_install_it():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Folders of what two processes train with DeepSpeed, and of what one trains without."""
-    require(missing_deepspeed())
+    require(missing("deepspeed"))
     folders = {number: tmp_path_factory.mktemp(f"on-{number}-") for number in (0, 2)}
     for number, folder in folders.items():
         train(folder, number, *(way for way in WAYS if way != COMPILED and "ddp" not in way))
@@ -249,7 +249,7 @@ def trained(tmp_path_factory):
 
 def train(folder: Path, processes: int, *ways: str, **more: Any) -> None:
     arguments = [folder, str(processes), json.dumps(more), *ways]
-    done = run(["-m", "tests.deepspeed_subject", *arguments], timeout=600)
+    done = run(["-m", "tests.deepspeed_subject", *arguments], timeout=600, engine="deepspeed")
     assert done.returncode == 0, done.stderr
 
 
@@ -300,7 +300,7 @@ def assert_resumed(folder: Path, way: str) -> None:
 @slow
 @with_time
 def test_its_own_adam_for_cpus_is_compiled_and_steps_as_torch_s(tmp_path):
-    require(missing_deepspeed() or missing_compiler())
+    require(missing("deepspeed") or missing_compiler())
     ours, alone = tmp_path / "ours", tmp_path / "alone"
     for folder, processes in ((ours, 2), (alone, 0)):
         folder.mkdir()
@@ -391,7 +391,7 @@ def test_goes_on_under_another_strategy(trained, tmp_path, first, on, then, ther
 @slow
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
 def test_is_started_by(tmp_path, launcher):
-    require(missing_deepspeed())
+    require(missing("deepspeed"))
     arguments = list(map(str, fit(*SHORT, *STAGE_2, "--trainer.default_root_dir", tmp_path)))
     if launcher == "deepspeed":
         # Its ranks read no stdin, and their Python is the launcher's own.
@@ -400,7 +400,8 @@ def test_is_started_by(tmp_path, launcher):
     else:
         torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
         command = [*torchrun, *arguments]
-    done = run(command, extra={"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])})
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = run(command, extra={"PYTHONPATH": paths}, fresh=True)
     assert done.returncode == 0, done.stderr
     source = {"deepspeed": "deepspeed", "torchrun": "torchelastic"}[launcher]
     assert "2 processes on 1 node, this one rank 0 (local 0 of 2)" in done.stdout
@@ -410,9 +411,9 @@ def test_is_started_by(tmp_path, launcher):
 
 @slow
 def test_what_it_says_itself_does_not_reach_stdout(tmp_path):
-    require(missing_deepspeed())
+    require(missing("deepspeed"))
     options = ["--trainer.devices", "2", "--trainer.default_root_dir", tmp_path]
-    done = run(fit(*SHORT, *STAGE_2, *options))
+    done = run(fit(*SHORT, *STAGE_2, *options), fresh=True)
     assert done.returncode == 0, done.stderr
     assert "strategy deepspeed_stage_2 on cpu" in done.stdout
     assert not [line for line in done.stdout.splitlines() if "DeepSpeed" in line or "[20" in line]

@@ -113,7 +113,9 @@ def test_ranks_with_loader_workers_save_too(tmp_path):
 
 def test_a_signal_to_one_rank_ends_all(tmp_path):
     told = tmp_path / "outcome"
-    process = start(command("ours", tmp_path, "run"), cwd=tmp_path, extra=told_in(tmp_path))
+    process = start(
+        command("ours", tmp_path, "run"), cwd=tmp_path, extra=told_in(tmp_path), fresh=True
+    )
     try:
         while not (tmp_path / "run" / "metrics.csv").exists():
             time.sleep(0.02)

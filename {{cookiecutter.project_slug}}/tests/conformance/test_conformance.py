@@ -72,9 +72,10 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, Any]
     def folder(name: str, number: int) -> Path:
         path = tmp_path_factory.mktemp("row-")
         launch = MATRIX.get(name, FAULTY_ROW).launches[number]
-        require(launch.missing() if launch.missing is not None else None)
+        require(launch.missing)
         arguments = [*WORKER, path, name, str(number), *ways(name, number)]
-        for done in run_nodes(arguments, launch.nodes, timeout=SECONDS, by=launch.command):
+        how = {"timeout": SECONDS, "by": launch.command, "engine": launch.engine}
+        for done in run_nodes(arguments, launch.nodes, **how):
             assert done.returncode == 0, done.stderr
         return path
 
@@ -145,6 +146,7 @@ def test_equals_one_process(results, references, record_property, name, number, 
 
 def check_refused(name: str, launch: Launch, way: str) -> None:
     """It says why, and nothing is started."""
+    require(launch.missing)
     row, one = MATRIX[name], PROPERTIES[way]
     options = {"strategy": row.strategy or name, "accelerator": "cpu", "max_steps": 1}
     # Of a launcher's own processes, one alone is asked.

@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 
 from . import fork_server
+from .project import missing, require
 
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("unhurried", deadline=None)
@@ -34,6 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
         servers = fork_server.serving()
         servers.__enter__()
         config.add_cleanup(lambda: servers.__exit__(None, None, None))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that needs what is not installed is skipped with the reason; in CI it fails."""
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            require(missing(name))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -108,20 +108,18 @@ def require(reason: str | None) -> None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
-def missing(engine: str) -> str | None:
-    """Why tests of an engine cannot run; ``None`` if they can.
+_PROGRAMS = {"mpirun": "apt install openmpi-bin", "g++": "apt install g++"}
+
+
+def missing(name: str) -> str | None:
+    """Why tests that need a program or a package cannot run; ``None`` if they can.
 
     Args:
-        engine: ``"horovod"``, ``"fairscale"``, ``"deepspeed"``, or ``"torch"``, which is there.
+        name: ``"mpirun"``, ``"g++"``, or an engine, ``"horovod"`` for example.
     """
-    if importlib.util.find_spec(engine) is None:
-        return f"{engine} is not installed: make {engine}"
-    return None
-
-
-def missing_mpi() -> str | None:
-    """Why tests under mpirun cannot run; ``None`` if they can."""
-    return None if shutil.which("mpirun") else "mpirun is not installed: apt install openmpi-bin"
+    if name in _PROGRAMS:
+        return None if shutil.which(name) else f"{name} is not installed: {_PROGRAMS[name]}"
+    return None if importlib.util.find_spec(name) else f"{name} is not installed: make {name}"
 
 
 def free_port() -> int:

@@ -1,10 +1,8 @@
 """A compiled module computes what it computes uncompiled, alone and under ddp."""
 
-import shutil
-
 import pytest
 
-from .project import fit, require, run, trainer
+from .project import fit, run, trainer
 
 SHORT = [
     *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
@@ -15,8 +13,8 @@ SHORT = [
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.needs("g++")
 def test_equals_the_uncompiled(tmp_path, devices):
-    require(None if shutil.which("g++") else "there is no g++")
     losses = []
     for name in ("true", "false"):
         folder = tmp_path / name

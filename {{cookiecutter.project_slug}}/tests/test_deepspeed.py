@@ -173,8 +173,8 @@ def test_options_that_cannot_be(strategy, options, part):
     assert part in line
 
 
+@pytest.mark.needs("deepspeed")
 def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
-    require(missing("deepspeed"))
     own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": -1}}
     assert problems(config=own) == [
         "reduce_bucket_size in the DeepSpeed configuration: Input should be greater than 0"
@@ -193,8 +193,8 @@ def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
         ),
     ],
 )
+@pytest.mark.needs("deepspeed")
 def test_one_optimizer_with_one_scheduler(given, own, part):
-    require(missing("deepspeed"))
     made = trainer.Trainer(
         accelerator="cpu",
         devices=2,
@@ -299,8 +299,8 @@ def assert_resumed(folder: Path, way: str) -> None:
 
 @slow
 @with_time
+@pytest.mark.needs("deepspeed", "g++")
 def test_its_own_adam_for_cpus_is_compiled_and_steps_as_torch_s(tmp_path):
-    require(missing("deepspeed") or missing_compiler())
     ours, alone = tmp_path / "ours", tmp_path / "alone"
     for folder, processes in ((ours, 2), (alone, 0)):
         folder.mkdir()
@@ -390,8 +390,8 @@ def test_goes_on_under_another_strategy(trained, tmp_path, first, on, then, ther
 
 @slow
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+@pytest.mark.needs("deepspeed")
 def test_is_started_by(tmp_path, launcher):
-    require(missing("deepspeed"))
     arguments = list(map(str, fit(*SHORT, *STAGE_2, "--trainer.default_root_dir", tmp_path)))
     if launcher == "deepspeed":
         # Its ranks read no stdin, and their Python is the launcher's own.
@@ -410,8 +410,8 @@ def test_is_started_by(tmp_path, launcher):
 
 
 @slow
+@pytest.mark.needs("deepspeed")
 def test_what_it_says_itself_does_not_reach_stdout(tmp_path):
-    require(missing("deepspeed"))
     options = ["--trainer.devices", "2", "--trainer.default_root_dir", tmp_path]
     done = run(fit(*SHORT, *STAGE_2, *options), fresh=True)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,6 @@
 """Real launches by mpirun."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +10,7 @@ import pytest
 from .project import environment, fit, run
 from .test_launch import at_root, losses
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("mpirun") is None and "CI" not in os.environ,
-    reason="mpirun is not installed (apt-get install openmpi-bin)",
-)
+pytestmark = pytest.mark.needs("mpirun")
 # Root may, in a container; and two processes may share a core.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..project import horovodrun, missing, missing_mpi, mpirun
+from ..project import horovodrun, mpirun
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,10 @@ class Launch:
     only: tuple[str, ...] = tuple(PROPERTIES)
 
     @property
-    def missing(self) -> str | None:
-        """Why it cannot be started here; ``None`` if it can."""
-        return missing(self.engine) or (missing_mpi() if self.by is mpirun else None)
+    def needs(self) -> tuple[str, ...]:
+        """What must be installed beside torch."""
+        engines = () if self.engine == "torch" else (self.engine,)
+        return (*engines, "mpirun") if self.by is mpirun else engines
 
     @property
     def command(self) -> list[str]:

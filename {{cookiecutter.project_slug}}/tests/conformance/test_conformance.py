@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..project import load, require, run, run_nodes, trainer
+from ..project import load, run, run_nodes, trainer
 from .faults import FAULTS
 from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, QUICKLY, Launch
 from .subject import make
@@ -24,10 +24,12 @@ pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 
 def marks(name: str, number: int, way: str) -> list[pytest.MarkDecorator]:
-    """A slow launch, or way, is tried only if that is asked for."""
+    """A slow launch or way is tried only on request; an engine is needed, too, to be refused."""
     row = MATRIX[name]
-    is_quick = way in QUICKLY or way in row.refused
-    return [] if is_quick and not row.launches[number].slow else [pytest.mark.slow]
+    launch = row.launches[number]
+    is_quick = (way in QUICKLY or way in row.refused) and not launch.slow
+    needs = [pytest.mark.needs(*launch.needs)] if launch.needs else []
+    return needs if is_quick else [*needs, pytest.mark.slow]
 
 
 LAUNCHES = [
@@ -72,7 +74,6 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, Any]
     def folder(name: str, number: int) -> Path:
         path = tmp_path_factory.mktemp("row-")
         launch = MATRIX.get(name, FAULTY_ROW).launches[number]
-        require(launch.missing)
         arguments = [*WORKER, path, name, str(number), *ways(name, number)]
         how = {"timeout": SECONDS, "by": launch.command, "engine": launch.engine}
         for done in run_nodes(arguments, launch.nodes, **how):
@@ -146,7 +147,6 @@ def test_equals_one_process(results, references, record_property, name, number, 
 
 def check_refused(name: str, launch: Launch, way: str) -> None:
     """It says why, and nothing is started."""
-    require(launch.missing)
     row, one = MATRIX[name], PROPERTIES[way]
     options = {"strategy": row.strategy or name, "accelerator": "cpu", "max_steps": 1}
     # Of a launcher's own processes, one alone is asked.

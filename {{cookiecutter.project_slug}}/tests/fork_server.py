@@ -327,15 +327,8 @@ def _launching(engine: str) -> type[_Popen]:
 
     class Launching(_Popen):
         def __new__(cls, args: Any, **options: Any) -> Any:
-            is_rank = isinstance(args, list) and args[0] == sys.executable
-            plain = options.keys() <= {
-                "env",
-                "process_group",
-                "start_new_session",
-                "stdout",
-                "stderr",
-            }
-            if is_rank and plain and args[1] in ("-m", "-u", "-c", sys.argv[0]):
+            is_ours = options.keys() == {"env", "process_group"} and args[0] == sys.executable
+            if is_ours and args[1] in ("-m", "-c", sys.argv[0]):
                 return ForkedProcess(args, engine=engine, **options)
             return _Popen(args, **options)
 

@@ -36,6 +36,8 @@ def load(name: str) -> ModuleType:
 
 trainer = load("trainer")
 
+# Seconds that a test waits for a process: no limit on a slow machine, but an end where one hangs.
+PATIENCE = 600.0
 # A test is one process of its own, whatever has started it.
 _CLUSTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
@@ -51,7 +53,7 @@ def run(
     *,
     cwd: Path = ROOT,
     extra: Mapping[str, str] | None = None,
-    timeout: float = 100,
+    timeout: float = PATIENCE,
     **how: Any,
 ) -> "subprocess.CompletedProcess[str]":
     """Run Python with arguments to its end; a process group that takes too long is killed whole.
@@ -68,7 +70,7 @@ def run(
 
 
 def run_nodes(
-    arguments: Sequence[str | Path], nodes: int, *, timeout: float, **how: Any
+    arguments: Sequence[str | Path], nodes: int, *, timeout: float = PATIENCE, **how: Any
 ) -> "list[subprocess.CompletedProcess[str]]":
     """Run Python with arguments on so many made-up nodes: a process each, told that it is one."""
     if nodes == 1:
@@ -172,7 +174,7 @@ def at_root() -> dict[str, str]:
 
 def assert_nothing_left(folder: Path) -> None:
     """No process still has a folder as its working directory, after a moment."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while left := [
         each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(folder)
     ]:

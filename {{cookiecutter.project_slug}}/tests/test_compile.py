@@ -11,7 +11,6 @@ SHORT = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("devices", ["1", "2"])
 @pytest.mark.needs("g++")
 def test_equals_the_uncompiled(tmp_path, devices):
@@ -24,7 +23,6 @@ def test_equals_the_uncompiled(tmp_path, devices):
                 *("--trainer.default_root_dir", folder, "--trainer.devices", devices),
                 *("--trainer.compile", name),
             ),
-            timeout=180,
         )
         assert done.returncode == 0, done.stderr
         rows = (folder / "run" / "metrics.csv").read_text().splitlines()

@@ -17,7 +17,6 @@ from .test_launch import at_root
 
 checkpoint = load("trainer.checkpoint")
 # Several trainings a test, of several processes each.
-pytestmark = pytest.mark.timeout(600)
 NAMES = ["ddp_sharded", "ddp_sharded_spawn", "fairscale_fsdp"]
 IN_UNITS = {"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}}
 SHARDED = {"strategy": "ddp_sharded"}

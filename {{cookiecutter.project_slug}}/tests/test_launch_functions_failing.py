@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from .project import run, start
+from .project import PATIENCE, run, start
 from .test_launch import assert_nothing_left, at_root, wait_for_ranks
 from .test_launch_functions import METHODS, run_script, started, write
 
@@ -81,9 +81,9 @@ def test_an_interrupt_ends_the_ranks_and_not_the_parent(tmp_path, strategy):
     try:
         ranks = wait_for_ranks(tmp_path)
         process.send_signal(signal.SIGINT)
-        _, alive = psutil.wait_procs(ranks, timeout=10)
+        _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
         assert alive == []
-        output, error = process.communicate(timeout=60)
+        output, error = process.communicate(timeout=PATIENCE)
         assert (output, error) == ("interrupted\ntrained\n", "")
     finally:
         process.kill()
@@ -104,8 +104,8 @@ def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number
     try:
         ranks = wait_for_ranks(tmp_path)
         process.send_signal(number)
-        assert process.wait(20) == -number
-        _, alive = psutil.wait_procs(ranks, timeout=10)
+        assert process.wait(PATIENCE) == -number
+        _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
         assert alive == []
     finally:
         process.kill()
@@ -119,8 +119,8 @@ def test_ranks_that_are_still_importing_end_too(tmp_path, number):
     try:
         family = wait_for_processes(process.pid, "spawn_main")
         process.send_signal(number)
-        process.wait(20)
-        _, alive = psutil.wait_procs(family, timeout=20)
+        process.wait(PATIENCE)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         assert alive == []
     finally:
         process.kill()
@@ -129,7 +129,7 @@ def test_ranks_that_are_still_importing_end_too(tmp_path, number):
 
 def wait_for_processes(parent: int, word: str) -> list[psutil.Process]:
     """Two children of a process that bear a word in their commands."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         children = psutil.Process(parent).children()
         found = [each for each in children if word in " ".join(each.cmdline())]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .project import environment, fit, run
+from .project import PATIENCE, environment, fit, run
 from .test_launch import at_root, losses
 
 pytestmark = pytest.mark.needs("mpirun")
@@ -39,7 +39,7 @@ def start(folder: Path, name: str) -> "subprocess.Popen[str]":
 def finish(process: "subprocess.Popen[str]") -> None:
     """Wait for a good end; one that takes too long is asked to end, and takes its ranks along."""
     try:
-        _, error = process.communicate(timeout=100)
+        _, error = process.communicate(timeout=PATIENCE)
     except BaseException:
         process.terminate()
         process.communicate(timeout=10)

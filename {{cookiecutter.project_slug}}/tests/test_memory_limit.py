@@ -7,7 +7,7 @@ import pytest
 from . import memory_limit_subject as subject
 from .project import PACKAGE, at_root, missing, require, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 RANKS = 4
 # Parameters, gradients and Adam's two numbers take four times the parameters' memory.
@@ -33,7 +33,7 @@ def train(folder: Path, strategy: str, limit: int):
     ]
     # What a rank may take counts from its imports on: they are to be its own.
     extra = at_root() | GIVEN_BACK | {subject.LIMIT: str(limit)}
-    return run(arguments, extra=extra, timeout=280, fresh=True)
+    return run(arguments, extra=extra, fresh=True)
 
 
 def losses(folder: Path) -> list[float]:

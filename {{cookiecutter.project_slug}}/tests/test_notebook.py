@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .project import PACKAGE, environment, run
+from .project import PACKAGE, PATIENCE, environment, run
 from .test_launch import at_root
 
 if not os.environ.get("CI"):
@@ -58,7 +58,7 @@ def execute(folder: Path, *cells: str, **options: Any) -> list[nbformat.Notebook
     notebook = nbformat.v4.new_notebook(cells=sources)
     client = nbclient.NotebookClient(
         notebook,
-        timeout=60,
+        timeout=PATIENCE,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         **options,

@@ -13,7 +13,7 @@ import pytest
 from .project import missing, require, run
 from .test_fairscale import difference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 UNUSED = {"strategy_options": {"find_unused_parameters": True}}
 HYBRID = {"strategy_options": {"shard_size": 2}, "devices": 4}

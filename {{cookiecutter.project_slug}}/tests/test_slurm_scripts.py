@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .project import ROOT
+from .project import PATIENCE, ROOT
 
 FOLDER = ROOT / "slurm"
 SCRIPTS = sorted(FOLDER.glob("*.sh"))
@@ -77,7 +77,7 @@ def test_a_child_that_is_killed_leaves_the_outcome(tmp_path: Path) -> None:
         | {f"SLURM_{name}": value for name, value in slurm.items()},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
     assert list((tmp_path / "runs").iterdir()) == []

@@ -18,8 +18,8 @@ from .worker import STOP
 
 strategies = load("trainer.strategies")
 WORKER = ("-m", "tests.conformance.worker")
-SECONDS = 900.0
 # A worker trains in every way of the matrix: more than a single test may take.
+SECONDS = 1800.0
 pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 

@@ -18,40 +18,42 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-# An index that does not answer is passed over: seconds for one answer, and for its page of torch.
-ANSWER = "10"
-PAGE = 30.0
+# An index that does not answer is passed over: how pip looks, and for how many seconds at most.
+LOOKING = {"PIP_RETRIES": "0", "PIP_TIMEOUT": "10"}
+LONGEST_LOOK = 30.0
 LINUX = sys.platform == "linux"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a CPU build may come from: pip's variables for it, and a limit in seconds."""
+    """Where a CPU build may come from; without an index, what pip is configured with."""
 
     name: str
-    variables: dict[str, str] = field(default_factory=dict)
-    limit: float | None = None
+    index: str = ""
+
+    def variables(self, looking: bool) -> dict[str, str]:
+        """Return pip's variables: other users of the machine could see the words of a command."""
+        if not self.index:
+            return {}
+        alone = {"PIP_INDEX_URL": self.index, "PIP_EXTRA_INDEX_URL": ""}
+        return alone | LOOKING if looking else alone
 
 
-def named(name: str, index: str) -> Source:
-    """Return an index that is asked alone, and once."""
-    # By variables: other users of the machine see the words of a command.
-    only = {"PIP_INDEX_URL": index, "PIP_EXTRA_INDEX_URL": ""}
-    return Source(name, only | {"PIP_RETRIES": "0", "PIP_TIMEOUT": ANSWER}, PAGE)
+OWN = Source("what pip is configured with")
 
 
 def named_sources() -> list[Source]:
     """Return the user's index where one is given, and PyTorch's."""
     given = os.environ.get("TORCH_INDEX", "")
-    mine = [named(f"TORCH_INDEX ({hidden(given)})", given)] if given else []
-    return [*mine, named(PYTORCH_INDEX, PYTORCH_INDEX)]
+    mine = [Source(f"TORCH_INDEX ({hidden(given)})", given)] if given else []
+    return [*mine, Source(PYTORCH_INDEX, PYTORCH_INDEX)]
 
 
 def hidden(address: str) -> str:
@@ -72,15 +74,12 @@ def say(line: str) -> None:
     print(f"install_torch.py: {line}", file=sys.stderr, flush=True)
 
 
-def pip(
-    *words: str, source: Source | None = None, probing: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Run this environment's pip; a source's limit holds for what only looks."""
-    variables = source.variables if source else {}
+def pip(*words: str, source: Source, looking: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run this environment's pip on a source; raise TimeoutExpired where a look takes too long."""
     return subprocess.run(
         [sys.executable, "-m", "pip", *words],
-        env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"} | variables,
-        timeout=source.limit if source and probing else None,
+        env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"} | source.variables(looking),
+        timeout=LONGEST_LOOK if looking and source.index else None,
         capture_output=True,
         text=True,
         check=False,
@@ -91,14 +90,14 @@ def versions(source: Source, options: list[str]) -> list[str]:
     """Return the versions of torch that a source has for this Python; none if it is silent."""
     words = ["index", "versions", "torch", "--only-binary", ":all:", *options]
     try:
-        done = pip(*words, source=source, probing=True)
+        done = pip(*words, source=source, looking=True)
     except subprocess.TimeoutExpired:
         return []
     found = re.search("^Available versions: (.*)$", done.stdout, re.MULTILINE)
     return found[1].split(", ") if found else []
 
 
-def install(*words: str, source: Source | None = None) -> str:
+def install(*words: str, source: Source = OWN) -> str:
     """Install without dependencies, which the locks name; return pip's error, or nothing."""
     done = pip("install", "--quiet", "--no-deps", *words, source=source)
     if done.returncode == 0:
@@ -109,7 +108,7 @@ def install(*words: str, source: Source | None = None) -> str:
     return errors[-1].removeprefix("ERROR: ") if errors else done.stderr.strip()
 
 
-def install_locked(lock: str, *options: str, source: Source | None = None) -> str:
+def install_locked(lock: str, *options: str, source: Source = OWN) -> str:
     """Install what a lock holds, as wheels whose hashes are checked; return pip's error."""
     words = ("--require-hashes", "--only-binary", ":all:", *options)
     return install(*words, "--requirement", lock, source=source)
@@ -125,7 +124,7 @@ def install_cpu_build(version: str, options: list[str]) -> bool:
         return False
     sources = named_sources()
     # What the user names goes first.
-    sources.insert(len(sources) - 1, Source("what pip is configured with"))
+    sources.insert(len(sources) - 1, OWN)
     for source in sources:
         if f"{version}+cpu" not in versions(source, options):
             say(f"{source.name}: no torch {version}+cpu for this Python, or no answer")

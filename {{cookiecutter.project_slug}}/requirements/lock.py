@@ -143,7 +143,7 @@ def lock_cpu_builds(version: str, indexes: Iterable[str]) -> list[str]:
             return builds
         print(f"lock.py: {hidden(index)} {why}", file=sys.stderr)
     known = known_cpu_builds(version)
-    print(f"lock.py: torch-cpu.txt keeps the {len(known)} hashes that it had", file=sys.stderr)
+    print(f"lock.py: torch-cpu.txt keeps the hashes that it had: {len(known)}", file=sys.stderr)
     return known
 
 

@@ -111,7 +111,8 @@ docs: $(TOOLS)  ## write the table of options into docs/options.md
 # The benchmark's torch and what that needs come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command 'make lock'
-lock: $(TOOLS)  ## renew requirements.txt and benchmarks/requirements.txt from their .in files
+lock: $(TOOLS)  ## renew all locks from their .in files, the rendered project's too
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -B '$(PROJECT_LOCKS)/lock.py'
 	$(LOCK) --output-file requirements.txt requirements.in
 	$(LOCK) --output-file benchmarks/requirements.txt benchmarks/requirements.in --no-emit-package torch \
 		$$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' '$(PROJECT_LOCKS)/cuda.txt')

@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,8 @@ from rendering import ROOT, TEMPLATE
 from tools import TOOLS
 
 REQUIREMENTS = TEMPLATE / "requirements"
-sys.path.insert(0, str(REQUIREMENTS))
-
-import install_torch  # noqa: E402
-import lock  # noqa: E402
+import install_torch
+import lock
 
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
 PROJECT = ("torch.txt", "cpu.txt", "cuda.txt", "dev.txt")

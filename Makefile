@@ -63,6 +63,7 @@ docker: $(TOOLS)  ## build a rendered project's image, look into it and train in
 
 slurm: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
 slurm: engines  ## run a rendered project's jobs on a real SLURM cluster of this machine (as root)
+	$(IN_PROJECT) build/test/my-project etcd VENV=$(PROJECT_VENV)
 	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 10
 
 horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its first build takes minutes

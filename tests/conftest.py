@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rendering import render
 
-# The scripts that are imported from the template's folder would leave files there, and in every render.
+# Scripts that are imported from the template's folder would leave files there and in renders.
 sys.dont_write_bytecode = True
 
 

@@ -8,15 +8,14 @@ import re
 import subprocess
 from pathlib import Path
 
+import install_torch
+import lock
 import pytest
 from package_index import serve, write_wheel
 from rendering import ROOT, TEMPLATE
 from tools import TOOLS
 
 REQUIREMENTS = TEMPLATE / "requirements"
-import install_torch
-import lock
-
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
 PROJECT = ("torch.txt", "cpu.txt", "cuda.txt", "dev.txt")
 

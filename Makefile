@@ -79,18 +79,20 @@ test-gpu: $(TOOLS)  ## run the tests of a rendered project that need a GPU
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project fairscale deepspeed test-gpu VARIANT=cuda VENV=$(CURDIR)/build/venv-cuda
 
-# What is rendered is checked as a render: scripts, Dockerfile and workflow hold Jinja before. actionlint hands the
-# scripts in workflows to the shellcheck that it finds.
+# What is rendered is checked as a render: scripts, Dockerfile and workflow hold Jinja before. The scripts in workflows are
+# checked by tests/test_workflows.py.
+WORKFLOWS := .github/workflows/*.yml build/lint/my-project/.github/workflows/*.yml
 lint: $(TOOLS)  ## check Python, shell, Dockerfile and workflows, the template's own and rendered ones
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	rm -rf build/lint
 	$(RENDER) build/lint
-	$(BIN)/shellcheck --external-sources .ci/run docker/*.sh slurm/*.sh
-	cd build/lint/my-project && $(CURDIR)/$(BIN)/shellcheck --external-sources requirements/*.sh slurm/*.sh
+	PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources .ci/run docker/*.sh slurm/*.sh
+	cd build/lint/my-project && PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources requirements/*.sh slurm/*.sh
 	$(BIN)/hadolint build/lint/my-project/Dockerfile
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/actionlint .github/workflows/*.yml build/lint/my-project/.github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
+	$(BIN)/zizmor --offline --quiet $(WORKFLOWS)
 
 format: $(TOOLS)  ## bring the template's own Python into form
 	$(BIN)/ruff check --fix .

@@ -74,6 +74,17 @@ def test_every_lock_has_hashes_and_no_addresses() -> None:
         assert re.fullmatch(rf"(#.*\n)+({entry})+", text), path
 
 
+def test_every_lock_has_what_its_source_asks_for() -> None:
+    of_cpu = {"cpu.txt", "cuda.txt", "torch.txt"}
+    for source in [*REQUIREMENTS.glob("*.in"), ROOT / "requirements.in"]:
+        names = of_cpu if source.name == "cpu.in" else {f"{source.stem}.txt"}
+        texts = [source.with_name(name).read_text(encoding="utf-8") for name in names]
+        locked = {name for text in texts for name in lock.entries(text)}
+        asked = re.findall(r"^([A-Za-z0-9][A-Za-z0-9-]*)", source.read_text("utf-8"), re.MULTILINE)
+        assert asked
+        assert {name.lower() for name in asked} <= locked, source.name
+
+
 def test_cuda_s_libraries_stand_apart() -> None:
     cuda = lock.entries((REQUIREMENTS / "cuda.txt").read_text(encoding="utf-8"))
     rest = lock.entries((REQUIREMENTS / "cpu.txt").read_text(encoding="utf-8"))

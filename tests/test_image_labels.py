@@ -75,15 +75,16 @@ def test_the_source_is_a_web_address_without_secrets(remote: str, address: str) 
 
 def test_a_second_tag_names_the_commit_of_a_clean_tree(repository: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD").strip()
-    image = "registry:5000/my-project:0.1.0"
-    assert options(build_image.command(image, "cuda"), "tag") == [
-        image,
-        f"registry:5000/my-project:{commit[:12]}-cuda",
-    ]
-    assert f"COMMIT={commit}" in options(build_image.command(image, "cuda"), "build-arg")
+    image = "registry:5000/my-project:0.1.0-cuda"
+    command = build_image.command(image, "cuda")
+    assert options(command, "tag") == [image, f"{image}-{commit[:12]}"]
+    assert {"VARIANT=cuda", f"COMMIT={commit}"} <= set(options(command, "build-arg"))
+    untagged = "registry:5000/my-project"
+    assert build_image.tags(untagged, commit) == [untagged, f"{untagged}:{commit[:12]}"]
     (repository / "README.md").write_text("changed\n")
-    assert options(build_image.command("my-project", "cpu"), "tag") == ["my-project"]
-    assert f"COMMIT={commit}-dirty" in options(build_image.command(image, "cpu"), "build-arg")
+    command = build_image.command("my-project:0.1.0", "cpu")
+    assert options(command, "tag") == ["my-project:0.1.0"]
+    assert f"COMMIT={commit}-dirty" in options(command, "build-arg")
 
 
 def test_secrets_are_files_and_variables_and_never_words(

@@ -67,13 +67,12 @@ def labels(project: dict[str, str]) -> dict[str, str]:
     return {label: value for label, value in found.items() if value}
 
 
-def tags(image: str, variant: str, committed: str) -> list[str]:
+def tags(image: str, committed: str) -> list[str]:
     """Return the image's name, and the one with its commit."""
     if not committed or committed.endswith("-dirty"):
         return [image]
-    folder, slash, name = image.rpartition("/")
-    suffix = "-cuda" if variant == "cuda" else ""
-    return [image, f"{folder}{slash}{name.partition(':')[0]}:{committed[:12]}{suffix}"]
+    mark = "-" if ":" in image.rpartition("/")[2] else ":"
+    return [image, f"{image}{mark}{committed[:12]}"]
 
 
 def command(image: str, variant: str) -> list[str]:
@@ -95,7 +94,7 @@ def command(image: str, variant: str) -> list[str]:
         "torch_index": "env=TORCH_INDEX" if os.environ.get("TORCH_INDEX") else "env=",
     }
     words = [os.environ.get("DOCKER") or "docker", "build"]
-    words += [f"--tag={tag}" for tag in tags(image, variant, arguments["COMMIT"])]
+    words += [f"--tag={tag}" for tag in tags(image, arguments["COMMIT"])]
     words += [f"--build-arg={name}={value}" for name, value in arguments.items()]
     words += [f"--label={name}={value}" for name, value in labels(project).items()]
     return words + [f"--secret=id={k},{v}" for k, v in secrets.items() if not v.endswith("=")]

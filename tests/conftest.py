@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,3 +37,11 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a render with the template's defaults, hooks included."""
     return render(tmp_path_factory.mktemp("default"), hooks=True)
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of an environment with pip alone."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=100)
+    return folder / "bin" / "python"

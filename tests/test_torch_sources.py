@@ -76,14 +76,6 @@ class Place:
         return done.stdout.strip()
 
 
-@pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an environment with pip alone."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=100)
-    return folder / "bin" / "python"
-
-
 @pytest.fixture
 def place(environment: Path, tmp_path: Path) -> Iterator[Place]:
     """Return a place where pip's index has torch's plain build, and no index has one for CPUs."""

@@ -113,20 +113,26 @@ def answers(project: Path) -> dict[str, Any]:
     return {name: value for name, value in context.items() if not name.startswith("_")}
 
 
-def update(template: Path, folder: Path, quarter: int) -> Path:
-    """Start a project so many quarters of the history after its begin, edit it and update it."""
+def in_history(quarter: int) -> str:
+    """Return the commit that is so many quarters of the history after its begin."""
     commits = earlier_commits()
-    project = start(template, folder, commits[quarter * (len(commits) - 1) // 4])
+    return commits[quarter * (len(commits) - 1) // 4]
+
+
+def update(template: Path, folder: Path, commit: str) -> Path:
+    """Start a project at a commit of the template, edit it and update it."""
+    project = start(template, folder, commit)
     edit(project)
     assert "Project's cruft has been updated" in cruft("update", "--skip-apply-ask", cwd=project)
     return project
 
 
-@pytest.mark.parametrize("quarter", range(5))
+@pytest.mark.parametrize("quarter", [*range(5), None], ids=str)
 def test_an_update_keeps_edits_and_brings_the_rest(
-    template: Path, expected: dict[str, bytes], tmp_path: Path, quarter: int
+    template: Path, expected: dict[str, bytes], tmp_path: Path, quarter: int | None
 ) -> None:
-    project = update(template, tmp_path, quarter)
+    """From five commits of the history, and (None) from the working tree."""
+    project = update(template, tmp_path, "HEAD~1" if quarter is None else in_history(quarter))
     there = files(project)
     assert there.keys() == expected.keys()
     assert [name for name in there if there[name] != expected[name]] == []
@@ -140,7 +146,7 @@ def test_an_update_keeps_edits_and_brings_the_rest(
 
 
 def test_an_added_question_is_asked_where_cruft_is_to_ask(template: Path, tmp_path: Path) -> None:
-    project = start(template, tmp_path, earlier_commits()[0])
+    project = start(template, tmp_path, in_history(0))
     commit(project, "Start it")
     asking = ("cruft", "update", "--skip-apply-ask", "--cookiecutter-input")
     with Terminal(sys.executable, "-m", *asking, cwd=project) as terminal:
@@ -187,7 +193,7 @@ def test_a_repository_beside_the_template_is_left_alone(
 def test_an_updated_project_trains(template: Path, tmp_path: Path) -> None:
     if not PYTHON.exists():
         missing(f"there is no {PYTHON} (PROJECT_PYTHON): make demo")
-    project = update(template, tmp_path, 0)
+    project = update(template, tmp_path, in_history(0))
     fit = ("-m", "my_project", "fit", "--config", "configs/digits.yaml")
     done = subprocess.run(
         [PYTHON, *fit, "--trainer.max_epochs", "1", "--trainer.run_name", "updated"],

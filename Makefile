@@ -26,7 +26,7 @@ define install
 endef
 CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "Python 3.11 to 3.13 is needed: make PYTHON=python3.11 …")'
 # The user's own cookiecutter settings stay out of it: these renders are the template's defaults.
-RENDER = $(BIN)/cookiecutter --no-input --default-config . --output-dir
+RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-config . --output-dir
 # By another name than $(MAKE), which `make -n` would run: in a folder that is not rendered yet.
 IN_PROJECT = $(MAKE) -C
 
@@ -49,9 +49,10 @@ test: lint test-template  ## check and test the template, then a rendered projec
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project setup VENV=$(PROJECT_VENV)
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
+	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py
 
 test-template: $(TOOLS)  ## run the template's own tests
-	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/docker --ignore tests/slurm
+	$(BIN)/python -m pytest --numprocesses 2 -m "not trains" --ignore tests/docker --ignore tests/slurm
 
 test-slow: $(TOOLS)  ## run the tests of a rendered project that take long
 	rm -rf build/test

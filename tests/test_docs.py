@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 from options_table import PAGE, page
 from rendering import DEFAULTS, ROOT, TEMPLATE
+from tools import scripts
 
 from local_extensions import RESERVED, RULES
 
@@ -17,7 +20,7 @@ PROJECT_LOCKS = {lock.name: lock for lock in (TEMPLATE / "requirements").glob("*
 def test_the_table_of_options_is_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert page(text) == text, "run `make docs`"
-    assert "| `license` | Licence: MIT, Apache-2.0, BSD-3-Clause or Proprietary | `MIT` |" in text
+    assert "| `license` | License | `MIT` | `MIT` or `Apache-2.0` or" in text
 
 
 def test_every_question_has_a_wording_and_is_checked_right_after_it() -> None:
@@ -34,6 +37,23 @@ def test_every_question_has_a_wording_and_is_checked_right_after_it() -> None:
 def pins(lock: Path) -> dict[str, str]:
     text = lock.read_text(encoding="utf-8")
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.MULTILINE))
+
+
+def test_no_command_may_hide_one_that_scripts_call(project: Path) -> None:
+    """What stands where a command does, and is one on this machine but not of the shell's own."""
+    own = subprocess.run(["bash", "-c", "compgen -b; compgen -k"], capture_output=True, text=True)
+    start = r"(?:^|[|&;({!@]|\b(?:do|then|else|exec|if|while|until|elif)\b)[ \t]*"
+    command = re.compile(start + r"(?:[A-Z_]+=\S+ +)*([a-z][a-z0-9_-]*)(?=[\s;)]|$)", re.MULTILINE)
+    called: set[str] = set()
+    for script in [*scripts(project), Path("Makefile"), Path("Dockerfile")]:
+        text = re.sub(r"(^|\s)#.*", "", (project / script).read_text(encoding="utf-8"))
+        called |= set(command.findall(text.replace("\\\n", " ")))
+    called -= set(own.stdout.split())
+    called = {name for name in called if shutil.which(name)}
+    assert {"bash", "sed", "git", "env"} <= called
+    assert {name.replace("-", "_") for name in called} - RESERVED == set()
+    assert {"srun", "sbatch", "scontrol", "squeue", "scancel", "mpirun", "docker"} <= RESERVED
+    assert {"conftest", "sitecustomize", "usercustomize"} <= RESERVED
 
 
 def test_no_package_may_hide_one_that_is_locked() -> None:

@@ -175,6 +175,7 @@ def test_a_workflow_may_read_and_nothing_else(workflow: Path) -> None:
         assert "permissions" not in job
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"].pop("fetch-depth", 0) == 0
                 assert step["with"] == {"persist-credentials": False}
             # A value put into a script is read by the shell; one in a variable is not.
             assert "${{" not in step.get("run", "")

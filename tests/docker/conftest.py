@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from rendering import git, render
+from rendering import git, make_repository, render
 
 from .engine import Engine
 
@@ -74,6 +74,7 @@ def built(
 ) -> Iterator[Built]:
     """Build the image of a render with the template's defaults, as its user does."""
     project = render(tmp_path_factory.mktemp("image"), hooks=True)
+    make_repository(project)
     # Git does not know of these files, and the image must not either.
     exclude = project / ".git" / "info" / "exclude"
     exclude.parent.mkdir(exist_ok=True)

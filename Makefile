@@ -1,22 +1,32 @@
 # Everyday commands of the template. `make` alone lists them.
 
-PYTHON ?= $(shell command -v python3.11 || echo python3)
+# The first that the locks are for.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13; do "$$name" -c '' 2> /dev/null && echo "$$name" && exit; done; echo python3)
 VENV ?= .venv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 BIN := $(VENV)/bin
-# An environment is made anew when its lock changes, and only then: the name of its mark says so.
+# An environment is filled again when its lock changes, and only then: the name of its mark says so.
 TOOLS := $(VENV)/.ready-$(shell cksum < requirements.txt | tr ' ' -)
 BENCH := build/bench-venv
-BENCH_TOOLS := $(BENCH)/.ready-$(shell cksum < benchmarks/requirements.txt | tr ' ' -)
 
 # Demo and tests share one environment for the rendered project; its Makefile fills it from its locks.
 PROJECT_VENV := $(CURDIR)/build/venv
-PROJECT_LOCK := {{cookiecutter.project_slug}}/requirements/cpu.txt
-# A package index that has torch's CPU build, where the ones that pip knows have none.
+PROJECT_LOCKS := {{cookiecutter.project_slug}}/requirements
+BENCH_LOCKS = benchmarks/requirements.txt $(foreach name,torch torch-cpu cuda,'$(PROJECT_LOCKS)/$(name).txt')
+BENCH_TOOLS := $(BENCH)/.ready-$(shell cat $(BENCH_LOCKS) | cksum | tr ' ' -)
+# A package index that has torch's CPU build, asked before all others, and for torch only.
 TORCH_INDEX ?=
+export TORCH_INDEX
+# uv where it is on PATH, else pip; also where uv fails, as it reads none of pip's settings. Both check hashes, and the
+# locks name every dependency.
+define install
+{ command -v uv > /dev/null && uv pip install --quiet --python $(1)/bin/python --compile-bytecode --require-hashes --no-deps -r $(2); } || \
+	$(1)/bin/python -m pip install -qq --require-hashes --no-deps -r $(2)
+endef
+CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "Python 3.11 to 3.13 is needed: make PYTHON=python3.11 …")'
 # The user's own cookiecutter settings stay out of it: these renders are the template's defaults.
-RENDER = $(BIN)/cookiecutter --no-input --default-config . --output-dir
+RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-config . --output-dir
 # By another name than $(MAKE), which `make -n` would run: in a folder that is not rendered yet.
 IN_PROJECT = $(MAKE) -C
 
@@ -39,21 +49,22 @@ test: lint test-template  ## check and test the template, then a rendered projec
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project setup VENV=$(PROJECT_VENV)
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
+	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py
 
 test-template: $(TOOLS)  ## run the template's own tests
-	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/docker --ignore tests/slurm
+	$(BIN)/python -m pytest --numprocesses 2 -m "not trains" --ignore tests/docker --ignore tests/slurm
 
 test-slow: $(TOOLS)  ## run the tests of a rendered project that take long
 	rm -rf build/test
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 
-docker: export TORCH_INDEX := $(TORCH_INDEX)
 docker: $(TOOLS)  ## build a rendered project's image, look into it and train in it
 	bash docker/smoke.sh $(BIN)/python
 
 slurm: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
 slurm: engines  ## run a rendered project's jobs on a real SLURM cluster of this machine (as root)
+	$(IN_PROJECT) build/test/my-project etcd VENV=$(PROJECT_VENV)
 	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 10
 
 horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its first build takes minutes
@@ -69,18 +80,20 @@ test-gpu: $(TOOLS)  ## run the tests of a rendered project that need a GPU
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project fairscale deepspeed test-gpu VARIANT=cuda VENV=$(CURDIR)/build/venv-cuda
 
-# What is rendered is checked as a render: scripts, Dockerfile and workflow hold Jinja before. actionlint hands the
-# scripts in workflows to the shellcheck that it finds.
+# What is rendered is checked as a render: scripts, Dockerfile and workflow hold Jinja before. The scripts in workflows are
+# checked by tests/test_workflows.py.
+WORKFLOWS := .github/workflows/*.yml build/lint/my-project/.github/workflows/*.yml
 lint: $(TOOLS)  ## check Python, shell, Dockerfile and workflows, the template's own and rendered ones
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	rm -rf build/lint
 	$(RENDER) build/lint
-	$(BIN)/shellcheck --external-sources .ci/run docker/*.sh slurm/*.sh
-	cd build/lint/my-project && $(CURDIR)/$(BIN)/shellcheck --external-sources requirements/*.sh slurm/*.sh
+	PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources .ci/run docker/*.sh slurm/*.sh
+	cd build/lint/my-project && PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources requirements/*.sh slurm/*.sh
 	$(BIN)/hadolint build/lint/my-project/Dockerfile
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/actionlint .github/workflows/*.yml build/lint/my-project/.github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
+	$(BIN)/zizmor --offline --quiet $(WORKFLOWS)
 
 format: $(TOOLS)  ## bring the template's own Python into form
 	$(BIN)/ruff check --fix .
@@ -99,33 +112,29 @@ bench-memory: $(TOOLS)  ## compare the memory of a rank under the strategies tha
 docs: $(TOOLS)  ## write the table of options into docs/options.md
 	$(BIN)/python tests/options_table.py
 
-lock: $(TOOLS)  ## make requirements.txt anew from requirements.in
-	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --quiet pip-tools
-	build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header \
-		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
-		--output-file requirements.txt requirements.in
-	sed -i '1i # Exact versions with their hashes, for Python 3.11 on Linux. Made from requirements.in by `make lock`.' requirements.txt
+# The benchmark's torch and what that needs come from the project's locks.
+LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock'
+lock: $(TOOLS)  ## renew all locks from their .in files, the rendered project's too
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -B '$(PROJECT_LOCKS)/lock.py'
+	$(LOCK) --output-file requirements.txt requirements.in
+	$(LOCK) --output-file benchmarks/requirements.txt benchmarks/requirements.in --no-emit-package torch \
+		$$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' '$(PROJECT_LOCKS)/cuda.txt')
 
 clean:  ## remove all that these commands have made
 	rm -rf build $(VENV)
 
 $(TOOLS): requirements.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11 …")'
+	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -qq --require-hashes -r requirements.txt
+	@$(call install,$(VENV),requirements.txt)
 	@rm -f $(VENV)/.ready-*
 	@touch $@
 
-# torch comes from the rendered project's lock, first and alone: nothing else is looked up on its index.
-$(BENCH_TOOLS): benchmarks/requirements.txt $(PROJECT_LOCK)
+$(BENCH_TOOLS):
+	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(BENCH)
-	sed -n '/^torch==/,/[^\\]$$/p' '$(PROJECT_LOCK)' > $(BENCH)/torch.txt
-	@$(BENCH)/bin/pip install -qq --require-hashes --no-deps --retries 1 \
-		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $(BENCH)/torch.txt 2> $(BENCH)/torch.log || { \
-		if grep -q 'No matching distribution' $(BENCH)/torch.log; \
-		then echo 'pip finds no CPU build of torch: name an index that has it by make … TORCH_INDEX=URL (see pytorch.org, "Get started", CPU)'; \
-		else cat $(BENCH)/torch.log; fi >&2; exit 1; }
-	$(BENCH)/bin/pip install -qq --require-hashes --no-deps -r benchmarks/requirements.txt
+	@$(BENCH)/bin/python '$(PROJECT_LOCKS)/install_torch.py' cpu
+	@$(call install,$(BENCH),benchmarks/requirements.txt)
 	@rm -f $(BENCH)/.ready-*
 	@touch $@

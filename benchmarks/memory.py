@@ -24,6 +24,7 @@ from my_project.trainer.strategies import names
 
 import memory_report
 from child import ONE_THREAD, rank_variables
+from folders import writable
 from memory_entries import ENTRIES, Entry
 from memory_report import Found
 from memory_subject import QUICK, SIZE
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a measurement")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--only", nargs="+", choices=[entry.name for entry in ENTRIES])
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs", help="of the report")
+    parser.add_argument("--out", type=writable, default=HERE.parent / "docs", help="of the report")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.ranks, options.steps = 1, [2], 2

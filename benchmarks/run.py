@@ -14,6 +14,7 @@ from pathlib import Path
 
 import report
 from child import measure
+from folders import writable
 from meter import Job
 from render import BUILD, ROOT, render_project, time_render
 from report import Rounds
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--events", nargs="+", choices=[*(e.name for e in EVENTS), "render"])
     parser.add_argument("--skip", nargs="+", default=[], help="contestants to leave out")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of the report")
+    parser.add_argument("--out", type=writable, default=ROOT / "docs", help="folder of the report")
     options = parser.parse_args()
     if options.rounds < 5 and not options.quick:
         parser.error("--rounds: medians of less than five say nothing")

@@ -19,25 +19,11 @@ if [ "${BASE:-}" != packages ]; then
     echo "$default cannot be pulled; a base is made of packages" >&2
 fi
 
-# shellcheck source=/dev/null
-codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-if [ "$(id -u)" != 0 ] || ! command -v mmdebstrap > /dev/null || [ "$codename" != "$release" ]; then
-    echo "base.sh: to make a base of packages, be root on Debian 12, with mmdebstrap installed" >&2
-    exit 1
-fi
 archive=$cache/base-$release-$(cksum <<< "$packages" | cut -d ' ' -f 1).tar
 if [ ! -e "$archive" ]; then
     mkdir -p "$cache"
-    sources=()
-    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources}; do
-        # Other people's archives have suites of other names.
-        if [ -e "$file" ] && grep -qE "^(deb|Suites:).*[[:space:]]$release([[:space:]]|\$)" "$file"; then
-            sources+=("$file")
-        fi
-    done
     # Under another name until it is whole.
-    timeout 600 mmdebstrap --quiet --variant=minbase --include="$packages" "$release" "$archive.part.tar" \
-        "${sources[@]}" >&2
+    bash "$(dirname "$0")/debian.sh" "$archive.part.tar" "$packages"
     mv "$archive.part.tar" "$archive"
 fi
 name=base-of-packages:$release

@@ -3,7 +3,7 @@
 # user's `docker` speaks to, or starts one for this time (root, with dockerd installed).
 # usage: smoke.sh [PYTHON [PYTEST OPTIONS…]]
 #   PYTHON        of the template's environment, .venv/bin/python by default
-#   TORCH_INDEX   a package index that has torch's CPU build, where the ones that pip knows have none
+#   TORCH_INDEX   a package index that has torch's CPU build, asked besides those that pip knows
 #   BASE=packages does not try to pull the base image, but makes one
 #   CACHE         where wheels and base image are kept between runs, build/docker by default
 # Where CI is set, a missing engine is a failure; elsewhere all is skipped with the reason.
@@ -39,20 +39,23 @@ find_client() {
 }
 
 fetch_wheels() {
-    local lock='{{cookiecutter.project_slug}}/requirements/cpu.txt'
+    local locks='{{cookiecutter.project_slug}}/requirements'
     mkdir -p "$CACHE/wheels"
     download() {
         "$python" -m pip download -qq --disable-pip-version-check --require-hashes --no-deps --only-binary :all: \
             --python-version 3.11 --find-links "$CACHE/wheels" --dest "$CACHE/wheels" "$@"
     }
-    # torch comes first and alone, so that nothing else is looked up on its index.
-    sed -n '/^torch==/,/[^\\]$/p' "$lock" > "$CACHE/torch.txt"
-    download ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement "$CACHE/torch.txt" || {
-        echo "docker/smoke.sh: if pip finds no CPU build of torch, TORCH_INDEX=URL names an index that has it" >&2
-        exit 1
+    # torch comes first and alone, so that nothing else is looked up on its index. The image takes the build that is here.
+    # The base has Python 3.11, whichever Python runs this: pip would judge a marker by its own.
+    { grep -A 1 "'3.11' .*'$(uname -m)'" "$locks/torch-cpu.txt" || true; } | sed 's/ ;.*/ \\/' > "$CACHE/torch.txt"
+    download ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement "$CACHE/torch.txt" ||
+        download --index-url "$(sed -n 's/^PYTORCH_INDEX = "\(.*\)"/\1/p' "$locks/install_torch.py")" --retries 0 \
+            --requirement "$CACHE/torch.txt" || {
+        echo "docker/smoke.sh: no CPU build of torch can be had; the image gets the larger build of pip's own index" >&2
+        download --requirement "$locks/torch.txt" --requirement "$locks/cuda.txt"
     }
-    download --requirement "$lock"
-    fetch_engines "${lock%/*}"
+    download --requirement "$locks/cpu.txt"
+    fetch_engines "$locks"
 }
 
 # What DeepSpeed needs comes as wheels, it and FairScale as source: not isolated, or pip would fetch a torch of its own.

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rendering import render
+from rendering import ROOT, make_repository, render
+
+# Scripts that are imported from the template's folder would leave files there and in renders.
+sys.dont_write_bytecode = True
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give cookiecutter and git a home of their own: no settings come in, no replays go out."""
     home = tmp_path_factory.mktemp("home")
+    # Another user's checkout, such as a container's mount, is read too.
+    (home / ".gitconfig").write_text(f"[safe]\ndirectory = {ROOT}\n", encoding="utf-8")
     settings = home / "cookiecutter.yaml"
     folders = {"cookiecutters_dir": str(home / "templates"), "replay_dir": str(home / "replay")}
     settings.write_text(json.dumps(folders), encoding="utf-8")
@@ -30,5 +37,15 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a render with the template's defaults, hooks included."""
-    return render(tmp_path_factory.mktemp("default"), hooks=True)
+    """Return a render with the template's defaults, hooks included, with its first commit."""
+    project = render(tmp_path_factory.mktemp("default"), hooks=True)
+    make_repository(project)
+    return project
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of an environment with pip alone."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=100)
+    return folder / "bin" / "python"

@@ -23,9 +23,13 @@ def table() -> str:
     rows = ["| option | question | default | takes |", "|---|---|---|---|"]
     for name, rule in RULES.items():
         default = f"`{settings[name]}`" if settings[name] else "empty"
-        takes = rule.says + ("" if rule.choices else f"; at most {rule.longest} characters")
+        takes = rule.says + (", or its number" if rule.menu else "")
+        takes += "" if rule.choices else f"; at most {rule.longest} characters"
         takes += "; may be empty" if rule.may_be_empty and "nothing" not in rule.says else ""
-        cells = (f"`{name}`", settings["__prompts__"][name], default, takes)
+        question = settings["__prompts__"][name].splitlines()[
+            0
+        ]  # a menu has a line for each choice
+        cells = (f"`{name}`", question, default, takes)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 

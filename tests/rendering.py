@@ -47,6 +47,14 @@ DEFAULTS = {
     "container_runtime": "none",
     "ci": "github",
 }
+# What the command prints in the end, with the project's folder.
+NEXT_STEPS = """
+The project is ready. Next:
+  cd %s
+  make setup    # install it into .venv, and make a git repository with a first commit
+  make train    # train a classifier of handwritten digits, in under a minute
+README.md has the rest.
+"""
 
 
 def render(output: Path, answers: dict[str, str] | None = None, *, hooks: bool = False) -> Path:
@@ -78,6 +86,15 @@ def git(project: Path, *arguments: str) -> str:
     """Return what git says in that folder."""
     done = subprocess.run(
         ["git", *arguments], cwd=project, check=True, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout
+
+
+def make_repository(project: Path) -> str:
+    """Make a render a git repository with one commit, as `make setup` does; return what it says."""
+    script = project / "requirements" / "repository.sh"
+    done = subprocess.run(
+        ["bash", str(script)], check=True, capture_output=True, text=True, timeout=60
     )
     return done.stdout
 

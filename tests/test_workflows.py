@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import yaml
 from rendering import DEFAULTS, ROOT, TEMPLATE, check_works, render
-from tools import lint
+from tools import lint, lint_workflow
 
 from local_extensions import CI_SERVICES
 
 FILES = {"github": {".github/workflows/ci.yml"}, "gitlab": {".gitlab-ci.yml"}, "none": set[str]()}
 # All that a workflow may use of others, at the commits that were looked at.
 ACTIONS = {
+    "actions/cache@5a3ec84eff668545956fd18022155c47e93e2684 # v4.2.3",
     "actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2",
     "actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065 # v5.6.0",
 }
@@ -50,7 +51,9 @@ def read(file: Path) -> dict[Any, Any]:
 
 def jobs_of_gitlab(project: Path) -> dict[str, dict[str, Any]]:
     content = read(project / ".gitlab-ci.yml")
-    return {k: v for k, v in content.items() if k not in {"workflow", "stages", "default"}}
+    return {
+        k: v for k, v in content.items() if k not in {"workflow", "stages", "default", "variables"}
+    }
 
 
 def commands(job: dict[str, Any]) -> list[str]:
@@ -58,6 +61,10 @@ def commands(job: dict[str, Any]) -> list[str]:
     steps = [step.get("run", "") for step in job.get("steps", [])]
     lines = [*steps, *job.get("before_script", []), *job.get("script", [])]
     return [line for line in "\n".join(lines).splitlines() if line]
+
+
+def uses(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for step in job["steps"] if "uses" in step]
 
 
 def makes(job: dict[str, Any]) -> list[str]:
@@ -91,21 +98,64 @@ def test_each_service_has_its_files_and_no_others(
     assert not [path for path in folders if ".git" not in path.parts and not any(path.iterdir())]
 
 
-def test_actionlint_passes(workflow: Path) -> None:
-    assert lint("actionlint", workflow, cwd=workflow.parent) == ""
+def test_the_workflow_passes_its_linters(workflow: Path) -> None:
+    assert lint_workflow(workflow) == ""
 
 
-def test_actionlint_can_fail(workflow: Path, tmp_path: Path) -> None:
+def test_the_linters_of_workflows_can_fail(workflow: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yml"
     text = workflow.read_text(encoding="utf-8")
     for right, wrong, says in (
-        ("timeout-minutes:", "timout-minutes:", "unexpected key"),
-        ("${{ matrix.python }}", "${{ matrix.pyhton }}", "is not defined"),
-        ("make lint", 'make "$x', "shellcheck reported"),
+        ("timeout-minutes:", "timout-minutes:", "'timout-minutes' was unexpected"),
+        ("${{ matrix.python }}", "${{ matrix.pyhton }}", "matrix.pyhton is not defined"),
+        ("make lint", 'make "$x', "SC1009"),
+        ("make lint", "echo ${{ github.head_ref }}", "template-injection"),
+        ("uses: actions/checkout@", "uses: actions/checkout@v4 #", "unpinned-uses"),
     ):
         assert right in text
         bad.write_text(text.replace(right, wrong), encoding="utf-8")
-        assert says in lint("actionlint", bad, cwd=tmp_path)
+        assert says in lint_workflow(bad)
+
+
+def test_the_file_of_gitlab_keeps_to_its_schema(projects: dict[str, Path], tmp_path: Path) -> None:
+    file = projects["gitlab"] / ".gitlab-ci.yml"
+    check = ("check-jsonschema", "--builtin-schema", "vendor.gitlab-ci")
+    assert lint(*check, file, cwd=tmp_path) == ""
+    bad = tmp_path / "bad.yml"
+    bad.write_text(file.read_text(encoding="utf-8").replace("script:", "scripts:"))
+    assert "bad.yml" in lint(*check, bad, cwd=tmp_path)
+
+
+def test_no_repository_variable_is_needed(workflow: Path) -> None:
+    """Empty variables leave every job but that for GPUs as it is."""
+    text = workflow.read_text(encoding="utf-8")
+    assert set(re.findall(r"\bvars\.(\w+)", text)) == {"TORCH_INDEX", "GPU_RUNNER"}
+    assert text.count("vars.TORCH_INDEX") == 1
+    assert "  TORCH_INDEX: ${{ vars.TORCH_INDEX }}\n" in text
+    needing = {
+        name for name, job in read(workflow)["jobs"].items() if "vars.GPU_RUNNER" in str(job)
+    }
+    assert needing == {"gpu"}
+
+
+def test_packages_and_horovod_s_wheel_are_kept_between_runs(
+    workflow: Path, projects: dict[str, Path]
+) -> None:
+    content = read(workflow)
+    for name, job in content["jobs"].items():
+        used = {step["uses"].partition("@")[0]: step["with"] for step in uses(job)}
+        if python := used.get("actions/setup-python"):
+            assert python["cache"] == "pip"
+            assert list(workflow.parents[2].glob(python["cache-dependency-path"])), name
+        builds = {line for line in commands(job) if re.search(r"horovod|\.ci/run|make slurm", line)}
+        assert ("actions/cache" in used) == bool(builds), name
+        if builds:
+            assert used["actions/cache"]["path"] == content["env"]["HOROVOD_WHEELS"]
+    gitlab = read(projects["gitlab"] / ".gitlab-ci.yml")
+    assert gitlab["default"]["cache"]["paths"] == ["build/cache/"]
+    for name in ("PIP_CACHE_DIR", "HOROVOD_WHEELS"):
+        assert gitlab["variables"][name].startswith("$CI_PROJECT_DIR/build/cache/")
+    assert "build/" in (projects["gitlab"] / ".gitignore").read_text().splitlines()
 
 
 def test_actions_are_pinned_to_known_commits(workflow: Path) -> None:
@@ -125,6 +175,7 @@ def test_a_workflow_may_read_and_nothing_else(workflow: Path) -> None:
         assert "permissions" not in job
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"].pop("fetch-depth", 0) == 0
                 assert step["with"] == {"persist-credentials": False}
             # A value put into a script is read by the shell; one in a variable is not.
             assert "${{" not in step.get("run", "")
@@ -179,7 +230,7 @@ def test_both_services_run_the_same(projects: dict[str, Path]) -> None:
 def test_the_file_of_gitlab_is_well_formed(projects: dict[str, Path]) -> None:
     content = read(projects["gitlab"] / ".gitlab-ci.yml")
     assert all(set(rule) <= {"if", "when"} for rule in content["workflow"]["rules"])
-    assert set(content["default"]) <= {"image", "interruptible"}
+    assert set(content["default"]) <= {"image", "interruptible", "cache"}
     for name, job in jobs_of_gitlab(projects["gitlab"]).items():
         assert set(job) <= GITLAB_KEYS, name
         assert job["stage"] in content["stages"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from rendering import render
+from rendering import git, make_repository, render
 
 from .engine import Engine
 
@@ -26,6 +26,12 @@ class Built:
     image: str
     project: Path
     log: str
+    commit: str
+
+    @property
+    def by_commit(self) -> str:
+        """The image's name by its commit."""
+        return f"{self.image}-{self.commit[:12]}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,6 +74,7 @@ def built(
 ) -> Iterator[Built]:
     """Build the image of a render with the template's defaults, as its user does."""
     project = render(tmp_path_factory.mktemp("image"), hooks=True)
+    make_repository(project)
     # Git does not know of these files, and the image must not either.
     exclude = project / ".git" / "info" / "exclude"
     exclude.parent.mkdir(exist_ok=True)
@@ -75,7 +82,10 @@ def built(
     for place in (".env", "id_rsa", "src/.env", "configs/.env", "runs/run/config.yaml"):
         (project / place).parent.mkdir(parents=True, exist_ok=True)
         (project / place).write_text(f"{CANARY}-file\n")
+    remote = f"https://me:{CANARY}-remote@example.org/lab/my-project.git"
+    git(project, "remote", "add", "origin", remote)
     image = f"smoke-{secrets.token_hex(4)}:test"
     log = engine.make(project, "docker", f"IMAGE={image}", *build_secrets)
-    yield Built(image, project, log)
-    engine("rmi", "--force", image)
+    built = Built(image, project, log, git(project, "rev-parse", "HEAD").strip())
+    yield built
+    engine("rmi", "--force", image, built.by_commit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from hostile import CANARY as MADE_BY_CODE
 from hostile import HOSTILE
+from package_index import write_wheel
 from rendering import DEFAULTS, render, tree
 
 from .conftest import CANARY, IN_SOURCES, Built
@@ -56,26 +56,27 @@ def test_a_change_of_the_code_is_built_in_seconds(
         engine("rmi", "--force", image, check=False)
 
 
-def test_the_variant_for_gpus_takes_its_own_lock(
+def test_the_variant_for_gpus_takes_the_plain_torch_and_cuda_s_libraries(
     engine: Engine, build_secrets: list[str], tmp_path: Path
 ) -> None:
-    """With a lock of one small package: gigabytes of CUDA are not for a smoke test."""
+    """With a torch and a library of a kilobyte: gigabytes of CUDA are not for a smoke test."""
     project = render(tmp_path)
     requirements = project / "requirements"
-    small = re.search(
-        r"^typing-extensions==.*(\n +--hash.*)+", (requirements / "cpu.txt").read_text(), re.M
-    )
-    assert small
-    (requirements / "cuda.txt").write_text(small[0] + "\n")
+    for lock, name, version in (("torch", "torch", "2.13.0"), ("cuda", "cudalib", "13.0")):
+        digest = write_wheel(requirements / "wheels", name, version)
+        text = f"{name}=={version} \\\n    --hash=sha256:{digest}\n"
+        (requirements / f"{lock}.txt").write_text(text)
     image = "my-project:0.1.0-cuda"
     flags = f"DOCKER_FLAGS=--network {engine.network} --target builder"
     engine.make(project, "docker", "VARIANT=cuda", flags, *build_secrets)
     try:
-        installed = engine("run", "--rm", "--network", "none", image, "pip", "list").stdout
+        listed = ("pip", "list", "--format", "freeze")
+        installed = engine("run", "--rm", "--network", "none", image, *listed).stdout.split()
     finally:
         engine("rmi", image)
-    assert "typing_extensions" in installed
-    assert "torch" not in installed
+    # The CPU build lies beside it, and has the higher version.
+    assert {"torch==2.13.0", "cudalib==13.0"} <= set(installed)
+    assert list((requirements / "wheels").glob("torch-2.13.0+cpu-*.whl"))
 
 
 def test_engines_are_built_in(engine: Engine, built: Built, build_secrets: list[str]) -> None:
@@ -86,7 +87,7 @@ def test_engines_are_built_in(engine: Engine, built: Built, build_secrets: list[
         said = engine.shell(image, "python -c 'import fairscale.nn, deepspeed; print(\"both\")'")
         assert said.splitlines()[-1] == "both"
     finally:
-        engine("rmi", "--force", image, check=False)
+        engine("rmi", "--force", image, f"{image}-{built.commit[:12]}", check=False)
 
 
 def test_an_engine_that_is_not_there_is_refused_in_one_line(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rendering import DEFAULTS, git
+from rendering import DEFAULTS
 
 from .conftest import Built
 from .engine import Engine
@@ -14,18 +14,31 @@ LARGEST = 1500 * MEGABYTE
 
 
 def test_labels_say_what_it_was_built_from(engine: Engine, built: Built) -> None:
-    lock = (built.project / "requirements" / "cpu.txt").read_text(encoding="utf-8")
+    name, _, digest = engine.base.partition("@")
+    lock = (built.project / "requirements" / "torch.txt").read_text(encoding="utf-8")
     torch = next(line for line in lock.splitlines() if line.startswith("torch=="))
+    version = torch.removeprefix("torch==").split()[0]
     assert engine.config(built.image)["Labels"] == {
         "org.opencontainers.image.title": "my-project",
         "org.opencontainers.image.version": "0.1.0",
-        "org.opencontainers.image.revision": git(built.project, "rev-parse", "HEAD").strip(),
+        "org.opencontainers.image.revision": built.commit,
         "org.opencontainers.image.description": DEFAULTS["description"],
-        "torch.version": torch.removeprefix("torch==").split()[0],
+        "org.opencontainers.image.licenses": "MIT",
+        "org.opencontainers.image.source": "https://example.org/lab/my-project",
+        "org.opencontainers.image.base.name": name,
+        "torch.version": version,
         "variant": "cpu",
-    }
+    } | ({"org.opencontainers.image.base.digest": digest} if digest else {})
     said = engine.shell(built.image, "python -c 'import torch; print(torch.__version__)'")
-    assert said.strip() == torch.removeprefix("torch==").split()[0]
+    assert said.strip() == f"{version}+cpu"
+
+
+def test_a_second_tag_is_the_commit(engine: Engine, built: Built) -> None:
+    first, second = (
+        engine("inspect", "--format", "{{.Id}}", name).stdout
+        for name in (built.image, built.by_commit)
+    )
+    assert first == second
 
 
 def test_its_user_is_nobody_and_owns_nothing_but_runs(engine: Engine, built: Built) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rendering import ROOT
 
 SCRIPT = ROOT / "slurm" / "cluster.sh"
-# Of a project with Horovod and python-etcd, such as `make test` and `make horovod` fill.
+# Of a project with Horovod and python-etcd, as `make slurm` sets it up.
 PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" / "python"))
 Rows = list[tuple[str, ...]]
 OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}

@@ -8,6 +8,9 @@ from typing import Any
 import hypothesis
 import pytest
 
+from . import fork_server
+from .project import missing, require
+
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
@@ -24,6 +27,21 @@ TABLES = {
         ["saved by"],
     ),
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One set of fork servers for all workers of a run of the tests."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        servers = fork_server.serving()
+        servers.__enter__()
+        config.add_cleanup(lambda: servers.__exit__(None, None, None))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that needs what is not installed is skipped with the reason; in CI it fails."""
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            require(missing(name))
 
 
 @pytest.hookimpl(optionalhook=True)

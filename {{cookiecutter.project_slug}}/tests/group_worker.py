@@ -18,13 +18,13 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .project import load, start
+from .project import PATIENCE, load, start
 
 batch_size = load("trainer.batch_size")
 sync_batchnorm = load("trainer.sync_batchnorm")
 
 
-def run_ranks(subject: str, processes: int, folder: Path, timeout: float = 60) -> list[str]:
+def run_ranks(subject: str, processes: int, folder: Path, timeout: float = PATIENCE) -> list[str]:
     """What each rank printed; none outlives the call."""
     arguments = ["-m", "tests.group_worker", subject]
     ranks = [start([*arguments, str(rank), str(processes), folder]) for rank in range(processes)]

@@ -18,9 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
+
+from . import fork_server
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = next(path.parent.name for path in sorted((ROOT / "src").glob("*/__init__.py")))
@@ -33,6 +36,8 @@ def load(name: str) -> ModuleType:
 
 trainer = load("trainer")
 
+# Seconds that a test waits for a process: no limit on a slow machine, but an end where one hangs.
+PATIENCE = 600.0
 # A test is one process of its own, whatever has started it.
 _CLUSTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
@@ -48,14 +53,14 @@ def run(
     *,
     cwd: Path = ROOT,
     extra: Mapping[str, str] | None = None,
-    timeout: float = 100,
-    by: Sequence[str] = (),
+    timeout: float = PATIENCE,
+    **how: Any,
 ) -> "subprocess.CompletedProcess[str]":
     """Run Python with arguments to its end; a process group that takes too long is killed whole.
 
-    ``by`` is the command that starts it, mpirun's say.
+    ``how`` it is started: see :func:`start`.
     """
-    with start(arguments, cwd=cwd, extra=extra, by=by) as process:
+    with start(arguments, cwd=cwd, extra=extra, **how) as process:
         try:
             output, error = process.communicate(timeout=timeout)
         except BaseException:
@@ -65,11 +70,11 @@ def run(
 
 
 def run_nodes(
-    arguments: Sequence[str | Path], nodes: int, *, timeout: float, by: Sequence[str] = ()
+    arguments: Sequence[str | Path], nodes: int, *, timeout: float = PATIENCE, **how: Any
 ) -> "list[subprocess.CompletedProcess[str]]":
     """Run Python with arguments on so many made-up nodes: a process each, told that it is one."""
     if nodes == 1:
-        return [run(arguments, timeout=timeout, by=by)]
+        return [run(arguments, timeout=timeout, **how)]
     port = free_port()
     with ThreadPoolExecutor(nodes) as executor:
         variables = [
@@ -83,7 +88,7 @@ def run_nodes(
             }
             for node in range(nodes)
         ]
-        each = partial(run, arguments, timeout=timeout)
+        each = partial(run, arguments, timeout=timeout, **how)
         return list(executor.map(lambda extra: each(extra=extra), variables))
 
 
@@ -105,30 +110,18 @@ def require(reason: str | None) -> None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
-def missing_horovod() -> str | None:
-    """Why Horovod's tests cannot run; ``None`` if they can."""
-    if importlib.util.find_spec("horovod") is None:
-        return "Horovod is not installed: make horovod"
-    return None
+_PROGRAMS = {"mpirun": "apt install openmpi-bin", "g++": "apt install g++"}
 
 
-def missing_fairscale() -> str | None:
-    """Why FairScale's tests cannot run; ``None`` if they can."""
-    if importlib.util.find_spec("fairscale") is None:
-        return "FairScale is not installed: make fairscale"
-    return None
+def missing(name: str) -> str | None:
+    """Why tests that need a program or a package cannot run; ``None`` if they can.
 
-
-def missing_deepspeed() -> str | None:
-    """Why DeepSpeed's tests cannot run; ``None`` if they can."""
-    if importlib.util.find_spec("deepspeed") is None:
-        return "DeepSpeed is not installed: make deepspeed"
-    return None
-
-
-def missing_mpi() -> str | None:
-    """Why tests under mpirun cannot run; ``None`` if they can."""
-    return None if shutil.which("mpirun") else "mpirun is not installed: apt install openmpi-bin"
+    Args:
+        name: ``"mpirun"``, ``"g++"``, or an engine, ``"horovod"`` for example.
+    """
+    if name in _PROGRAMS:
+        return None if shutil.which(name) else f"{name} is not installed: {_PROGRAMS[name]}"
+    return None if importlib.util.find_spec(name) else f"{name} is not installed: make {name}"
 
 
 def free_port() -> int:
@@ -145,18 +138,32 @@ def start(
     cwd: Path = ROOT,
     extra: Mapping[str, str] | None = None,
     by: Sequence[str] = (),
+    engine: str = "torch",
+    fresh: bool = False,
 ) -> "subprocess.Popen[str]":
-    """Start Python with arguments, as leader of a process group."""
-    return subprocess.Popen(
-        [*by, sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(extra),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
+    """Start Python with arguments, as leader of a process group.
+
+    Args:
+        arguments: of Python.
+        cwd: its working directory.
+        extra: variables beside this process' own.
+        by: the command that starts it, mpirun's for example.
+        engine: what a fork server has imported beside torch, ``"deepspeed"`` or ``"fairscale"``.
+        fresh: start a new interpreter. By default a fork server forks the process.
+    """
+    options: Any = {
+        "cwd": cwd,
+        "env": environment(extra),
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "process_group": 0,
+    }
+    command = [*by, sys.executable, *map(str, arguments)]
+    if fresh or by or not fork_server.is_serving():
+        return subprocess.Popen(command, **options)
+    return fork_server.ForkedProcess(command, engine=engine, **options)
 
 
 def at_root() -> dict[str, str]:
@@ -167,7 +174,7 @@ def at_root() -> dict[str, str]:
 
 def assert_nothing_left(folder: Path) -> None:
     """No process still has a folder as its working directory, after a moment."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while left := [
         each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(folder)
     ]:

@@ -1,10 +1,8 @@
 """A compiled module computes what it computes uncompiled, alone and under ddp."""
 
-import shutil
-
 import pytest
 
-from .project import fit, require, run, trainer
+from .project import fit, run, trainer
 
 SHORT = [
     *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
@@ -13,10 +11,9 @@ SHORT = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.needs("g++")
 def test_equals_the_uncompiled(tmp_path, devices):
-    require(None if shutil.which("g++") else "there is no g++")
     losses = []
     for name in ("true", "false"):
         folder = tmp_path / name
@@ -26,7 +23,6 @@ def test_equals_the_uncompiled(tmp_path, devices):
                 *("--trainer.default_root_dir", folder, "--trainer.devices", devices),
                 *("--trainer.compile", name),
             ),
-            timeout=180,
         )
         assert done.returncode == 0, done.stderr
         rows = (folder / "run" / "metrics.csv").read_text().splitlines()

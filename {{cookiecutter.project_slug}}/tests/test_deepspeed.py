@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from .conformance.test_conformance import difference
 from .deepspeed_subject import GROUPED, RESUMED, WARMUP, WAYS, warmed_up
-from .project import PACKAGE, ROOT, fit, load, missing_deepspeed, require, run, trainer
+from .project import PACKAGE, ROOT, fit, load, missing, require, run, trainer
 
 config = load("trainer.strategies.deepspeed_config")
 ConfigurationError = load("trainer.errors").ConfigurationError
@@ -173,8 +173,8 @@ def test_options_that_cannot_be(strategy, options, part):
     assert part in line
 
 
+@pytest.mark.needs("deepspeed")
 def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
-    require(missing_deepspeed())
     own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": -1}}
     assert problems(config=own) == [
         "reduce_bucket_size in the DeepSpeed configuration: Input should be greater than 0"
@@ -193,8 +193,8 @@ def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
         ),
     ],
 )
+@pytest.mark.needs("deepspeed")
 def test_one_optimizer_with_one_scheduler(given, own, part):
-    require(missing_deepspeed())
     made = trainer.Trainer(
         accelerator="cpu",
         devices=2,
@@ -240,7 +240,7 @@ def test_without_deepspeed_one_line_says_how_to_install_it():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Folders of what two processes train with DeepSpeed, and of what one trains without."""
-    require(missing_deepspeed())
+    require(missing("deepspeed"))
     folders = {number: tmp_path_factory.mktemp(f"on-{number}-") for number in (0, 2)}
     for number, folder in folders.items():
         train(folder, number, *(way for way in WAYS if way != COMPILED and "ddp" not in way))
@@ -249,7 +249,7 @@ def trained(tmp_path_factory):
 
 def train(folder: Path, processes: int, *ways: str, **more: Any) -> None:
     arguments = [folder, str(processes), json.dumps(more), *ways]
-    done = run(["-m", "tests.deepspeed_subject", *arguments], timeout=600)
+    done = run(["-m", "tests.deepspeed_subject", *arguments], engine="deepspeed")
     assert done.returncode == 0, done.stderr
 
 
@@ -260,11 +260,9 @@ def logged(folder: Path, name: str) -> list[float]:
 
 
 slow = pytest.mark.slow
-with_time = pytest.mark.timeout(900)
 
 
 @slow
-@with_time
 @pytest.mark.parametrize(
     ("way", "bound"),
     [
@@ -283,7 +281,6 @@ def test_equals_one_process(trained, way, bound):
 
 
 @slow
-@with_time
 @pytest.mark.parametrize("way", [way for way in RESUMED if way != COMPILED])
 def test_resumes_to_the_last_bit(trained, way):
     assert_resumed(trained[0], way)
@@ -298,9 +295,8 @@ def assert_resumed(folder: Path, way: str) -> None:
 
 
 @slow
-@with_time
+@pytest.mark.needs("deepspeed", "g++")
 def test_its_own_adam_for_cpus_is_compiled_and_steps_as_torch_s(tmp_path):
-    require(missing_deepspeed() or missing_compiler())
     ours, alone = tmp_path / "ours", tmp_path / "alone"
     for folder, processes in ((ours, 2), (alone, 0)):
         folder.mkdir()
@@ -324,7 +320,6 @@ def test_without_a_compiler_one_line_says_so(monkeypatch):
 
 
 @slow
-@with_time
 def test_rates_are_those_of_its_own_schedule(trained):
     rates = logged(trained[0] / "runs" / "warm-up", "lr")
     assert rates == pytest.approx([warmed_up(step) for step in range(10)])
@@ -333,7 +328,6 @@ def test_rates_are_those_of_its_own_schedule(trained):
 
 
 @slow
-@with_time
 def test_one_bit_adam_trains_on_compressed_momentum(trained):
     losses = load_file(trained[0] / "one-bit.safetensors")["losses"]
     assert losses[5:].mean() < 0.8 * losses[:5].mean()
@@ -342,7 +336,6 @@ def test_one_bit_adam_trains_on_compressed_momentum(trained):
 
 
 @slow
-@with_time
 def test_steps_that_overflow_are_left_out_and_the_scale_adapts(trained):
     run_directory = trained[0] / "runs" / "overflow"
     states = sorted(run_directory.glob("checkpoints/*/state.json"))
@@ -353,7 +346,6 @@ def test_steps_that_overflow_are_left_out_and_the_scale_adapts(trained):
 
 
 @slow
-@with_time
 def test_stage_3_evaluates_what_it_has_trained(trained):
     ours, alone = trained
     expected = logged(alone / "runs" / GROUPED.replace(" ", "-"), "val_loss")
@@ -365,7 +357,6 @@ def test_stage_3_evaluates_what_it_has_trained(trained):
 
 
 @slow
-@with_time
 @pytest.mark.parametrize(
     ("first", "on", "then", "there"),
     [
@@ -390,8 +381,8 @@ def test_goes_on_under_another_strategy(trained, tmp_path, first, on, then, ther
 
 @slow
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+@pytest.mark.needs("deepspeed")
 def test_is_started_by(tmp_path, launcher):
-    require(missing_deepspeed())
     arguments = list(map(str, fit(*SHORT, *STAGE_2, "--trainer.default_root_dir", tmp_path)))
     if launcher == "deepspeed":
         # Its ranks read no stdin, and their Python is the launcher's own.
@@ -400,7 +391,8 @@ def test_is_started_by(tmp_path, launcher):
     else:
         torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
         command = [*torchrun, *arguments]
-    done = run(command, extra={"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])})
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = run(command, extra={"PYTHONPATH": paths}, fresh=True)
     assert done.returncode == 0, done.stderr
     source = {"deepspeed": "deepspeed", "torchrun": "torchelastic"}[launcher]
     assert "2 processes on 1 node, this one rank 0 (local 0 of 2)" in done.stdout
@@ -409,10 +401,10 @@ def test_is_started_by(tmp_path, launcher):
 
 
 @slow
+@pytest.mark.needs("deepspeed")
 def test_what_it_says_itself_does_not_reach_stdout(tmp_path):
-    require(missing_deepspeed())
     options = ["--trainer.devices", "2", "--trainer.default_root_dir", tmp_path]
-    done = run(fit(*SHORT, *STAGE_2, *options))
+    done = run(fit(*SHORT, *STAGE_2, *options), fresh=True)
     assert done.returncode == 0, done.stderr
     assert "strategy deepspeed_stage_2 on cpu" in done.stdout
     assert not [line for line in done.stdout.splitlines() if "DeepSpeed" in line or "[20" in line]

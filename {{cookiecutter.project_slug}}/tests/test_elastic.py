@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from .preemption_subject import steps_of
-from .project import assert_nothing_left, at_root, fit, load, start
+from .project import PATIENCE, assert_nothing_left, at_root, fit, load, start
 
 cluster = load("trainer.cluster")
 errors = load("trainer.errors")
@@ -42,7 +42,7 @@ def slow_fit(folder: Path, *more: str) -> list[str | Path]:
     )
 
 
-def wait_for(condition, process, seconds: float = 60):
+def wait_for(condition, process, seconds: float = PATIENCE):
     """Until something is so, while a process runs."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("whole")
     arguments = [*torchrun(0), *slow_fit(folder, "--trainer.run_name", "whole")]
     process = start(arguments, cwd=folder, extra=at_root())
-    _, error = process.communicate(timeout=100)
+    _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, error
     return (folder / "whole" / "metrics.csv").read_text()
 
@@ -75,7 +75,7 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_pat
         time.sleep(random.uniform(0, 0.5))
         psutil.Process(process.pid).children()[attempt // 2 % 2].kill()
         killed = time.time()
-        _, error = process.communicate(timeout=100)
+        _, error = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()
@@ -95,7 +95,7 @@ def test_three_failures_without_progress_end_the_job(tmp_path):
     arguments = [*torchrun(100), *slow_fit(tmp_path, *model)]
     told = {outcome.FILE: str(tmp_path / "outcome")}
     process = start(arguments, cwd=tmp_path, extra=at_root() | told)
-    _, error = process.communicate(timeout=110)
+    _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
     line = "3 failures without progress after step 0: see their errors"
     assert (tmp_path / "outcome").read_text() == f"failed {line}\n"

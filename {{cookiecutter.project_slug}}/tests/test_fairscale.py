@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from .project import PACKAGE, fit, load, missing_fairscale, require, run
+from .project import PACKAGE, fit, load, missing, require, run
 from .test_launch import at_root
 
 checkpoint = load("trainer.checkpoint")
 # Several trainings a test, of several processes each.
-pytestmark = pytest.mark.timeout(600)
 NAMES = ["ddp_sharded", "ddp_sharded_spawn", "fairscale_fsdp"]
 IN_UNITS = {"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}}
 SHARDED = {"strategy": "ddp_sharded"}
@@ -29,10 +28,11 @@ def started(
 ) -> "subprocess.CompletedProcess[str]":
     """A fit of a subject, and tests of what came of it."""
     if options.get("strategy") is not None:
-        require(missing_fairscale())
+        require(missing("fairscale"))
     folder.mkdir(exist_ok=True)
     given = json.dumps({"devices": devices, "max_steps": 6, "global_batch_size": 4, **options})
-    return run(["-m", "tests.odd_subject", folder, subject, given], extra=at_root())
+    arguments = ["-m", "tests.odd_subject", folder, subject, given]
+    return run(arguments, extra=at_root(), engine="fairscale")
 
 
 def fitted(folder: Path, subject: str, devices: int, **options: Any) -> list[dict[str, Any]]:

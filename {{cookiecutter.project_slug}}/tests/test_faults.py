@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from .project import PACKAGE, assert_nothing_left, at_root, fit, load, run, start
+from .project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, load, run, start
 
 stacks = load("trainer.stacks")
 watchdog = load("trainer.watchdog")
@@ -19,10 +19,11 @@ failures = load("trainer.launch.failures")
 
 SUBJECT = "tests.fault_subject"
 TIMEOUT = 5.0
-# What may be added to timeout_seconds before a run has ended.
-MORE = 35.0
-# Where nobody waits for a time-out, on however busy a machine.
-SOON = 30
+# What may be added to timeout_seconds before a run has ended, on however busy a machine: half of
+# the timeout that holds unless another is given.
+MORE = 300.0
+# Where nobody waits for a timeout.
+SOON = 300
 EVERY = ["--trainer.max_epochs", "1", "--trainer.loggers", "[csv]"]
 LAUNCHERS = ["ours", "torchrun", "ddp_spawn", "ddp_fork"]
 slow = pytest.mark.slow
@@ -190,7 +191,7 @@ def test_a_rank_that_is_stopped_at_any_moment_is_named(tmp_path, launcher, secon
 
 def wait_for_rank(file: Path) -> psutil.Process:
     """The rank that has written down its process id in a step."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if file.exists() and (text := file.read_text()):
             return psutil.Process(int(text))

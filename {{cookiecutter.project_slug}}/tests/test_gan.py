@@ -115,7 +115,6 @@ def test_a_trained_generator_generates(trained):
 # --- resuming in the middle of an accumulation ------------------------------------------------
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from .checkpointed_subject import FEATURES, Network
-from .project import fit, load, missing_deepspeed, missing_fairscale, require, run
+from .project import fit, load, missing, require, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,9 +49,9 @@ def test_trains(tmp_path, strategy, precision):
 )
 def test_trains_where_memory_is_divided(tmp_path, strategy, precision):
     if strategy.startswith("deepspeed"):
-        require(missing_deepspeed())
+        require(missing("deepspeed"))
     elif strategy in ("ddp_sharded", "fairscale_fsdp"):
-        require(missing_fairscale())
+        require(missing("fairscale"))
     values = trained(tmp_path, "--trainer.strategy", strategy, "--trainer.precision", precision)
     assert values["val_accuracy"] > 0.85
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .project import PACKAGE, fit, horovodrun, missing_horovod, require, run
+from .project import PACKAGE, fit, horovodrun, run
 from .test_fairscale import difference
 
 SHORT = [
@@ -31,8 +31,8 @@ def trained(folder: Path, *options: str, processes: int = 1) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("horovod")
 def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
-    require(missing_horovod())
     scaled = trained(tmp_path / "scaled", *HOROVOD, processes=2)
     not_scaled = trained(
         tmp_path / "not",
@@ -56,8 +56,8 @@ def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
 @pytest.mark.parametrize(
     ("subject", "processes"), [("Odd", 2), ("Odd", 4), ("Waiting", 4), ("Thawing", 2)]
 )
+@pytest.mark.needs("horovod")
 def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
-    require(missing_horovod())
     short = {"devices": processes, "max_epochs": 2, "global_batch_size": 4}
     horovod = {"strategy": "horovod", "strategy_options": {"scale_learning_rate": False}}
     for name, options, by in (

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from .preemption_subject import steps_of
-from .project import PACKAGE, assert_nothing_left, at_root, fit, load, run, start
+from .project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, load, run, start
 
 interruption = load("trainer.interruption")
 outcome = load("trainer.outcome")
@@ -28,25 +28,35 @@ CPU = ["--trainer.accelerator", "cpu"]
 
 def wait_for(is_there: Callable[[], Any], process: "subprocess.Popen[str]") -> None:
     """Wait until something has happened in a process that has not ended."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not is_there():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
 
 
-def interrupt(
-    arguments: Arguments, folder: Path, when: Callable[[], Any], times: int = 1
-) -> tuple[int, str]:
-    """Press Ctrl-C, which a terminal sends to all processes of its group; exit code and errors."""
+def has_noted_an_interrupt(process: int) -> bool:
+    """Whether a process that trains has had its first SIGINT: the next one ends it."""
+    status = Path(f"/proc/{process}/status").read_text()
+    caught = int(re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)[1], 16)
+    return not caught >> (signal.SIGINT - 1) & 1
+
+
+def interrupt(arguments: Arguments, folder: Path, *when: Callable[[], Any]) -> tuple[int, str]:
+    """Press Ctrl-C, which a terminal sends to all processes of its group; exit code and errors.
+
+    Args:
+        arguments: of Python.
+        folder: its working directory.
+        when: something has happened, each time.
+    """
     extra = at_root() | {outcome.FILE: str(folder / "outcome")}
     process = start(arguments, cwd=folder, extra=extra)
     try:
-        wait_for(when, process)
-        for _ in range(times):
+        for each in when:
+            wait_for(each, process)
             os.killpg(process.pid, signal.SIGINT)
-            time.sleep(0.5)  # two that come together are one
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()
@@ -85,7 +95,12 @@ def test_the_first_one_saves_and_prints_the_command_that_resumes(tmp_path, devic
 def test_a_second_one_ends_at_once(tmp_path, devices, expected):
     arguments = fit_of(devices, model="tests.launch_subject.Sleeps")
     ranks = [tmp_path / f"rank-{rank}" for rank in range(devices)]
-    ended = interrupt(arguments, tmp_path, lambda: all(rank.exists() for rank in ranks), 2)
+    ended = interrupt(
+        arguments,
+        tmp_path,
+        lambda: all(rank.exists() and rank.read_text() for rank in ranks),
+        lambda: all(has_noted_an_interrupt(int(rank.read_text())) for rank in ranks),
+    )
     assert ended == expected
     assert list(tmp_path.glob("runs/*/checkpoints/*")) == []
 
@@ -100,12 +115,12 @@ def test_outside_a_fit_it_is_one_short_line(tmp_path):
 
 
 def test_while_torch_is_imported_it_is_one_short_line(tmp_path):
-    process = start(fit_of(1), cwd=tmp_path, extra=at_root())
+    process = start(fit_of(1), cwd=tmp_path, extra=at_root(), fresh=True)
     try:
         maps = Path(f"/proc/{process.pid}/maps")
         wait_for(lambda: "libtorch" in maps.read_text(), process)
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()
@@ -114,12 +129,12 @@ def test_while_torch_is_imported_it_is_one_short_line(tmp_path):
 
 @slow
 def test_ranks_that_are_still_starting_print_nothing(tmp_path):
-    process = start(fit_of(2), cwd=tmp_path, extra=at_root())
+    process = start(fit_of(2), cwd=tmp_path, extra=at_root(), fresh=True)
     try:
         parent = psutil.Process(process.pid)
         wait_for(lambda: len(parent.children()) == 2, process)
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()

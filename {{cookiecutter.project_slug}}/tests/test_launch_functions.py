@@ -4,14 +4,13 @@ import json
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from .project import PACKAGE, environment, load, run
+from .project import PACKAGE, PATIENCE, environment, load, run
 from .test_launch import assert_nothing_left, at_root, losses
 
 checkpoint = load("trainer.checkpoint")
@@ -201,10 +200,8 @@ def test_nothing_is_forked_once_cuda_is_initialised(tmp_path):
 
 
 def test_a_script_without_a_guard_is_told_so_once(tmp_path):
-    before = time.monotonic()
     script = write(tmp_path, "make('ddp_spawn').fit(Net())", guard="if True:")
     done = run([script], cwd=tmp_path, extra=at_root())
-    assert time.monotonic() - before < 60
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("put the call under: if __name__ == '__main__':") == 1
@@ -227,7 +224,7 @@ for strategy in ("ddp_spawn", "ddp", "ddp_fork"):
         env=environment(at_root()),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     spawn, copies = done.stdout.splitlines()
@@ -287,7 +284,7 @@ def test_the_command_line_names_what_cannot_be_pickled(tmp_path):
 def test_what_cannot_be_pickled_trains_elsewhere(tmp_path, strategy):
     # And what was overridden for the parent does not hold for its ranks: each would be alone.
     variables = at_root() | {"TRAINER_CLUSTER": "none"}
-    done = run(started(strategy, "WithLambda"), cwd=tmp_path, extra=variables, timeout=60)
+    done = run(started(strategy, "WithLambda"), cwd=tmp_path, extra=variables)
     assert done.returncode == 0, done.stderr
     assert "layout: 2 processes on 1 node" in done.stdout
     assert "steps in all 5" in done.stdout

@@ -6,7 +6,8 @@ import time
 import psutil
 import pytest
 
-from .project import run, start
+from .project import PATIENCE, run, start
+from .test_interruption import has_noted_an_interrupt, wait_for
 from .test_launch import assert_nothing_left, at_root, wait_for_ranks
 from .test_launch_functions import METHODS, run_script, started, write
 
@@ -79,14 +80,13 @@ except KeyboardInterrupt:
 def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_parent(tmp_path, strategy):
     process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=at_root())
     try:
-        ranks = wait_for_ranks(tmp_path)
+        ranks = wait_for_ranks(tmp_path, process)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.5)  # two that come together are one
-        assert all(rank.is_running() for rank in ranks)
+        wait_for(lambda: all(has_noted_an_interrupt(rank.pid) for rank in ranks), process)
         process.send_signal(signal.SIGINT)
-        _, alive = psutil.wait_procs(ranks, timeout=10)
+        _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
         assert alive == []
-        output, error = process.communicate(timeout=60)
+        output, error = process.communicate(timeout=PATIENCE)
         assert (output, error) == ("interrupted\ntrained\n", "")
     finally:
         process.kill()
@@ -105,10 +105,10 @@ def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number
     variables = at_root() | {"TRAINER_SAVE_SECONDS": "2"}
     process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=variables)
     try:
-        ranks = wait_for_ranks(tmp_path)
+        ranks = wait_for_ranks(tmp_path, process)
         process.send_signal(number)
-        assert process.wait(20) == -number
-        _, alive = psutil.wait_procs(ranks, timeout=10)
+        assert process.wait(PATIENCE) == -number
+        _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
         assert alive == []
     finally:
         process.kill()
@@ -118,12 +118,12 @@ def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_that_are_still_importing_end_too(tmp_path, number):
     script = write(tmp_path, "make('ddp_spawn').fit(Sleeps())")
-    process = start([script], cwd=tmp_path, extra=at_root())
+    process = start([script], cwd=tmp_path, extra=at_root(), fresh=True)
     try:
         family = wait_for_processes(process.pid, "spawn_main")
         process.send_signal(number)
-        process.wait(20)
-        _, alive = psutil.wait_procs(family, timeout=20)
+        process.wait(PATIENCE)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         assert alive == []
     finally:
         process.kill()
@@ -132,7 +132,7 @@ def test_ranks_that_are_still_importing_end_too(tmp_path, number):
 
 def wait_for_processes(parent: int, word: str) -> list[psutil.Process]:
     """Two children of a process that bear a word in their commands."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         children = psutil.Process(parent).children()
         found = [each for each in children if word in " ".join(each.cmdline())]

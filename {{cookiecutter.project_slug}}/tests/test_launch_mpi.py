@@ -1,21 +1,16 @@
 """Real launches by mpirun."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from .project import environment, fit, run
+from .project import PATIENCE, environment, fit, run
 from .test_launch import at_root, losses
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("mpirun") is None and "CI" not in os.environ,
-    reason="mpirun is not installed (apt-get install openmpi-bin)",
-)
+pytestmark = pytest.mark.needs("mpirun")
 # Root may, in a container; and two processes may share a core.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
 
@@ -44,7 +39,7 @@ def start(folder: Path, name: str) -> "subprocess.Popen[str]":
 def finish(process: "subprocess.Popen[str]") -> None:
     """Wait for a good end; one that takes too long is asked to end, and takes its ranks along."""
     try:
-        _, error = process.communicate(timeout=100)
+        _, error = process.communicate(timeout=PATIENCE)
     except BaseException:
         process.terminate()
         process.communicate(timeout=10)

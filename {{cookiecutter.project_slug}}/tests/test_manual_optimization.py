@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from .manual_subject import SAMPLES, Accumulates, ByHand, Clips
-from .project import load, missing_fairscale, require, run, trainer
+from .project import load, missing, require, run, trainer
 
 checkpoint = load("trainer.checkpoint")
 
@@ -393,7 +393,7 @@ def test_two_processes_compute_what_one_does(ranks, tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_sharded", "fsdp"])
 def test_two_processes_clip_as_one_does(tmp_path, strategy):
     if strategy == "ddp_sharded":
-        require(missing_fairscale())
+        require(missing("fairscale"))
     train(2, tmp_path / "run", "--only", "Clips", "--strategy", strategy)
     (directory,) = (tmp_path / "run" / "Clips").iterdir()
     model = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .project import PACKAGE, environment, run
+from .project import PACKAGE, PATIENCE, environment, run
 from .test_launch import at_root
 
 if not os.environ.get("CI"):
@@ -59,7 +59,7 @@ def execute(folder: Path, *cells: str, **options: Any) -> list[nbformat.Notebook
     notebook = nbformat.v4.new_notebook(cells=sources)
     client = nbclient.NotebookClient(
         notebook,
-        timeout=60,
+        timeout=PATIENCE,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         **options,
@@ -181,13 +181,17 @@ def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_session(tmp_path)
         class Sleeps(Line):
             def training_step(self, batch, batch_idx):
                 pathlib.Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
+                while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+                    time.sleep(0.1)
+                pathlib.Path(f"noted-{self.global_rank}").touch()
                 time.sleep(60)
 
         def interrupt():  # as Jupyter does it
             while len(list(pathlib.Path().glob("rank-?"))) < 2:
                 time.sleep(0.1)
             os.killpg(os.getpgid(0), signal.SIGINT)
-            time.sleep(0.5)  # two that come together are one
+            while len(list(pathlib.Path().glob("noted-?"))) < 2:
+                time.sleep(0.1)
             os.killpg(os.getpgid(0), signal.SIGINT)
 
         threading.Thread(target=interrupt).start()

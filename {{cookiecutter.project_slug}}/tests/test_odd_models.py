@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from .project import missing_deepspeed, require, run
+from .project import missing, require, run
 from .test_fairscale import difference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 UNUSED = {"strategy_options": {"find_unused_parameters": True}}
 HYBRID = {"strategy_options": {"shard_size": 2}, "devices": 4}
@@ -21,11 +21,12 @@ HYBRID = {"strategy_options": {"shard_size": 2}, "devices": 4}
 
 def fit(folder: Path, subject: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Fit a subject of two epochs in a new folder, with gradients that are clipped."""
-    if options.get("strategy", "").startswith("deepspeed"):
-        require(missing_deepspeed())
+    engine = "deepspeed" if options.get("strategy", "").startswith("deepspeed") else "torch"
+    require(missing(engine))
     folder.mkdir()
     given = {"max_epochs": 2, "global_batch_size": 4, "gradient_clip_val": 0.3, **options}
-    return run(["-m", "tests.odd_subject", folder, subject, json.dumps(given)])
+    arguments = ["-m", "tests.odd_subject", folder, subject, json.dumps(given)]
+    return run(arguments, engine=engine)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .project import PACKAGE, assert_nothing_left, at_root, fit, load, run, start
+from .project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, load, run, start
 
 checkpoint = load("trainer.checkpoint")
 outcome = load("trainer.outcome")
@@ -56,7 +56,7 @@ def preempt(arguments: list[str | Path], folder: Path, name: str, number: int) -
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.3))
         process.send_signal(number)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()
@@ -117,14 +117,16 @@ def test_ranks_with_loader_workers_save_too(tmp_path):
 
 def test_a_signal_to_one_rank_ends_all(tmp_path):
     told = tmp_path / "outcome"
-    process = start(command("ours", tmp_path, "run"), cwd=tmp_path, extra=told_in(tmp_path))
+    process = start(
+        command("ours", tmp_path, "run"), cwd=tmp_path, extra=told_in(tmp_path), fresh=True
+    )
     try:
         while not (tmp_path / "run" / "metrics.csv").exists():
             time.sleep(0.02)
         time.sleep(0.5)
         ranks = sorted(psutil.Process(process.pid).children(), key=lambda each: each.pid)
         ranks[1].send_signal(signal.SIGUSR1)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()

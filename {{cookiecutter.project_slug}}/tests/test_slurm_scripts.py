@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .project import ROOT
+from .project import PATIENCE, ROOT
 
 FOLDER = ROOT / "slurm"
 SCRIPTS = sorted(FOLDER.glob("*.sh"))
@@ -71,7 +71,7 @@ def source_job(folder: Path, lines: list[str]) -> "subprocess.CompletedProcess[s
         | {f"SLURM_{name}": value for name, value in slurm.items()},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

@@ -186,7 +186,7 @@ def test_a_run_announces_what_its_ranks_read(tmp_path, options, nodes, batch, pa
         *("--trainer.default_root_dir", tmp_path / "runs", "--trainer.loggers", "[]"),
         *("--model", "tests.steps_subject.Reads", "--model.folder", tmp_path),
     ]
-    first, *others = run_nodes([*arguments, *options], nodes, timeout=100)
+    first, *others = run_nodes([*arguments, *options], nodes)
     assert [each.returncode for each in (first, *others)] == [0] * nodes, first.stderr
     assert f"effective batch size {batch} ({parts}" in first.stdout
     factor = re.search(r"learning rates times (\S+)", first.stdout)

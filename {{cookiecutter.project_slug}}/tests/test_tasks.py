@@ -32,6 +32,17 @@ def test_digits_are_split_without_overlap(data: "digits.Digits") -> None:
     assert digits.Digits().parts == data.parts
 
 
+@pytest.mark.parametrize("name", ["Digits", "DigitImages"])
+def test_digits_say_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigurationError) as refused:
+        getattr(digits, name)()
+    assert refused.value.problems == [
+        "data: Digits needs scikit-learn, which is not installed; run `pip install scikit-learn`, "
+        "or install this project with its extra `examples`"
+    ]
+
+
 @pytest.mark.parametrize(
     ("stage", "samples"), [("train", 1349), ("val", 224), ("test", 224), ("predict", 224)]
 )

@@ -7,14 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..project import (
-    horovodrun,
-    missing_deepspeed,
-    missing_fairscale,
-    missing_horovod,
-    missing_mpi,
-    mpirun,
-)
+from ..project import horovodrun, mpirun
 
 
 @dataclass(frozen=True)
@@ -93,7 +86,7 @@ class Launch:
         devices: of a node.
         nodes: made up on this machine: a process each that is told so.
         by: command that starts the processes, told how many; by default the trainer does.
-        missing: says why that cannot be, or ``None``.
+        engine: that must be installed; ``"torch"`` always is.
         slow: left out of a quick run of the tests.
         only: properties that are tried so; by default all of the row's.
     """
@@ -101,9 +94,15 @@ class Launch:
     devices: int
     nodes: int = 1
     by: Callable[[int], list[str]] | None = None
-    missing: Callable[[], str | None] | None = None
+    engine: str = "torch"
     slow: bool = False
     only: tuple[str, ...] = tuple(PROPERTIES)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What must be installed beside torch."""
+        engines = () if self.engine == "torch" else (self.engine,)
+        return (*engines, "mpirun") if self.by is mpirun else engines
 
     @property
     def command(self) -> list[str]:
@@ -169,11 +168,11 @@ SLOWLY = (Launch(2, slow=True), _more(3))
 # Even and uneven divisions of the subject's parameters need more than two processes.
 TWO_AND_FOUR = (Launch(2), _more(4))
 SLOWLY_ON_FOUR = (Launch(2, slow=True), _more(4))
-FAIRSCALE = (Launch(2, missing=missing_fairscale), _more(4, missing=missing_fairscale))
-FAIRSCALE_SLOWLY = (Launch(2, missing=missing_fairscale, slow=True), FAIRSCALE[1])
+FAIRSCALE = (Launch(2, engine="fairscale"), _more(4, engine="fairscale"))
+FAIRSCALE_SLOWLY = (Launch(2, engine="fairscale", slow=True), FAIRSCALE[1])
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
-DEEPSPEED = (Launch(2, missing=missing_deepspeed), _more(4, missing=missing_deepspeed))
-DEEPSPEED_SLOWLY = (Launch(2, missing=missing_deepspeed, slow=True), DEEPSPEED[1])
+DEEPSPEED = (Launch(2, engine="deepspeed"), _more(4, engine="deepspeed"))
+DEEPSPEED_SLOWLY = (Launch(2, engine="deepspeed", slow=True), DEEPSPEED[1])
 DEEPSPEED_REFUSES = {
     "two optimizers": "DeepSpeed steps one optimizer with one scheduler",
     "manual": "its engine runs one backward and one step at a time",
@@ -289,9 +288,9 @@ MATRIX = {
     ),
     "horovod": Row(
         (
-            Launch(2, by=horovodrun, missing=missing_horovod),
-            _more(3, by=horovodrun, missing=missing_horovod),
-            Launch(2, by=mpirun, missing=lambda: missing_horovod() or missing_mpi(), slow=True),
+            Launch(2, by=horovodrun, engine="horovod"),
+            _more(3, by=horovodrun, engine="horovod"),
+            Launch(2, by=mpirun, engine="horovod", slow=True),
         ),
         options={"scale_learning_rate": False},
         refused={
@@ -324,11 +323,11 @@ class Portable:
 
 
 def _by_horovod(processes: int) -> Launch:
-    return Launch(processes, by=horovodrun, missing=missing_horovod)
+    return Launch(processes, by=horovodrun, engine="horovod")
 
 
-_FAIRSCALE = Portable(*(Launch(devices, missing=missing_fairscale) for devices in (2, 4)))
-_DEEPSPEED = Portable(*(Launch(devices, missing=missing_deepspeed) for devices in (2, 4)))
+_FAIRSCALE = Portable(*(Launch(devices, engine="fairscale") for devices in (2, 4)))
+_DEEPSPEED = Portable(*(Launch(devices, engine="deepspeed") for devices in (2, 4)))
 
 
 # Those that keep parameters or states in a form of their own; the others are made of these.

@@ -14,8 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ..project import run, run_nodes, trainer
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Contrastive(trainer.TrainingModule):
     """Two views of a sample shall lie nearer to each other than to any other sample of the batch.
@@ -74,7 +72,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory):
     def trained(strategy: str, devices: int, nodes: int = 1, batch: int = 24) -> dict[str, Tensor]:
         file = tmp_path_factory.mktemp("contrastive-") / "weights.safetensors"
         arguments = ["-m", __name__, strategy, str(devices), str(batch), file]
-        for done in run_nodes(arguments, nodes, timeout=100):
+        for done in run_nodes(arguments, nodes):
             assert done.returncode == 0, done.stderr
         return load_file(file)
 

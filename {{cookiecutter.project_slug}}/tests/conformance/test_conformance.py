@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..project import load, require, run, run_nodes, trainer
+from ..project import load, run, run_nodes, trainer
 from .faults import FAULTS
 from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, QUICKLY, Launch
 from .subject import make
@@ -18,16 +18,18 @@ from .worker import STOP
 
 strategies = load("trainer.strategies")
 WORKER = ("-m", "tests.conformance.worker")
-SECONDS = 900.0
 # A worker trains in every way of the matrix: more than a single test may take.
+SECONDS = 1800.0
 pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 
 def marks(name: str, number: int, way: str) -> list[pytest.MarkDecorator]:
-    """A slow launch, or way, is tried only if that is asked for."""
+    """A slow launch or way is tried only on request; an engine is needed, too, to be refused."""
     row = MATRIX[name]
-    is_quick = way in QUICKLY or way in row.refused
-    return [] if is_quick and not row.launches[number].slow else [pytest.mark.slow]
+    launch = row.launches[number]
+    is_quick = (way in QUICKLY or way in row.refused) and not launch.slow
+    needs = [pytest.mark.needs(*launch.needs)] if launch.needs else []
+    return needs if is_quick else [*needs, pytest.mark.slow]
 
 
 LAUNCHES = [
@@ -72,9 +74,9 @@ def results(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, Any]
     def folder(name: str, number: int) -> Path:
         path = tmp_path_factory.mktemp("row-")
         launch = MATRIX.get(name, FAULTY_ROW).launches[number]
-        require(launch.missing() if launch.missing is not None else None)
         arguments = [*WORKER, path, name, str(number), *ways(name, number)]
-        for done in run_nodes(arguments, launch.nodes, timeout=SECONDS, by=launch.command):
+        how = {"timeout": SECONDS, "by": launch.command, "engine": launch.engine}
+        for done in run_nodes(arguments, launch.nodes, **how):
             assert done.returncode == 0, done.stderr
         return path
 

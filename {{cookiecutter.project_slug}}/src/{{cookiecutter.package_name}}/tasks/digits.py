@@ -1,12 +1,21 @@
 """scikit-learn's handwritten digits: 1797 real images of 8 by 8 pixels, part of the package."""
 
 from functools import cached_property
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from ..trainer import DataModule
+from ..trainer import ConfigurationError, DataModule
+
+
+def _check_installed() -> None:
+    if find_spec("sklearn") is None:
+        raise ConfigurationError(
+            "data: Digits needs scikit-learn, which is not installed; run `pip install "
+            "scikit-learn`, or install this project with its extra `examples`"
+        )
 
 
 class DigitImages(Dataset[tuple[Tensor, int]]):
@@ -14,9 +23,13 @@ class DigitImages(Dataset[tuple[Tensor, int]]):
 
     Args:
         shift: move each image by up to so many pixels, anew each time: augmentation.
+
+    Raises:
+        ConfigurationError: scikit-learn is not installed.
     """
 
     def __init__(self, shift: int = 0) -> None:
+        _check_installed()
         from sklearn.datasets import load_digits  # here, since only this class pays for it
 
         digits = load_digits()
@@ -44,9 +57,13 @@ class Digits(DataModule):
         batch_size: of one device.
         shift: augmentation of the training images, in pixels.
         num_workers: processes that make batches; 0 makes them in the training process.
+
+    Raises:
+        ConfigurationError: scikit-learn is not installed.
     """
 
     def __init__(self, batch_size: int = 32, shift: int = 0, num_workers: int = 0) -> None:
+        _check_installed()  # before any process starts, though the images are read later
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.shift = shift

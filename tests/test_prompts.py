@@ -1,0 +1,175 @@
+"""At a terminal, a refused answer is asked again, and all others are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from history import clone_with_working_tree
+from rendering import DEFAULTS, NEXT_STEPS, ROOT, check_works, command, git
+from terminal import Terminal
+
+from local_extensions import RULES
+
+PROMPTS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))["__prompts__"]
+COOKIECUTTER = (sys.executable, "-m", "cookiecutter", str(ROOT))
+
+
+def answer_all(terminal: Terminal, answers: dict[str, Sequence[str]]) -> list[str]:
+    """Give each question its answers, one after the other; return what was said to refused ones."""
+    said = []
+    for name, prompt in PROMPTS.items():
+        question = prompt.splitlines()[0][:50]  # a terminal breaks longer lines
+        first, *others = answers.get(name, [""])
+        terminal.answer(f"] {question}", first)
+        for other in others:
+            said.append(terminal.answer(f"/13] {question}", other).split("\n")[1])
+    return said
+
+
+def test_a_refused_answer_is_asked_again_and_the_others_are_kept(tmp_path: Path) -> None:
+    with Terminal(*COOKIECUTTER, cwd=tmp_path) as terminal:
+        said = answer_all(
+            terminal,
+            {
+                "project_name": ["Night Train"],
+                "project_slug": ["Not A Slug", "bash", ""],  # at last the one that is offered
+                "author_name": ["O'Brien"],
+                "version": ["1.0-final", "{{ 7*7 }}", "2.0"],
+                "license": ["mit", "GPL", "3"],
+                "ci": ["4", "gitlab"],
+            },
+        )
+        code, rest = terminal.end()
+    assert said == [
+        "project_slug 'Not A Slug' is refused: lower-case letters, digits, - and _ only, "
+        "a letter or digit first and last",
+        "project_slug 'bash' is refused: "
+        "that name belongs to something the project installs or uses",
+        "version '1.0-final' is refused: "
+        "that is not a version in PEP 440's normal form, such as 0.1.0 or 2.0rc1",
+        "version '{{ 7*7 }}' is refused: {{, {% and {# are not allowed",
+        "license 'mit' is refused: "
+        "choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary; did you mean MIT?",
+        "license 'GPL' is refused: choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary",
+        "ci '4' is refused: choose from github, gitlab, none",
+    ]
+    project = tmp_path / "night-train"
+    assert (code, rest.split("\n", 1)[1]) == (0, NEXT_STEPS % project)
+    expected = {
+        "project_name": "Night Train",
+        "project_slug": "night-train",
+        "package_name": "night_train",
+        "author_name": "O'Brien",
+        "version": "2.0",
+        "license": "BSD-3-Clause",
+        "ci": "gitlab",
+    }
+    check_works(project, DEFAULTS | expected)
+
+
+def test_a_default_that_is_refused_is_not_offered_again(tmp_path: Path) -> None:
+    """The slug follows from the project's name: here it is that of a package."""
+    with Terminal(*COOKIECUTTER, cwd=tmp_path) as terminal:
+        said = answer_all(terminal, {"project_name": ["Torch"], "project_slug": ["", "", "mine"]})
+        code, _ = terminal.end()
+    assert [line.split(":")[0] for line in said] == [
+        "project_slug 'torch' is refused",
+        "project_slug '' is refused",
+    ]
+    assert code == 0
+    assert (tmp_path / "mine" / "src" / "mine").is_dir()
+
+
+def test_cruft_asks_again_too(tmp_path: Path) -> None:
+    template = clone_with_working_tree(tmp_path)
+    cruft = (sys.executable, "-m", "cruft", "create", str(template))
+    with Terminal(*cruft, cwd=tmp_path) as terminal:
+        said = answer_all(terminal, {"license": ["5", "2"]})
+        code, rest = terminal.end()
+    assert said == [
+        "license '5' is refused: choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary"
+    ]
+    assert (code, rest.split("\n", 1)[1]) == (0, NEXT_STEPS % (tmp_path / "my-project"))
+    stored = json.loads((tmp_path / "my-project" / ".cruft.json").read_text(encoding="utf-8"))
+    assert stored["context"]["cookiecutter"]["license"] == "Apache-2.0"
+
+
+def test_a_terminal_without_questions_is_asked_nothing(tmp_path: Path) -> None:
+    with Terminal(*COOKIECUTTER, "--no-input", "license=GPL", cwd=tmp_path) as terminal:
+        code, rest = terminal.end()
+    assert (code, rest) == (
+        1,
+        "Error: license 'GPL' is refused: choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary\n",
+    )
+
+
+def test_every_choice_of_a_menu_is_listed() -> None:
+    menus = {name: rule.choices for name, rule in RULES.items() if rule.menu}
+    assert list(menus) == ["license", "container_runtime", "ci"]
+    for name, choices in menus.items():
+        _question, *lines, last = PROMPTS[name].splitlines()
+        assert last == "    Choose a number or a name"
+        numbered = enumerate(choices, 1)
+        assert lines == [f"    [bold magenta]{i}[/] - [bold]{word}[/]" for i, word in numbered]
+
+
+def test_a_choice_is_given_by_its_number(tmp_path: Path) -> None:
+    done = command("--no-input", "license=4", "ci=3", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    check_works(tmp_path / "my-project", DEFAULTS | {"license": "Proprietary", "ci": "none"})
+
+
+def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
+    """Where Python takes the command line and the terminal for ASCII, bytes come as surrogates."""
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    given = subprocess.run(
+        [*COOKIECUTTER, "--no-input", "author_name=Zoë", "project_name=Größe"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (given.returncode, given.stderr) == (0, b"")
+    names = {"project_name": "Größe", "project_slug": "grosse", "package_name": "grosse"}
+    check_works(tmp_path / "grosse", DEFAULTS | names | {"author_name": "Zoë"})
+    typed = subprocess.run(
+        COOKIECUTTER,
+        cwd=tmp_path,
+        env=environment,
+        input="\n\n\n\nZoë\n".encode() + b"\n" * 8,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (typed.returncode, typed.stderr) == (0, b"")
+    check_works(tmp_path / "my-project", DEFAULTS | {"author_name": "Zoë"})
+
+
+@pytest.mark.parametrize("inside", [".", "tests", "build/../docs"])
+def test_a_render_into_the_template_s_own_folder_is_refused(inside: str) -> None:
+    before = sorted(ROOT.iterdir())
+    done = command("--no-input", "--output-dir", inside, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"Error: the output folder '{inside}' is refused: "
+        "it is in the template; add --output-dir FOLDER\n"
+    )
+    assert sorted(ROOT.iterdir()) == before
+
+
+def test_the_readme_s_commands_render_beside_the_template(tmp_path: Path) -> None:
+    template = clone_with_working_tree(tmp_path)
+    lines = (template / "README.md").read_text(encoding="utf-8").splitlines()
+    tools = [line.split("  #")[0] for line in lines if line.startswith(("cookiecutter ", "cruft "))]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for line in tools:
+        shell = ("bash", "-euc", line if "--no-input" in line else f"{line} --no-input")
+        subprocess.run(shell, cwd=template, env=os.environ | {"PATH": path}, check=True, timeout=60)
+    assert len(tools) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"template", "my-project", "night-train"}
+    assert git(template, "status", "--porcelain", "--ignored") == ""

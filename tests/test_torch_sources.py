@@ -1,0 +1,218 @@
+"""Where install_torch.py takes torch from, on indexes of this machine with wheels of a kilobyte."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from package_index import serve, write_wheel
+from rendering import TEMPLATE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch has one build")
+
+VERSION = "2.13.0"
+CPU = f"{VERSION}+cpu"
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+PYTORCH = "https://download.pytorch.org/whl/cpu"
+CPU_TAG = f"cp{PYTHON.replace('.', '')}-cp{PYTHON.replace('.', '')}-linux_{platform.machine()}"
+
+
+@dataclass
+class Place:
+    """A rendered requirements/ with locks of small wheels, and three indexes that may have them."""
+
+    requirements: Path
+    wheels: Path
+    address: str
+    asked: list[str]
+    python: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def offer(self, index: str, version: str, *, name: str = "torch") -> str:
+        """Put a wheel into an index, and return its hash."""
+        tag = CPU_TAG if "+cpu" in version else "py3-none-any"
+        return write_wheel(self.wheels / index / name, name, version, tag)
+
+    def lock(self, file: str, requirement: str, digest: str) -> None:
+        """Write a lock of one package."""
+        (self.requirements / file).write_text(f"{requirement} \\\n    --hash=sha256:{digest}\n")
+
+    def change(self, before: str, after: str) -> None:
+        """Change a constant of the script."""
+        script = self.requirements / "install_torch.py"
+        text = script.read_text(encoding="utf-8")
+        assert text.count(before) == 1
+        script.write_text(text.replace(before, after), encoding="utf-8")
+
+    def install(self, kind: str = "cpu") -> tuple[int, list[str]]:
+        """Run the script; return its exit code and the lines that it printed."""
+        # Nothing of this machine's pip, but for certificates.
+        ours = {k: v for k, v in os.environ.items() if not k.startswith("PIP_") or k == "PIP_CERT"}
+        ours |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{self.address}/pip"}
+        done = subprocess.run(
+            [self.python, self.requirements / "install_torch.py", kind],
+            env=ours | {"PIP_NO_CACHE_DIR": "1"} | self.variables,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.stdout == ""
+        lines = done.stderr.splitlines()
+        assert all(line.startswith("install_torch.py: ") for line in lines), done.stderr
+        return done.returncode, [line.removeprefix("install_torch.py: ") for line in lines]
+
+    def installed(self, name: str = "torch") -> str:
+        """Return the version that is installed, or nothing."""
+        code = f"import {name}; print({name}.__version__)"
+        done = subprocess.run([self.python, "-c", code], capture_output=True, text=True)
+        return done.stdout.strip()
+
+
+@pytest.fixture
+def place(environment: Path, tmp_path: Path) -> Iterator[Place]:
+    """Return a place where pip's index has torch's plain build, and no index has one for CPUs."""
+    requirements = tmp_path / "requirements"
+    requirements.mkdir()
+    shutil.copy(TEMPLATE / "requirements" / "install_torch.py", requirements)
+    with serve(tmp_path / "wheels") as (address, asked):
+        place = Place(requirements, tmp_path / "wheels", address, asked, environment)
+        place.lock("torch.txt", f"torch=={VERSION}", place.offer("pip", VERSION))
+        place.lock("cuda.txt", "cudalib==13.0", place.offer("pip", "13.0", name="cudalib"))
+        place.lock("torch-cpu.txt", cpu_requirement(), place.offer("elsewhere", CPU))
+        place.change(PYTORCH, f"{address}/pytorch")
+        yield place
+    # Removing is what takes pip a second: it knows two names only.
+    for left in environment.parent.parent.glob("lib/*/site-packages/*"):
+        if left.name.startswith(("torch", "cudalib")):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def cpu_requirement() -> str:
+    return (
+        f"torch=={CPU} ; python_version == '{PYTHON}' and sys_platform == 'linux' "
+        f"and platform_machine == '{platform.machine()}'"
+    )
+
+
+def asked_indexes(place: Place) -> set[str]:
+    return {path.split("/")[1] for path in place.asked}
+
+
+BRINGS_CUDA = f"installing torch {VERSION} of pip's own index instead, which brings CUDA: gigabytes"
+OF_PIP = f"what pip is configured with: no torch {CPU} for this Python, or no answer"
+
+
+def test_the_cpu_build_that_pip_knows_is_taken(place: Place) -> None:
+    folder = place.wheels / "links"
+    place.lock("torch-cpu.txt", cpu_requirement(), write_wheel(folder, "torch", CPU, CPU_TAG))
+    place.variables["PIP_FIND_LINKS"] = str(folder)
+    assert place.install() == (0, [])
+    assert place.installed() == CPU
+    assert place.installed("cudalib") == ""
+    assert asked_indexes(place) == {"pip"}
+    # What is there stays, and nobody is asked.
+    place.asked.clear()
+    assert place.install() == (0, [])
+    assert place.asked == []
+
+
+def test_an_index_that_the_user_names_is_asked_first_and_alone(place: Place) -> None:
+    for index in ("mine", "pip", "pytorch"):
+        place.lock("torch-cpu.txt", cpu_requirement(), place.offer(index, CPU))
+    place.variables["TORCH_INDEX"] = f"{place.address}/mine"
+    place.variables["PIP_EXTRA_INDEX_URL"] = f"{place.address}/extra"
+    assert place.install() == (0, [])
+    assert place.installed() == CPU
+    assert asked_indexes(place) == {"mine"}
+
+
+def test_where_the_named_index_has_none_the_others_are_asked(place: Place) -> None:
+    place.offer("mine", f"{VERSION}+cu130")
+    place.lock("torch-cpu.txt", cpu_requirement(), place.offer("pytorch", CPU))
+    named = place.address.replace("://", "://me:canary@") + "/mine"
+    place.variables["TORCH_INDEX"] = named
+    hidden = place.address.replace("://", "://****@") + "/mine"
+    assert place.install() == (
+        0,
+        [f"TORCH_INDEX ({hidden}): no torch {CPU} for this Python, or no answer", OF_PIP],
+    )
+    assert place.installed() == CPU
+    assert asked_indexes(place) == {"mine", "pip", "pytorch"}
+
+
+def test_without_a_cpu_build_the_plain_one_is_taken_with_cuda(place: Place) -> None:
+    code, lines = place.install()
+    of_pytorch = f"{place.address}/pytorch: no torch {CPU} for this Python, or no answer"
+    assert (code, lines) == (0, [OF_PIP, of_pytorch, BRINGS_CUDA])
+    assert place.installed() == VERSION
+    assert place.installed("cudalib") == "13.0"
+
+
+def test_an_index_that_refuses_or_never_answers_is_passed_over(place: Place) -> None:
+    # Of the whole look, however pip's own timeouts add up; shorter, for a test.
+    place.change("LONGEST_LOOK = 30.0", "LONGEST_LOOK = 3.0")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        own = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        place.change(f"{place.address}/pytorch", own)
+        place.variables["TORCH_INDEX"] = "http://127.0.0.1:9"
+        code, lines = place.install()
+    assert code == 0
+    assert [line.partition(":")[0] for line in lines] == [
+        "TORCH_INDEX (http",
+        "what pip is configured with",
+        "http",
+        BRINGS_CUDA.partition(":")[0],
+    ]
+    assert place.installed() == VERSION
+
+
+def test_a_cpu_build_with_another_hash_is_not_installed(place: Place) -> None:
+    other = write_wheel(place.wheels / "pytorch" / "torch", "torch", CPU, CPU_TAG)
+    place.lock("torch-cpu.txt", cpu_requirement(), other[::-1])
+    code, lines = place.install()
+    said = f"{place.address}/pytorch: torch {CPU} is not installed: its hash is not the locked one"
+    assert (code, lines) == (0, [OF_PIP, said, BRINGS_CUDA])
+    assert place.installed() == VERSION
+
+
+def test_a_machine_without_a_locked_cpu_build_asks_for_none(place: Place) -> None:
+    text = cpu_requirement().replace(f"'{PYTHON}'", "'3.9'")
+    place.lock("torch-cpu.txt", text, place.offer("pip", CPU))
+    machine = f"Python {PYTHON} on {platform.machine()}"
+    assert place.install() == (
+        0,
+        [f"torch-cpu.txt has no hash for {machine} (`make lock` adds it)", BRINGS_CUDA],
+    )
+    assert place.installed() == VERSION
+    assert asked_indexes(place) == {"pip"}
+
+
+def test_for_gpus_the_plain_build_is_taken_though_pip_knows_one_for_cpus(place: Place) -> None:
+    place.lock("torch-cpu.txt", cpu_requirement(), place.offer("pip", CPU))
+    assert place.install() == (0, [])
+    assert place.installed() == CPU
+    assert place.install("cuda") == (0, [])
+    assert (place.installed(), place.installed("cudalib")) == (VERSION, "13.0")
+
+
+def test_a_plain_build_with_another_hash_ends_in_one_line(place: Place) -> None:
+    place.lock("torch.txt", f"torch=={VERSION}", "0" * 64)
+    code, lines = place.install("cuda")
+    said = f"torch {VERSION} could not be installed: its hash is not the locked one"
+    assert (code, lines) == (1, [said])
+    assert place.installed() == ""
+
+
+def test_the_newest_cpu_build_is_taken_of_the_first_index_that_answers(place: Place) -> None:
+    place.offer("pytorch", "2.14.0+cpu")
+    place.variables["TORCH_INDEX"] = "http://127.0.0.1:9"
+    assert place.install("newest") == (0, [])
+    assert place.installed() == "2.14.0+cpu"

@@ -1,0 +1,180 @@
+"""Write the locks in this folder from the .in files; `make lock` runs this with uv on PATH.
+
+usage: lock.py [--keep]
+  --keep        change only the versions that the .in files rule out; default: the newest versions
+  TORCH_INDEX   environment: a package index that has torch's CPU builds, asked before PyTorch's own
+
+torch.txt      torch as pip's own index has it: with CUDA on Linux, for the CPU on macOS
+torch-cpu.txt  torch's CPU builds for Linux; one line per Python and machine, as only their indexes
+               have them
+cpu.txt        the rest of what cpu.in needs
+cuda.txt       CUDA's libraries, which torch.txt needs on Linux
+dev.txt, deepspeed.txt, etcd.txt  what is installed besides; nothing of the files above
+
+Every lock is for Python 3.11 to 3.13, Linux on x86-64 and arm64, and macOS on arm64.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import ssl
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from pathlib import Path
+
+from install_torch import PYTORCH_INDEX, cpu_line, hidden
+
+HERE = Path(__file__).resolve().parent
+PYTHONS = ("3.11", "3.12", "3.13")
+MACHINES = ("x86_64", "aarch64")
+LINUX = "sys_platform == 'linux'"
+NOTE = "# Exact versions with their hashes, {}.\n# Made from {} by `make lock`; do not edit.\n"
+# DeepSpeed's source is asked what it needs; that compiles nothing.
+NO_BUILD = {"DS_BUILD_OPS": "0"}
+
+Locked = dict[str, list[str]]  # a package's name, and its entries: one per marker
+
+
+def resolve(source: str, former: str) -> Locked:
+    """Return all that a .in file needs, for every Python and machine; `former` is kept to."""
+    command = ["uv", "pip", "compile", source, "--universal", "--python-version", "3.11"]
+    command += ["--generate-hashes", "--no-header", "--no-annotate", "--quiet"]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "lock.txt")
+        output.write_text(former, encoding="utf-8")
+        subprocess.run(
+            [*command, "--output-file", str(output)],
+            cwd=HERE,
+            env=os.environ | NO_BUILD,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        return entries(output.read_text(encoding="utf-8"))
+
+
+def entries(text: str) -> Locked:
+    """Return the entries of a lock by the names of their packages."""
+    found: Locked = {}
+    for entry in re.findall(r"^[a-z0-9][^#\n]*(?:\n +--hash=.*)+", text, re.MULTILINE):
+        found.setdefault(re.split("[=;[ ]", entry)[0], []).append(entry)
+    return found
+
+
+def write(name: str, locked: Locked, about: str, source: str) -> None:
+    """Write a lock as a whole: a run that is interrupted leaves the former one."""
+    text = NOTE.format(about, source) + "".join(f"{e}\n" for es in locked.values() for e in es)
+    new = HERE / f"{name}.new"
+    new.write_text(text, encoding="utf-8")
+    new.replace(HERE / name)
+
+
+def former(*names: str) -> str:
+    """Return the text of former locks, where they are there."""
+    paths = [HERE / f"{name}.txt" for name in names]
+    return "".join(path.read_text(encoding="utf-8") for path in paths if path.exists())
+
+
+class Links(HTMLParser):
+    """The addresses on a page of a package index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep the address of a link."""
+        self.found += [value for name, value in attrs if (tag, name) == ("a", "href") and value]
+
+
+def read_page(index: str) -> str:
+    """Return the page of torch in a package index; raise OSError if it cannot be had."""
+    parts = urllib.parse.urlsplit(f"{index.rstrip('/')}/torch/")
+    headers = {}
+    if parts.username:
+        login = urllib.parse.unquote(f"{parts.username}:{parts.password or ''}").encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    trusted = ssl.create_default_context()
+    if os.environ.get("PIP_CERT"):
+        trusted.load_verify_locations(os.environ["PIP_CERT"])
+    asked = urllib.request.Request(address, headers=headers)  # noqa: S310 - the user's own index
+    with urllib.request.urlopen(asked, timeout=15, context=trusted) as answer:  # noqa: S310
+        page: bytes = answer.read()
+    return page.decode()
+
+
+def cpu_builds(page: str, version: str) -> list[str]:
+    """Return the entries of the CPU builds that an index's page of torch lists with hashes."""
+    links = Links()
+    links.feed(page)
+    # Both tags of a wheel are the same, but for a Python without its lock (cp313-cp313t).
+    name = rf"torch-{re.escape(version)}\+cpu-cp3(\d+)-cp3\1-[^/]*({'|'.join(MACHINES)})\.whl"
+    found = {}
+    for link in map(urllib.parse.unquote, links.found):
+        match = re.search(rf"(?:^|/){name}#sha256=([0-9a-f]{{64}})$", link)
+        if match and f"3.{match[1]}" in PYTHONS:
+            line = cpu_line(version, f"3.{match[1]}", match[2])
+            found[line] = f"{line} \\\n    --hash=sha256:{match[3]}"
+    return [found[line] for line in sorted(found)]
+
+
+def known_cpu_builds(version: str) -> list[str]:
+    """Return the CPU builds of the former lock, where it is one of this version."""
+    known = entries(former("torch-cpu")).get("torch", [])
+    return [entry for entry in known if entry.startswith(f"torch=={version}+cpu ")]
+
+
+def lock_cpu_builds(version: str, indexes: Iterable[str]) -> list[str]:
+    """Return the entries of torch's CPU builds: of an index, else the known ones."""
+    for index in indexes:
+        try:
+            builds = cpu_builds(read_page(index), version)
+            why = f"lists no CPU build of torch {version} with its hash"
+        except (OSError, ValueError) as error:
+            builds, why = [], f"cannot be read ({error})"
+        if builds:
+            return builds
+        print(f"lock.py: {hidden(index)} {why}", file=sys.stderr)
+    known = known_cpu_builds(version)
+    print(f"lock.py: torch-cpu.txt keeps the hashes that it had: {len(known)}", file=sys.stderr)
+    return known
+
+
+def main() -> None:
+    """Resolve the .in files, and write all locks."""
+    if sys.argv[1:] not in ([], ["--keep"]):
+        raise SystemExit("usage: lock.py [--keep]")
+    keep = bool(sys.argv[1:])
+    sources = [os.environ.get("TORCH_INDEX", ""), PYTORCH_INDEX]
+
+    everything = resolve("cpu.in", former("cpu", "cuda", "torch") if keep else "")
+    with tempfile.TemporaryDirectory() as folder:
+        torch = Path(folder, "torch.in")
+        torch.write_text(everything["torch"][0].split()[0])
+        of_torch = resolve(str(torch), former("cpu", "cuda", "torch") if keep else "")
+    # What torch itself needs on Linux alone is CUDA.
+    cuda = {name for name, found in of_torch.items() if all(LINUX in entry for entry in found)}
+    version = everything["torch"][0].split()[0].removeprefix("torch==")
+    rest = {n: e for n, e in everything.items() if n not in cuda and n != "torch"}
+
+    write("torch.txt", {"torch": everything["torch"]}, "of torch in pip's own index", "cpu.in")
+    builds = lock_cpu_builds(version, filter(None, sources))
+    write("torch-cpu.txt", {"torch": builds}, "of torch's CPU builds for Linux", "cpu.in")
+    write("cpu.txt", rest, "of all but torch", "cpu.in")
+    libraries = {name: everything[name] for name in sorted(cuda)}
+    write("cuda.txt", libraries, "of what torch.txt needs on Linux", "cpu.in")
+    for name in ("dev", "deepspeed", "etcd"):
+        more = resolve(f"{name}.in", former(name) if keep else "")
+        more = {n: e for n, e in more.items() if n not in everything}
+        write(f"{name}.txt", more, f"of what {name}.in adds to cpu.txt", f"{name}.in")
+
+
+if __name__ == "__main__":
+    main()

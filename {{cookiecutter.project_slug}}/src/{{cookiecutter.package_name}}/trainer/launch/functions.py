@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -63,15 +63,27 @@ def run_in_processes(
     _check_can_start(method, names)
     context = multiprocessing.get_context(method)
     store = rendezvous.loopback_store()
+    try:
+        return _run_and_watch(context, processes, store.port, work, names)
+    finally:
+        # An error's traceback keeps this frame, perhaps for long. In a process that is forked later
+        # the store's end would wait for threads that are not there.
+        del store
+
+
+def _run_and_watch(
+    context: Any, processes: int, port: int, work: Callable[[], Result], names: dict[str, Any]
+) -> Result:
+    method = context.get_start_method()
     receiver, sender = context.Pipe(duplex=False)
+    inbox = _Inbox(receiver)
     with tempfile.TemporaryDirectory(prefix="trainer-failures-") as directory:
         given = work if method == "fork" else _written(work, names, Path(directory))
         ranks = []
         for rank in range(processes):
-            variables = rank_variables(rank, processes, store.port, directory)
+            variables = rank_variables(rank, processes, port, directory)
             arguments = (given, variables, sender if rank == 0 else None)
-            ranks.append(cast(Any, context).Process(target=_run_rank, args=arguments))
-        inbox = _Inbox(receiver)
+            ranks.append(context.Process(target=_run_rank, args=arguments))
 
         def start() -> list[_Started]:
             _start(ranks, threads_each(processes) if method == "spawn" else None)

@@ -115,7 +115,7 @@ def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_that_are_still_importing_end_too(tmp_path, number):
     script = write(tmp_path, "make('ddp_spawn').fit(Sleeps())")
-    process = start([script], cwd=tmp_path, extra=at_root())
+    process = start([script], cwd=tmp_path, extra=at_root(), fresh=True)
     try:
         family = wait_for_processes(process.pid, "spawn_main")
         process.send_signal(number)

@@ -164,7 +164,7 @@ def check_works(project: Path, answers: dict[str, str]) -> None:
     if answers["author_email"]:
         author["email"] = answers["author_email"]
     assert table["authors"] == [author]
-    assert table["scripts"] == {answers["project_slug"]: f"{answers['package_name']}.cli:main"}
+    assert table["scripts"] == {answers["project_slug"]: f"{answers['package_name']}.__main__:main"}
     if answers["license"] != "Apache-2.0":
         assert answers["author_name"] in (project / "LICENSE").read_text(encoding="utf-8")
 

@@ -1,5 +1,6 @@
 """The command line and its YAML files: every mistake is found before anything starts."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from .project import PACKAGE, ROOT, load, run
 
 cli = load("cli")
 configuration = load("configuration")
+legacy = load("trainer.legacy")
+strategies = load("trainer.strategies")
 ConfigurationError = load("trainer.errors").ConfigurationError
 TrainingModule = load("trainer").TrainingModule
 DataModule = load("trainer").DataModule
@@ -256,6 +259,12 @@ def test_a_list_of_devices() -> None:
             ["--trainer.resume", "gone"],
             "resume='gone': no such directory; give a run's directory or a checkpoint",
             id="a run that is not there",
+        ),
+        pytest.param(
+            ["--trainer.resume", "auto"],
+            "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, or "
+            "give resume a run's directory",
+            id="resume a run without a name",
         ),
         pytest.param(
             ["--trainer.gradient_clip_val", "-1"],
@@ -528,3 +537,85 @@ def test_from_outside_several_mistakes_are_as_many_lines(tmp_path: Path) -> None
     lines = done.stderr.splitlines()
     assert len(lines) == 3
     assert all(line.startswith("error: ") for line in lines)
+
+
+# --- help ------------------------------------------------------------------------------------
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command prints before it ends well."""
+    with contextlib.suppress(SystemExit):
+        cli.main(list(arguments))
+    output, error = capsys.readouterr()
+    assert error == ""
+    return output
+
+
+def test_the_help_lists_each_strategy_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "fit", "--help")
+    table = text[text.index("strategies:\n") :].splitlines()[1:]
+    assert [line.split()[0] for line in table] == ["auto", *strategies.names()]
+    assert all(len(line.split()) > 3 and len(line) < 130 for line in table)
+    assert "  ddp2                       dp inside a node, ddp across nodes" in table
+
+
+def test_the_help_has_no_older_spelling(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "fit", "--help")
+    assert "--trainer.devices" in text
+    assert [name for name in legacy.ARGUMENTS if re.search(rf"\.{name}\b", text)] == []
+
+
+def test_a_configuration_is_written_in_today_s_spelling(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    older = ("--trainer.num_processes", "2", "--trainer.distributed_backend", "ddp")
+    older += ("--trainer.precision", "bf16", "--trainer.logger", "csv")
+    content = resolved(read(*DIGITS, *older))
+    assert content == yaml.safe_load(printed(capsys, "fit", *DIGITS, *older, "--print_config"))
+    newer = {"devices": 2, "accelerator": "cpu", "strategy": "ddp", "precision": "bf16-mixed"}
+    assert {name: content["trainer"][name] for name in newer} == newer
+    assert content["trainer"]["loggers"] == ["csv"]
+    assert content["trainer"].keys().isdisjoint(legacy.ARGUMENTS)
+
+
+def test_the_help_of_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "fit", "--trainer.strategy.help", "hsdp").splitlines()
+    assert lines[0] == "hsdp: fsdp inside a node, replicated across nodes"
+    shown = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert "--trainer.strategy_options.shard_size" in shown
+    text = " ".join(" ".join(lines).split())
+    assert "fails on the others. (type: float, default: 600.0)" in text
+    assert "  runs on cpu or cuda" in lines[lines.index("limits:") :]
+    dp = printed(capsys, "fit", "--trainer.strategy.help=dp").splitlines()
+    assert dp[2:6] == ["options:", "  none", "", "limits:"]
+    assert "  at most 1 node" in dp
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_the_help_of_a_strategy_has_every_option_that_it_takes(name: str) -> None:
+    cls = strategies.strategy_class(name)
+    options = re.findall(r"^  --trainer\.strategy_options\.(\w+) ", help_of(name), re.MULTILINE)
+    assert set(options) == set(strategies._options(cls)) - set(cls.named)
+    for reason in cls.limits.refused.values():
+        assert reason in help_of(name)
+
+
+def help_of(name: str) -> str:
+    text: str = load("strategy_help").describe(name)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("dpd", "error: strategy='dpd' is unknown; did you mean 'dp' or 'ddp'?\n"),
+        ("", "error: --trainer.strategy.help needs a name, such as ddp; 'fit --help' lists them\n"),
+    ],
+)
+def test_the_help_of_no_strategy_is_one_line(
+    name: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["fit", f"--trainer.strategy.help={name}"])
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", line)

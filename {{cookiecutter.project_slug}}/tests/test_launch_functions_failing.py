@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from .project import PATIENCE, run, start
+from .test_interruption import has_noted_an_interrupt, wait_for
 from .test_launch import assert_nothing_left, at_root, wait_for_ranks
 from .test_launch_functions import METHODS, run_script, started, write
 
@@ -76,10 +77,12 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_an_interrupt_ends_the_ranks_and_not_the_parent(tmp_path, strategy):
+def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_parent(tmp_path, strategy):
     process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=at_root())
     try:
         ranks = wait_for_ranks(tmp_path, process)
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: all(has_noted_an_interrupt(rank.pid) for rank in ranks), process)
         process.send_signal(signal.SIGINT)
         _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
         assert alive == []

@@ -1,6 +1,7 @@
 """``ddp_notebook`` in a real kernel: cells define, train and look at what came back."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_trains_again_and_again(tmp_path):
     for cell in (cells[0], cells[2]):
         assert "strategy ddp_notebook on cpu, precision 32-true, 2 processes" in text(cell)
         assert "loss" in text(cell)
-        assert "the run lies in runs/" in text(cell)
+        assert "run directory: runs/" in text(cell)
 
 
 def test_a_session_lives_on_after_what_goes_wrong(tmp_path):
@@ -131,7 +132,47 @@ def test_a_session_lives_on_after_what_goes_wrong(tmp_path):
     assert "done after 1 steps" in text(cells[2])
 
 
-def test_an_interrupt_ends_the_ranks_and_not_the_session(tmp_path):
+def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
+    body = """
+        class Interrupts(Line):
+            def training_step(self, batch, batch_idx):
+                if self.global_step == 3 and self.global_rank == 0:
+                    session = os.getppid() if {0} > 1 else os.getpid()
+                    os.kill(session, signal.SIGINT)
+                time.sleep(0.1)
+                return super().training_step(batch, batch_idx)
+
+        trainer = make(devices={0}, run_name="run{0}", max_epochs=50)
+        trainer.fit(Interrupts())
+        """
+    again = """
+        assert trainer.run_directory == pathlib.Path("runs/run{0}")
+        steps = trainer.global_step + 1
+        make(devices={0}, resume=str(trainer.run_directory), max_steps=steps).fit(Line())
+        """
+    cells = execute(
+        tmp_path,
+        "import os, pathlib, signal, time",
+        *(text.format(devices) for devices in (1, 2) for text in (body, again)),
+        allow_errors=True,
+    )
+    for devices, (interrupted, resumed) in ((1, cells[1:3]), (2, cells[3:5])):
+        shown = interrupted.outputs[-1]
+        assert shown.ename == "Interrupted"
+        found = re.fullmatch(
+            r"interrupted: saved after step (\d+); resume with: Trainer\(resume='(.*)'\)",
+            shown.evalue,
+        )
+        assert found, shown.evalue
+        assert found[2] == f"runs/run{devices}"
+        assert [each.get("evalue") for each in resumed.outputs if each.output_type == "error"] == []
+        assert f"resumed from runs/run{devices}/checkpoints/step-{int(found[1]):08d}" in text(
+            resumed
+        )
+        assert f"done after {int(found[1]) + 1} steps" in text(resumed)
+
+
+def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_session(tmp_path):
     cells = execute(
         tmp_path,
         """
@@ -140,10 +181,16 @@ def test_an_interrupt_ends_the_ranks_and_not_the_session(tmp_path):
         class Sleeps(Line):
             def training_step(self, batch, batch_idx):
                 pathlib.Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
+                while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+                    time.sleep(0.1)
+                pathlib.Path(f"noted-{self.global_rank}").touch()
                 time.sleep(60)
 
         def interrupt():  # as Jupyter does it
             while len(list(pathlib.Path().glob("rank-?"))) < 2:
+                time.sleep(0.1)
+            os.killpg(os.getpgid(0), signal.SIGINT)
+            while len(list(pathlib.Path().glob("noted-?"))) < 2:
                 time.sleep(0.1)
             os.killpg(os.getpgid(0), signal.SIGINT)
 

@@ -69,16 +69,20 @@ def preempt(arguments: list[str | Path], folder: Path, name: str, number: int) -
     ("launch", "number"),
     [
         ("one", signal.SIGUSR1),
+        ("one", signal.SIGINT),
         *(
             pytest.param(launch, number, marks=slow)
             for launch, number in [
                 ("one", signal.SIGTERM),
                 ("ours", signal.SIGTERM),
                 ("ours", signal.SIGUSR1),
+                ("ours", signal.SIGINT),
                 ("ddp_spawn", signal.SIGTERM),
                 ("ddp_fork", signal.SIGUSR1),
+                ("ddp_fork", signal.SIGINT),
                 ("torchrun", signal.SIGTERM),
                 ("torchrun", signal.SIGUSR1),
+                ("torchrun", signal.SIGINT),
             ]
         ),
     ],

@@ -60,6 +60,21 @@ def test_outside_a_job_it_says_how_to_submit(script: Path, tmp_path: Path) -> No
     assert done.stderr == f"{name}: submit it in the project's folder: sbatch slurm/{name} …\n"
 
 
+def source_job(folder: Path, lines: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run lines of bash in a copy of the scripts, as the batch script of a job."""
+    shutil.copytree(FOLDER, folder / "slurm")
+    slurm = {"SUBMIT_DIR": str(folder), "JOB_ID": "1", "JOB_NAME": "fit", "JOB_NUM_NODES": "1"}
+    return subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "VENV": sys.prefix}
+        | {f"SLURM_{name}": value for name, value in slurm.items()},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
 def test_a_child_that_is_killed_leaves_the_outcome(tmp_path: Path) -> None:
     lines = [
         "source slurm/settings.sh; source slurm/job.sh",
@@ -68,19 +83,21 @@ def test_a_child_that_is_killed_leaves_the_outcome(tmp_path: Path) -> None:
         "for i in {1..50}; do sleep 9 & kill $!; wait $!; done 2> /dev/null",
         'cat "$TRAINER_OUTCOME"',
     ]
-    shutil.copytree(FOLDER, tmp_path / "slurm")
-    slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_ID": "1", "JOB_NAME": "fit", "JOB_NUM_NODES": "1"}
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "VENV": sys.prefix}
-        | {f"SLURM_{name}": value for name, value in slurm.items()},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = source_job(tmp_path, lines)
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("outcome", ["preempted SIGINT step 7", "failed interrupted"])
+def test_an_interrupted_run_is_not_requeued(tmp_path: Path, outcome: str) -> None:
+    lines = [
+        "source slurm/settings.sh; source slurm/job.sh",
+        f"echo '{outcome}' > \"$TRAINER_OUTCOME\"",
+        "conclude 130",
+    ]
+    done = source_job(tmp_path, lines)
+    # There is no scontrol on its PATH that could requeue anything.
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"job-1: {outcome}\n")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

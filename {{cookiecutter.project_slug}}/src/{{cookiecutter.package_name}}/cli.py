@@ -1,14 +1,14 @@
 """The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_batch_size``."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
-from . import configuration
+from . import configuration, strategy_help
 from .configuration import COMMANDS, Run
-from .trainer import outcome
+from .trainer import interruption, outcome
 from .trainer.errors import ConfigurationError, UserError, nearest
 from .trainer.launch import describe, is_reported
 
@@ -16,7 +16,7 @@ _USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; exit 0, 1 after a failure, or 2 after a mistake of the user's.
+    """Run a command; exit 0, 1 after a failure, 2 after a mistake of the user's, 130 after Ctrl-C.
 
     Args:
         arguments: of the command line, without the program; by default this process'.
@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.path.insert(0, "")  # a console script too finds the user's classes where it is started
     try:
         _run(words)
+    except KeyboardInterrupt as interrupt:
+        _end_interrupted(interrupt)
     except UserError as error:
         _end(error, _USAGE)
     except Exception as error:
@@ -43,6 +45,9 @@ def _run(words: list[str]) -> None:
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise ConfigurationError(f"{command!r} is no command{nearest(command, COMMANDS)}")
+    if (name := strategy_help.asked_for(rest)) is not None:
+        print(strategy_help.describe(name))
+        return
     run = configuration.read_run(program, command, rest)
     _COMMANDS[command](run)
 
@@ -56,21 +61,19 @@ def _validate(run: Run) -> None:
 
 
 def _test(run: Run) -> None:
-    run.trainer.test(run.model, run.data, run.checkpoint)
+    metrics = run.trainer.test(run.model, run.data, run.checkpoint)
+    if run.trainer.global_rank == 0:
+        run.results.write_metrics(metrics)
 
 
 def _predict(run: Run) -> None:
     import torch
-    from safetensors.torch import save_file
 
     outputs = run.trainer.predict(run.model, run.data, run.checkpoint)
     if not outputs or not all(isinstance(output, torch.Tensor) for output in outputs):
         raise UserError("predict_step returned no tensors; only tensors can be written")
     if run.trainer.global_rank == 0:
-        path = Path("predictions.safetensors")
-        predictions = torch.cat(outputs).contiguous()
-        save_file({"predictions": predictions}, path)
-        print(f"{len(predictions)} predictions written to {path}")
+        run.results.write_predictions(torch.cat(outputs).contiguous())
 
 
 def _find_batch_size(run: Run) -> None:
@@ -90,6 +93,17 @@ def _usage(program: str) -> str:
     lines = [f"usage: {program} COMMAND [--config FILE] [--trainer.OPTION VALUE] …", ""]
     lines += [f"  {command:17}{configuration.describe_command(command)}" for command in COMMANDS]
     return "\n".join([*lines, "", f"'{program} COMMAND --help' lists every option."])
+
+
+def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
+    # Another one ends what is left to be tidied up.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    line = str(interrupt) or interruption.WORD
+    outcome.tell_failure(line)  # unless the run itself has told that it saved
+    if interruption.is_told_here() and not is_reported():
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+    sys.exit(interruption.EXIT_CODE)
 
 
 def _end(error: BaseException, code: int) -> NoReturn:

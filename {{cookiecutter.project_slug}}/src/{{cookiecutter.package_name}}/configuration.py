@@ -4,6 +4,7 @@ jsonargparse parses, checks types and makes the objects. It stops at its first e
 has found one, the rest is looked for here: each value is given to it alone.
 """
 
+import argparse
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +16,11 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from .trainer import DataModule, Trainer, TrainingModule
-from .trainer.errors import ConfigurationError, Problems, nearest
+from . import strategy_help
+from .results import Results
+from .trainer import DataModule, Trainer, TrainingModule, legacy
+from .trainer.checkpoint import resolve
+from .trainer.errors import CheckpointError, ConfigurationError, Problems, nearest
 
 _SECTIONS: dict[str, type] = {"trainer": Trainer, "model": TrainingModule, "data": DataModule}
 _CHECKPOINT = "checkpoint"
@@ -30,11 +34,29 @@ class Run:
     model: TrainingModule
     data: DataModule | None
     checkpoint: str | None
+    results: Results
+
+
+class _Parser(ArgumentParser):
+    """Lists strategies in its help, and writes options of the trainer in today's spelling."""
+
+    def format_help(self, *arguments: Any, **options: Any) -> str:
+        # In this order: what is imported for the list would be listed as types of an option too.
+        text: str = super().format_help(*arguments, **options)
+        return f"{text}\nstrategies:\n{strategy_help.overview()}\n"
+
+    def dump(self, cfg: Namespace, **options: Any) -> str:
+        if isinstance(trainer := cfg.get("trainer"), Namespace):
+            cfg = cfg.clone()
+            for name, value in legacy.translate(trainer.as_dict()).items():
+                cfg.trainer[name] = value
+        text: str = super().dump(cfg, **options)
+        return text
 
 
 def make_parser(program: str, command: str) -> ArgumentParser:
     """The parser of one of :data:`COMMANDS`."""
-    parser = ArgumentParser(
+    parser = _Parser(
         prog=f"{program} {command}",
         exit_on_error=False,
         allow_abbrev=False,
@@ -53,7 +75,19 @@ def make_parser(program: str, command: str) -> ArgumentParser:
     if command in _WITH_CHECKPOINT:
         help_text = "a run's directory or a checkpoint, whose weights are used"
         parser.add_argument(f"--{_CHECKPOINT}", type=str | None, default=None, help=help_text)
+    _tidy_help(parser)
     return parser
+
+
+def _tidy_help(parser: ArgumentParser) -> None:
+    """Leave older spellings out of the help and of what is written; have strategies explained."""
+    older = {f"trainer.{name}" for name in legacy.ARGUMENTS}
+    for action in parser._actions:
+        if action.dest.removesuffix(".help") in older:
+            action.help = argparse.SUPPRESS
+        elif action.dest == strategy_help.OPTION:
+            action.metavar = "NAME"
+            action.help = "show the options and limits of a strategy, and exit"
 
 
 _HELP = {
@@ -99,14 +133,28 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
     if command == "fit" and made["trainer"] is not None and made["model"] is not None:
         with problems:
             made["trainer"].check_fit(made["model"])
-    checkpoint = parsed.get(_CHECKPOINT)
-    if checkpoint is not None and not Path(checkpoint).is_dir():
-        problems.add(
-            f"checkpoint={checkpoint!r}: no such directory; give a run's directory or a checkpoint"
-        )
+    checkpoint = _checkpoint(parsed.get(_CHECKPOINT), problems)
     problems.raise_any()
     made["trainer"].configuration = parser.dump(parsed, skip_unset=False)
-    return Run(**made, checkpoint=checkpoint)
+    root, name = Path(parsed.trainer.default_root_dir), parsed.trainer.run_name
+    results = Results(checkpoint, root, name)
+    return Run(**made, checkpoint=str(checkpoint) if checkpoint else None, results=results)
+
+
+def _checkpoint(given: str | None, problems: Problems) -> Path | None:
+    """The checkpoint itself, once: a run that still trains may have a newer one a moment later."""
+    if given is None:
+        return None
+    if not Path(given).is_dir():
+        problems.add(
+            f"checkpoint={given!r}: no such directory; give a run's directory or a checkpoint"
+        )
+        return None
+    try:
+        return resolve(given)
+    except CheckpointError as error:
+        problems.lines.extend(error.problems)
+        return None
 
 
 def _make(parser: ArgumentParser, parsed: Namespace, section: str) -> Any:

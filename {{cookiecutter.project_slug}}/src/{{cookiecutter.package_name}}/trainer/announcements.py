@@ -7,8 +7,8 @@ from .arguments import Arguments
 from .loop import FitLoop
 
 
-def opening(checked: Arguments, loop: FitLoop, directory: Path) -> list[str]:
-    """Strategy, effective batch size, steps, and where the run lies; a line each."""
+def opening(checked: Arguments, loop: FitLoop) -> list[str]:
+    """Strategy, effective batch size and steps; a line each."""
     feed, processes = loop.feed, checked.layout.world_size
     lines = [
         f"strategy {checked.strategy_name} on {checked.device.type}, precision "
@@ -27,7 +27,12 @@ def opening(checked: Arguments, loop: FitLoop, directory: Path) -> list[str]:
         f"steps per epoch {feed.steps or 'unknown'}, epochs "
         f"{checked.schedule.max_epochs or 'until max_steps'}, steps in all {total or 'unknown'}"
     )
-    return [*lines, f"run directory {directory}"]
+    return lines
+
+
+def where(directory: Path) -> str:
+    """The line that says where the run is written."""
+    return f"run directory: {directory}"
 
 
 def _reader(checked: Arguments) -> str:
@@ -41,10 +46,10 @@ def _warm_up(checked: Arguments) -> str:
 
 
 def closing(loop: FitLoop, directory: Path) -> list[str]:
-    """Steps made, the newest values, and where the run lies."""
+    """Steps made, the newest values, and the run directory."""
     values = "  ".join(f"{name} {value:.4g}" for name, value in loop.outputs.latest.items())
     rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
     return [
         f"done after {loop.position.global_step} steps{rate}: {values}",
-        f"the run lies in {directory}",
+        where(directory),
     ]

@@ -16,6 +16,7 @@ from . import (
     launch,
     legacy,
     loggers,
+    restarts,
     run_directory,
     scaling,
     strategies,
@@ -24,10 +25,10 @@ from .cluster import Layout
 from .devices import Accelerator, choose_accelerator, parse_devices
 from .errors import ConfigurationError, Problems, nearest
 from .feed import UNEVEN
-from .loop import Clip, Schedule
 from .module import TrainingModule
 from .precision import Precision
 from .scaling import LearningRate
+from .schedule import Clip, Schedule
 from .strategies import Asked, Limits, SingleDevice
 
 _CLIP_ALGORITHMS = ("norm", "value")
@@ -139,6 +140,7 @@ def check(given: dict[str, Any]) -> Arguments:
     is_layout_known = not problems.lines
     _check_numbers(given, problems)
     _check_choices(given, problems)
+    _check_run(given, layout, problems)
     _check_layout(given, name, strategy, len(devices), layout, problems)
     nodes = layout.num_nodes if layout.started_outside else given["num_nodes"] or 1
     asked = Asked(accelerator, given["precision"], len(devices), nodes, _features(given))
@@ -234,6 +236,10 @@ def _check_choices(given: dict[str, Any], problems: Problems) -> None:
         problems.add(f"uneven_inputs={uneven!r} is unknown{nearest(uneven, UNEVEN)}")
     with problems:
         loggers.check_names(given["loggers"])
+
+
+def _check_run(given: dict[str, Any], layout: Layout, problems: Problems) -> None:
+    """Check where the run writes, and what it resumes from."""
     with problems:
         run_directory.check_name(given["run_name"])
     root = Path(given["default_root_dir"])
@@ -244,7 +250,15 @@ def _check_choices(given: dict[str, Any], problems: Problems) -> None:
     ):
         problems.add(f"default_root_dir={str(root)!r} cannot be written")
     resume = given["resume"]
-    if resume not in (None, "auto") and not Path(resume).is_dir():
+    if resume == "auto":
+        # torchrun's restarts name the run by its --rdzv-id.
+        name = restarts.name_of_run() if restarts.expected(layout) else None
+        if (given["run_name"] or name) is None:
+            problems.add(
+                "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, "
+                "or give resume a run's directory"
+            )
+    elif resume is not None and not Path(resume).is_dir():
         problems.add(
             f"resume={str(resume)!r}: no such directory; give a run's directory or a checkpoint"
         )

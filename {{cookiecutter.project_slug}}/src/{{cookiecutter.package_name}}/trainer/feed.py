@@ -1,5 +1,6 @@
 """Batches on their way to the loop, each with what the loop must know of it."""
 
+import multiprocessing
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from . import distributed, randomness, scaling
+from . import distributed, preemption, randomness, scaling
 from .errors import UserError
 from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
 
@@ -40,6 +41,8 @@ class Feed(Protocol):
     """The effective batch size; ``None`` if that cannot be known."""
     accumulate: int
     """Micro-batches of an optimizer step."""
+    has_plan: bool = False
+    """Whether ``batches`` is certain, and the same on every rank."""
 
     @property
     def steps(self) -> int | None:
@@ -79,13 +82,14 @@ class OrderedFeed(Feed):
         self.batches: int | None = order.plan.batches
         self.samples_per_step: int | None = order.plan.global_batch
         self.accumulate = order.plan.accumulate
+        self.has_plan = True
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         plan, replica = self._plan, self._order.replica
         last, accumulate = plan.batches - 1, plan.accumulate
         first_irregular = plan.samples // plan.global_batch * accumulate
         self._order.set_position(epoch, start)
-        batches = iter(self._loader)
+        batches = _read(self._loader)
         for index, data in enumerate(_isolated(batches, self._stream), start):
             if index < first_irregular:
                 samples, weight = plan.batch_size, 1.0 / accumulate
@@ -168,7 +172,7 @@ class ReplayFeed(Feed):
             if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
                 generator.manual_seed(randomness.mix(self._seed, epoch, self._replica))
         with stream:
-            batches = iter(self._loader)
+            batches = _read(self._loader)
         return _isolated(batches, stream)
 
 
@@ -239,6 +243,15 @@ def _ordered(
 
 def _samples(loader: DataLoader[Any]) -> int:
     return len(loader.dataset)  # type: ignore[arg-type]
+
+
+def _read(loader: Iterable[Any]) -> Iterator[Any]:
+    """A loader's batches, from workers that Ctrl-C does not end before the run has saved."""
+    if not getattr(loader, "num_workers", 0):
+        return iter(loader)
+    context = getattr(loader, "multiprocessing_context", None) or multiprocessing
+    with preemption.children_deaf_to_interrupts(context.get_start_method()):
+        return iter(loader)
 
 
 def _isolated(batches: Iterator[Any], stream: randomness.Stream | None) -> Iterator[Any]:

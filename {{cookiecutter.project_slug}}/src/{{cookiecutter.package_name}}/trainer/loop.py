@@ -22,52 +22,9 @@ from .module import TrainingModule
 from .optimization import Optimization
 from .preemption import Preempted, Preemption
 from .progress import Progress
+from .schedule import Clip, Position, Schedule, is_last_step
 from .stored_tensors import read_all
 from .strategies import SingleDevice
-
-
-@dataclass
-class Position:
-    """Where training stands."""
-
-    epoch: int = 0
-    batch: int = 0
-    global_step: int = 0
-    is_last_batch: bool = False
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When things happen.
-
-    Args:
-        max_epochs: epochs to train; ``None``: until ``max_steps``.
-        max_steps: optimizer steps to train; ``None``: until ``max_epochs``.
-        log_every_n_steps: write single steps' values so often.
-        check_val_every_n_epoch: validate at the end of every so many epochs.
-        val_every_n_steps: validate after every so many steps too.
-        checkpoint_every_n_steps: save after every so many steps too, not only after each epoch.
-    """
-
-    max_epochs: int | None
-    max_steps: int | None
-    log_every_n_steps: int
-    check_val_every_n_epoch: int
-    val_every_n_steps: int | None
-    checkpoint_every_n_steps: int | None
-
-    @property
-    def ends(self) -> tuple[int | None, int | None]:
-        """``max_epochs`` and ``max_steps``: whichever comes first ends training."""
-        return self.max_epochs, self.max_steps
-
-
-@dataclass(frozen=True)
-class Clip:
-    """How gradients are clipped: ``"norm"`` or ``"value"``."""
-
-    value: float
-    algorithm: str
 
 
 @dataclass
@@ -138,6 +95,8 @@ class FitLoop:
         self.preemption = Preemption(strategy.device)
         self.samples_per_second: float | None = None
         self._saved_at = self._validated_at = -1
+        # Of the step that training ends with, if only that is why it is logged.
+        self._last_values: dict[str, float] = {}
 
     def run(self) -> None:
         """Train to the end, save, and leave everything written.
@@ -150,8 +109,9 @@ class FitLoop:
         try:
             while not self._is_done():
                 self._run_epoch()
-            # Saved first: going on from here must not see that training was to end here.
+            # Saved first: a run that is resumed from here must not see that training ended here.
             self._save_once()
+            self._write_last_values()
             self._validate_once()
         finally:
             self.outputs.progress.stop()
@@ -179,7 +139,9 @@ class FitLoop:
             self.module.on_train_epoch_start()
         for batch in self.feed.epoch(position.epoch, position.batch):
             recorder.samples = batch.samples
-            recorder.recording = (position.global_step + 1) % self.schedule.log_every_n_steps == 0
+            recorder.recording = self.schedule.logs(position.global_step + 1) or is_last_step(
+                self.schedule, position, batch, self.feed
+            )
             position.is_last_batch = batch.ends_epoch
             self._run_batch(batch)
             position.batch += 1
@@ -232,8 +194,7 @@ class FitLoop:
     def _after_step(self) -> None:
         step, schedule, recorder = self.position.global_step, self.schedule, self.outputs.recorder
         if recorder.recording:
-            values = recorder.take_step() | self._learning_rates()
-            self.outputs.write(step, self.position.epoch, values)
+            self._log_step(recorder.take_step() | self._learning_rates())
         self._step_schedules("step")
         self.outputs.progress.step(step, recorder.latest)
         if self.position.is_last_batch:
@@ -242,6 +203,19 @@ class FitLoop:
             self._validate_once()
         if schedule.checkpoint_every_n_steps and step % schedule.checkpoint_every_n_steps == 0:
             self._save_once()
+
+    def _write_last_values(self) -> None:
+        position = self.position
+        # At an epoch's end the position is the next one's begin.
+        epoch = position.epoch if position.batch else max(0, position.epoch - 1)
+        self.outputs.write(position.global_step, epoch, self._last_values)
+
+    def _log_step(self, values: dict[str, float]) -> None:
+        step = self.position.global_step
+        if self.schedule.logs(step):
+            self.outputs.write(step, self.position.epoch, values)
+        else:  # written when training has ended and is saved: a longer one does not log this step
+            self._last_values = values
 
     def _end_epoch(self) -> None:
         position, outputs = self.position, self.outputs
@@ -296,6 +270,7 @@ class FitLoop:
                 "validated_at": self._validated_at,
             },
             "latest": dict(self.outputs.latest),
+            "last_values": self._last_values,
             "logs": [logger.position() for logger in self.outputs.loggers],
             "gradients": self._waiting(is_divided),
         }
@@ -345,6 +320,8 @@ class FitLoop:
         self.strategy.precision.load_state(state["precision"])
         remarks = self._resume_position(state["position"])
         self.outputs.latest.update(state["latest"])
+        if self._is_done():
+            self._last_values = state.get("last_values", {})
         if same_run:
             for logger, position in zip(self.outputs.loggers, state["logs"], strict=False):
                 logger.resume(position, self.position.global_step)

@@ -4,20 +4,48 @@ Nothing is done inside the signal handler: a collective or a save there would me
 """
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from types import FrameType
 
 import torch
 
 from . import distributed
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
+_SHOW_CURSOR = b"\x1b[?25h"
 # About how long a signal waits until all ranks know of it, beside the step that is being made.
 _SECONDS = 1.0
 _MOST_STEPS = 1000
+
+
+@contextlib.contextmanager
+def children_deaf_to_interrupts(method: str = "fork") -> Iterator[None]:
+    """SIGINT (Ctrl-C) does not reach processes that are started meanwhile, and this one later.
+
+    Args:
+        method: of multiprocessing, by which they are started.
+    """
+    if method != "fork":
+        # It is started along with the first of them, and would have SIGINT let through again.
+        resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hear_interrupts() -> None:
+    """Undo :func:`children_deaf_to_interrupts` in a process that was started so."""
+    if threading.current_thread() is threading.main_thread():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class Preempted(SystemExit):
@@ -29,7 +57,7 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """Notices SIGTERM and SIGUSR1, and has all ranks act on it after the same step.
+    """Notices the :data:`SIGNALS`, and has all ranks act on one after the same step.
 
     Ranks agree by one reduction about every second: the number of steps until the next is agreed
     with each, so that fast steps do not pay for it.
@@ -49,27 +77,40 @@ class Preemption:
     def noticing(self) -> Iterator[None]:
         """Only note the signals for a while; a handler that the program has set is left alone.
 
-        A signal that the ranks have not acted on does afterwards what it does by default. Where
-        they have, one that comes again does not disturb the end of this process.
+        A second SIGINT (Ctrl-C) ends the process at once; in an interactive session it raises
+        KeyboardInterrupt. A signal that the ranks have not acted on does afterwards what it does by
+        default. Where they have, one that comes again does not disturb the end of this process.
         """
         # Python takes handlers from the main thread alone.
         is_main = threading.current_thread() is threading.main_thread()
-        taken = [each for each in SIGNALS if is_main and signal.getsignal(each) == signal.SIG_DFL]
+        taken = {
+            each: handler
+            for each in SIGNALS
+            if is_main and (handler := signal.getsignal(each)) in _DEFAULTS
+        }
         for each in taken:
             signal.signal(each, self._note)
         try:
             yield
-        except Preempted:
-            taken = []
+        except Preempted as asked:
+            self._received = 0
+            if asked.signal != signal.SIGINT:
+                taken = {}
             raise
         finally:
-            for each in taken:
-                signal.signal(each, signal.SIG_DFL)
-            if taken and self._received:
+            for each, handler in taken.items():
+                signal.signal(each, handler)
+            if self._received:
                 signal.raise_signal(self._received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = self._received or number
+        if number == signal.SIGINT:
+            is_interactive = hasattr(sys, "ps1")
+            signal.signal(number, signal.default_int_handler if is_interactive else signal.SIG_DFL)
+            if sys.stderr.isatty():
+                # The progress bar hides it, and has no say when the next one ends the process.
+                os.write(sys.stderr.fileno(), _SHOW_CURSOR)
 
     def asked(self) -> int:
         """The signal that a rank was sent, 0 if none was; to be asked by all ranks each step."""

@@ -1,6 +1,7 @@
 """One rank's part of a fit, validation, test or prediction."""
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,14 +27,16 @@ from .checkpoint import Checkpoint, Checkpoints, resolve
 from .errors import CheckpointError, UserError
 from .evaluation import evaluate, predict
 from .feed import Feed, Share, feed_evaluation, feed_training
+from .interruption import Interrupted
 from .loggers import make_loggers
-from .loop import FitLoop, Outputs, Position
+from .loop import FitLoop, Outputs
 from .manual_optimization import ManualOptimization
 from .metrics import Recorder
 from .module import DataModule, Loader, TrainingModule
 from .optimization import Optimization, read_optimization
 from .preemption import Preempted
 from .progress import Progress
+from .schedule import Position
 
 Data = DataModule | Loader | None
 _Stage = Literal["train", "val", "test", "predict"]
@@ -145,25 +148,36 @@ class RankRun:
                     self._say(f"note: {remark}")
             if restarts.expected(self.checked.layout):
                 restarts.count(chosen.directory, self.global_step, self.checked.layout)
-            self._say(*announcements.opening(self.checked, loop, chosen.directory))
+            self._say(*announcements.opening(self.checked, loop))
+            self._say_where(chosen.directory)
             self._train(loop, chosen.directory)
         self.metrics = dict(loop.outputs.latest)
         self._say(*announcements.closing(loop, chosen.directory))
 
     def _train(self, loop: FitLoop, directory: Path) -> None:
         """Run the loop, and tell how it ended."""
-        with loop.preemption.noticing():
-            try:
-                with contextlib.closing(loop):
-                    loop.run()
-            except Preempted as asked:
-                self._tell(f"preempted {asked.signal.name}", directory)
-                name = asked.signal.name
-                self._say(f"saved after step {self.global_step} and ended, as {name} asked")
-                # A rank that has gone would be taken for a failure, and the others ended.
-                distributed.barrier()
+        try:
+            with loop.preemption.noticing():
+                self._run(loop, directory)
+        except Preempted as asked:
+            if asked.signal != signal.SIGINT:
                 raise
-            self._tell("finished", directory)
+            is_command = self._configuration is not None
+            raise Interrupted(self.global_step, str(directory), is_command) from None
+
+    def _run(self, loop: FitLoop, directory: Path) -> None:
+        try:
+            with contextlib.closing(loop):
+                loop.run()
+        except Preempted as asked:
+            name = asked.signal.name
+            self._tell(f"preempted {name}", directory)
+            if asked.signal != signal.SIGINT:
+                self._say(f"saved after step {self.global_step} and ended, as {name} asked")
+            # A rank that has gone would be taken for a failure, and the others ended.
+            distributed.barrier()
+            raise
+        self._tell("finished", directory)
 
     def _tell(self, how: str, directory: Path) -> None:
         if self.checked.layout.is_main:
@@ -172,8 +186,8 @@ class RankRun:
 
     def _choose_directory(self) -> run_directory.Chosen:
         name, resume, layout = self._given["run_name"], self._given["resume"], self.checked.layout
-        if restarts.expected(layout):
-            name, resume = name or restarts.name_of_run(), resume or "auto"
+        if restarts.expected(layout) and resume in (None, "auto"):
+            name, resume = name or restarts.name_of_run(), "auto"
         return run_directory.choose(self.checked.root, name, resume, layout)
 
     def _make_loop(
@@ -345,6 +359,12 @@ class RankRun:
         }
         run_directory.write_record(directory, self.checked.layout, facts)
         return Outputs(self._recorder, progress, make_loggers(self._given["loggers"], directory))
+
+    def _say_where(self, directory: Path) -> None:
+        """Name the run directory; a command says it even where it shows no progress."""
+        is_command = self._configuration is not None
+        if self.checked.layout.is_main and (self._given["enable_progress_bar"] or is_command):
+            print(announcements.where(directory), flush=True)
 
     def _say(self, *lines: str) -> None:
         if self.checked.layout.is_main and self._given["enable_progress_bar"]:

@@ -157,7 +157,7 @@ def _of_image() -> dict[str, Any] | None:
 def output_to(path: Path) -> Iterator[None]:
     """Send what this process prints, C libraries' words included, to a file for a while."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     originals = [os.dup(1), os.dup(2)]
     _point_output_at([descriptor, descriptor])
     try:

@@ -6,7 +6,7 @@ it writes is the same; its ``HuggingFaceStorageReader`` reads both.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -15,6 +15,25 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter, SavePlan, Sav
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
+
+
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file with the permissions that the umask gives to any other file.
+
+    Args:
+        tensors: by name, contiguous, none in the memory of another.
+        path: of the file; an existing one is replaced.
+        metadata: text stored in the file's header.
+    """
+    # safetensors itself makes files of mode 0600. To ask for the umask means to change it for a
+    # moment, for all threads; a file that is made in the usual way shows it too.
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path, dict(metadata or {}))
+    path.chmod(mode)
 
 
 class SafetensorsWriter(HuggingFaceStorageWriter):
@@ -41,7 +60,7 @@ class SafetensorsWriter(HuggingFaceStorageWriter):
                 tensors[item.index.fqn] = tensor.detach().cpu().contiguous()
                 offsets[item.index.fqn] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
         if tensors:
-            save_file(
+            save_tensors(
                 tensors, self._file, {"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets)}
             )
             descriptor = os.open(self._file, os.O_RDONLY)

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from . import arguments, launch, legacy, meta_device, randomness
+from . import arguments, interruption, launch, legacy, meta_device, randomness
 from .arguments import Arguments
+from .interruption import Interrupted
 from .module import Loader, TrainingModule
 from .rank_run import Data, Outcome, RankRun
 from .strategies import SingleDevice
@@ -61,14 +62,14 @@ class Trainer:
             as they are.
         uneven_inputs: where loaders that are read as they are give the ranks different numbers of
             batches: ``"refuse"``, or ``"join"``: each sample still counts once.
-        log_every_n_steps: write single steps' values so often.
+        log_every_n_steps: log every N optimizer steps; the first and the last one are logged too.
         check_val_every_n_epoch: validate at the end of every so many epochs.
         val_every_n_steps: validate after every so many steps too.
         checkpoint_every_n_steps: save after every so many steps too, not only after each epoch.
         keep_checkpoints: how many to keep, at least 2.
         async_checkpoints: write them while training goes on.
-        resume: a run's directory or a checkpoint to go on from; ``"auto"``: from the newest of
-            ``run_name`` if there is one.
+        resume: a run's directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
+            of ``run_name``, which must be given, or a new run if there is none.
         default_root_dir: where runs lie.
         run_name: directory of the run in it; by default the time.
         loggers: ``"csv"``, ``"tensorboard"``.
@@ -173,10 +174,19 @@ class Trainer:
         Raises:
             UserError: something the user can mend; one line each.
             RankError: a process that was started has failed.
+            KeyboardInterrupt: SIGINT (Ctrl-C) has ended the fit, which saved first; its text says
+                how to resume. A second SIGINT does not wait for that.
         """
         self.check_fit(module)
         command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
-        self._outcome = self._launch(module, command)
+        try:
+            self._outcome = self._launch(module, command)
+        except Interrupted as interrupted:
+            directory = Path(interrupted.directory)
+            self._outcome = Outcome(global_step=interrupted.step, run_directory=directory)
+            is_told = interruption.is_told_here() and not launch.is_reported()
+            interruption.show_in_one_line(interrupted, is_told)
+            raise
 
     def check_fit(self, module: TrainingModule) -> None:
         """Check what only training needs, and what this module asks.

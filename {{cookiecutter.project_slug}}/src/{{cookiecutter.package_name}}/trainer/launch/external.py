@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from .failures import report_failure
+from .failures import note_start, report_failure
 
 Result = TypeVar("Result")
 
@@ -27,6 +27,7 @@ def run_external(run: Callable[[], Result], teardown: Callable[[], object] = boo
         RankError: it has lost another rank; in place of the error that says only that.
     """
     _die_with_parent()
+    note_start()
     try:
         return run()
     except BaseException as error:

@@ -1,5 +1,6 @@
 """What a rank says of its failure, so that the first one is shown and not the last."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from .. import distributed, files, outcome, stacks
+from .. import distributed, files, interruption, outcome, preemption, stacks
 from ..errors import UserError
+from ..interruption import Interrupted
 from ..preemption import Preempted
 from ..watchdog import DIRECTORY, watchdog
 
 # How long a rank that only lost its sibling waits to be ended before it tells of its own loss.
 _YIELD_SECONDS = 8.0
 _USER_ERROR = 2
+_INTERRUPTED, _STARTED = "interrupted.json", "started"
 
 
 class RankError(RuntimeError):
@@ -33,6 +36,8 @@ class Failure:
     message: str
     is_user_error: bool = False
     """Whether it is a mistake of the user's, which needs no traceback."""
+    interrupted: Interrupted | None = None
+    """What SIGINT has ended, after the ranks had saved."""
 
     @property
     def lines(self) -> list[str]:
@@ -51,6 +56,8 @@ def report_failure(error: BaseException) -> RankError | None:
         what to raise instead, where a sibling is to blame.
     """
     if isinstance(error, KeyboardInterrupt | Preempted):
+        if isinstance(error, Interrupted):
+            _write_down_interrupted(error)
         return None
     if isinstance(error, SystemExit):
         watchdog.note_leave(f"called sys.exit({error.code!r})", error)
@@ -104,6 +111,38 @@ def _write_down(error: BaseException) -> None:
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
         report = {"message": {"message": message, "extraInfo": more}}
         files.write_atomically(Path(file), json.dumps(report))
+
+
+def _write_down_interrupted(error: Interrupted) -> None:
+    if (directory := os.environ.get(DIRECTORY)) and distributed.rank() == 0:
+        report = [error.step, error.directory, error.is_command]
+        files.write_atomically(Path(directory) / _INTERRUPTED, json.dumps(report))
+
+
+def interrupted(directory: Path) -> Interrupted | None:
+    """What SIGINT has ended, as rank 0 wrote it down; ``None`` if the ranks have not saved."""
+    try:
+        step, run, is_command = json.loads((directory / _INTERRUPTED).read_text())
+    except OSError:
+        return None
+    return Interrupted(step, run, is_command)
+
+
+def note_start() -> None:
+    """Tell a launcher of ours that this rank heeds SIGINT, and leave to it to say what was ended.
+
+    Until then a rank would print where it stood in its imports.
+    """
+    if directory := os.environ.get(DIRECTORY):
+        interruption.show_nothing()
+        with contextlib.suppress(OSError):
+            (Path(directory) / f"{_STARTED}-{os.environ['RANK']}").touch()
+        preemption.hear_interrupts()
+
+
+def has_started(directory: Path, rank: int) -> bool:
+    """Whether a rank has called :func:`note_start`."""
+    return (directory / f"{_STARTED}-{rank}").exists()
 
 
 def _code(error: BaseException) -> int:

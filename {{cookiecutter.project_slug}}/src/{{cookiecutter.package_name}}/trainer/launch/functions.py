@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from .. import rendezvous
 from ..errors import UserError
+from ..interruption import EXIT_CODE
 from ..pickling import find_unpicklable
 from .external import PARENT, run_external
 from .failures import Failure, RankError
@@ -56,7 +57,8 @@ def run_in_processes(
     Raises:
         UserError: it cannot be started so, or a rank found a mistake of the user's.
         RankError: a rank failed.
-        KeyboardInterrupt: this process was sent SIGINT, and the ranks have ended.
+        KeyboardInterrupt: this process was sent SIGINT, and the ranks have ended: an
+            :class:`~..interruption.Interrupted` where they have saved.
     """
     _check_can_start(method, names)
     context = multiprocessing.get_context(method)
@@ -69,10 +71,16 @@ def run_in_processes(
             variables = rank_variables(rank, processes, store.port, directory)
             arguments = (given, variables, sender if rank == 0 else None)
             ranks.append(cast(Any, context).Process(target=_run_rank, args=arguments))
-        _start(ranks, threads_each(processes) if method == "spawn" else None)
-        sender.close()
-        with _Inbox(receiver) as inbox:
-            failure = Watcher([_Started(rank) for rank in ranks], Path(directory)).watch()
+        inbox = _Inbox(receiver)
+
+        def start() -> list[_Started]:
+            _start(ranks, threads_each(processes) if method == "spawn" else None)
+            sender.close()
+            inbox.open()  # a thread, which a fork would not copy
+            return [_Started(rank) for rank in ranks]
+
+        failure = Watcher(start, method, Path(directory)).watch()
+        inbox.close()
     if failure is not None:
         raise _exception(failure)
     result: Result = inbox.take()
@@ -195,6 +203,8 @@ def _run_rank(given: _Given, variables: dict[str, str], sender: Connection | Non
             run_external(lambda: sender.send_bytes(_pickled(result, {"outcome": result})))
     except SystemExit:
         raise
+    except KeyboardInterrupt:
+        sys.exit(EXIT_CODE)
     except BaseException:
         # It is written down; multiprocessing would print it a second time.
         sys.exit(1)
@@ -216,11 +226,12 @@ class _Inbox:
         self._content: bytes | None = None
         self._thread = threading.Thread(target=self._receive, daemon=True)
 
-    def __enter__(self) -> "_Inbox":
+    def open(self) -> None:
+        """Begin to listen."""
         self._thread.start()
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Wait until rank 0 has sent all, or has ended."""
         self._thread.join(timeout=10)
 
     def _receive(self) -> None:
@@ -235,6 +246,8 @@ class _Inbox:
 
 
 def _exception(failure: Failure) -> BaseException:
+    if failure.interrupted is not None:
+        return failure.interrupted
     if failure.rank < 0:
         # As if the watcher had not been there: Python's own answer, or the user's.
         signal.raise_signal(failure.code - 128)

@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from .. import outcome, rendezvous
+from .. import interruption, outcome, rendezvous
 from ..errors import UserError
 from .watcher import Watcher, rank_variables, threads_each
 
@@ -37,17 +38,27 @@ def supervise_copies(processes: int) -> NoReturn:
         )
     store = rendezvous.loopback_store()
     with tempfile.TemporaryDirectory(prefix="trainer-failures-") as directory:
-        ranks = [
-            _start([sys.executable, *sys.orig_argv[1:]], rank, processes, store.port, directory)
-            for rank in range(processes)
-        ]
-        failure = Watcher(ranks, Path(directory)).watch()
+        start = partial(_start_all, processes, store.port, directory)
+        failure = Watcher(start, "fork", Path(directory)).watch()
     if failure is None:
         sys.exit(0)
-    if failure.rank >= 0:
+    if failure.rank >= 0 or failure.code == interruption.EXIT_CODE:
         outcome.tell_failure(failure.message)
         print(failure.message, file=sys.stderr, flush=True)
     sys.exit(failure.code)
+
+
+def _start_all(processes: int, port: int, failures: str) -> "list[subprocess.Popen[bytes]]":
+    command = [sys.executable, *sys.orig_argv[1:]]
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(processes):
+            ranks.append(_start(command, rank, processes, port, failures))
+    except BaseException:
+        for each in ranks:
+            each.kill()
+        raise
+    return ranks
 
 
 def _start(

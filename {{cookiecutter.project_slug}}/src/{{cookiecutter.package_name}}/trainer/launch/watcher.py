@@ -6,11 +6,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from .. import cluster, preemption, watchdog
+from .. import cluster, interruption, preemption, watchdog
 from . import external, failures
 from .failures import Failure
 
@@ -18,7 +18,6 @@ from .failures import Failure
 SAVE_SECONDS = "TRAINER_SAVE_SECONDS"
 _DEFAULT_SAVE_SECONDS = 120.0
 _POLL_SECONDS = 0.05
-_HANDED_ON = (*preemption.SIGNALS, signal.SIGINT)
 _PREEMPTED = {128 + number for number in preemption.SIGNALS}
 
 
@@ -65,28 +64,35 @@ def threads_each(processes: int) -> str:
 
 
 class Watcher:
-    """Waits for ranks; ends them all when one fails.
+    """Starts ranks and waits for them; ends them all when one fails.
 
     Args:
-        ranks: in their order.
+        start: starts them, and gives them in their order.
+        method: of multiprocessing, by which they are started.
         failure_directory: where they write down their failures.
         grace_seconds: between SIGTERM and SIGKILL for the ranks that are left after a failure.
     """
 
     def __init__(
-        self, ranks: Sequence[Rank], failure_directory: Path, grace_seconds: float = 3.0
+        self,
+        start: Callable[[], Sequence[Rank]],
+        method: str,
+        failure_directory: Path,
+        grace_seconds: float = 3.0,
     ) -> None:
-        self._ranks = ranks
+        self._start = start
+        self._method = method
+        self._ranks: Sequence[Rank] = ()
         self._failures = failure_directory
         self._grace = grace_seconds
         self._asked_to_end: int | None = None
         self._asked_until = math.inf
 
     def watch(self) -> Failure | None:
-        """Wait until all have ended well, or one has not.
+        """Start the ranks, and wait until all have ended well, or one has not.
 
-        SIGTERM, SIGUSR1 and SIGINT are handed on. Ranks that have not ended after
-        ``TRAINER_SAVE_SECONDS`` (120) are ended.
+        SIGTERM, SIGUSR1 and SIGINT are handed on; a second SIGINT kills the ranks. Those that have
+        not ended after ``TRAINER_SAVE_SECONDS`` (120) are ended.
 
         Returns:
             the first failure, of rank -1 where a signal has ended the run; ``None`` if there was
@@ -94,8 +100,12 @@ class Watcher:
         """
         # Python takes handlers from the main thread alone; in another, signals are its business.
         is_main = threading.current_thread() is threading.main_thread()
-        handed_on = _HANDED_ON if is_main else ()
-        previous = {number: signal.signal(number, self._hand_on) for number in handed_on}
+        handed_on = preemption.SIGNALS if is_main else ()
+        # SIGINT that comes while they are started is handed on when they are; those that have not
+        # come to the trainer yet are ended by another signal.
+        with preemption.children_deaf_to_interrupts(self._method):
+            self._ranks = self._start()
+            previous = {number: signal.signal(number, self._hand_on) for number in handed_on}
         try:
             while self._running() and time.monotonic() < self._asked_until:
                 if any(rank.poll() not in (None, 0) for rank in self._ranks):
@@ -108,27 +118,41 @@ class Watcher:
                 signal.signal(number, handler)
 
     def _hand_on(self, number: int, frame: object) -> None:
+        if number == self._asked_to_end == signal.SIGINT:
+            self._asked_until = -math.inf
+            self._signal_all(signal.SIGKILL)
+            return
         self._asked_to_end = number
         seconds = float(os.environ.get(SAVE_SECONDS, _DEFAULT_SAVE_SECONDS))
         self._asked_until = min(self._asked_until, time.monotonic() + seconds)
-        if number == signal.SIGINT:
-            self._signal_all(number)
-        else:  # their loader workers are still needed
-            for rank in self._running():
-                os.kill(rank.pid, number)
+        for index, rank in enumerate(self._ranks):
+            if rank.poll() is None:
+                # Not their process groups: loader workers are still needed. One that is still
+                # importing has nothing to save, and would print where SIGINT met it.
+                heeds = number != signal.SIGINT or failures.has_started(self._failures, index)
+                os.kill(rank.pid, number if heeds else signal.SIGTERM)
 
     def _conclude(self) -> Failure | None:
         codes = [rank.poll() for rank in self._ranks]
         if all(code == 0 for code in codes):
             return None
         if self._asked_to_end is not None or _PREEMPTED.intersection(codes):
-            self._wait_all(min(30.0, self._asked_until - time.monotonic()))
+            # Ranks that have saved end together: SIGINT leaves nothing else to wait for.
+            seconds = self._grace if self._asked_to_end == signal.SIGINT else 30.0
+            self._wait_all(min(seconds, self._asked_until - time.monotonic()))
             ended_by = self._ended_by()
             if ended_by is not None:
-                return Failure(-1, 128 + ended_by, f"ended by {signal.Signals(ended_by).name}")
+                return self._describe_end(ended_by)
         # Siblings that fail of the same cause are given a moment to write down when.
         self._wait_all(seconds=0.5)
         return self._first_failure()
+
+    def _describe_end(self, number: int) -> Failure:
+        if number != signal.SIGINT:
+            return Failure(-1, 128 + number, f"ended by {signal.Signals(number).name}")
+        found = failures.interrupted(self._failures)
+        message = str(found or interruption.WORD)
+        return Failure(-1, interruption.EXIT_CODE, message, interrupted=found)
 
     def _ended_by(self) -> int | None:
         """The signal that ended the ranks, at once or when they had saved; ``None``: none did."""

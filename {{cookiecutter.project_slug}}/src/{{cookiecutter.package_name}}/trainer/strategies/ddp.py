@@ -20,7 +20,7 @@ from .single_device import StepModule
 
 
 class DDP(Replicated):
-    """Every process holds the whole model and reads its part of each batch.
+    """One process per device, each with the whole model; gradients are averaged in backward.
 
     Args:
         find_unused_parameters: for models that leave parameters out in some steps.

@@ -11,7 +11,10 @@ from .limits import Limits
 
 
 class DDP2(DDP):
-    """A loss over the node's whole batch is possible in ``training_step_end``."""
+    """``dp`` inside a node, ``ddp`` across nodes.
+
+    A loss over the node's whole batch is possible in ``training_step_end``.
+    """
 
     limits: Limits = Limits(
         refused={

@@ -10,7 +10,9 @@ from .limits import Limits
 
 
 class DDPFork(DDP):
-    """For notebooks: nothing is pickled, and what a cell has defined is there.
+    """``ddp`` in processes that are forked for one call, in a notebook or a script.
+
+    Nothing is pickled, and what a cell has defined is available.
 
     After ``fit`` the weights and metrics are back in the process that called it. CUDA must not be
     initialised in it before. On CPUs each process computes on one thread.

@@ -29,7 +29,7 @@ PACKAGES = {"fairscale": "make fairscale, or pip install '.[fairscale]'"}
 
 
 class DDPSharded(Replicated):
-    """Every process holds the model, and of gradients and optimizer states its share alone.
+    """FairScale: gradients and optimizer states sharded over the processes.
 
     A gradient is averaged on the process that steps its parameter, which then tells the others the
     new value. Every process must use the same parameters in a step.
@@ -114,7 +114,7 @@ class DDPSharded(Replicated):
 
 
 class DDPShardedSpawn(DDPSharded):
-    """``ddp_sharded`` in processes that are spawned from this one, as ``ddp_spawn``."""
+    """``ddp_sharded`` in processes that are spawned for one call of a script."""
 
     limits: Limits = Limits(max_nodes=1, packages=PACKAGES)
     launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "spawn"

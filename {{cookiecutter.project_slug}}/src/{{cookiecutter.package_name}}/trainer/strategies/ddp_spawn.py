@@ -10,7 +10,9 @@ from .limits import Limits
 
 
 class DDPSpawn(DDP):
-    """For scripts that cannot be started again: the module, data and trainer are pickled.
+    """``ddp`` in processes that are spawned for one call of a script.
+
+    The module, data and trainer are pickled.
 
     After ``fit`` the weights and metrics are back in the process that called it.
     """

@@ -16,7 +16,10 @@ from .ddp import DDP
 
 
 class DDPZeRO1(DDP):
-    """Each process keeps and steps its share of the optimizers' state, then tells the others."""
+    """``ddp`` with optimizer states sharded over the processes.
+
+    Each process steps its share and sends the new values to the others.
+    """
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         optimization = super().setup(module, configure)

@@ -34,7 +34,7 @@ _MASTERS = "DeepSpeed steps parameters in float32; use 'bf16-mixed' or '16-mixed
 
 
 class DeepSpeed(ProcessGroupStrategy):
-    """Every process reads its part of each batch, and steps its slice of the parameters.
+    """DeepSpeed ZeRO, of any stage or by DeepSpeed's own configuration.
 
     Weights, gradients and optimizer states are in float32; forward passes compute in what the
     precision says. A step whose gradients are not finite is left out, as DeepSpeed does.

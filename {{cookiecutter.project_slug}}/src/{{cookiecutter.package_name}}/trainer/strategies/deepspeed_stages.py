@@ -8,7 +8,7 @@ from .deepspeed import DeepSpeed
 
 
 class DeepSpeedStage1(DeepSpeed):
-    """ZeRO 1: optimizer states are divided.
+    """DeepSpeed ZeRO 1: optimizer states sharded over the processes.
 
     Args:
         options: of :class:`~.deepspeed.DeepSpeed`, but those that the name gives.
@@ -37,25 +37,25 @@ class DeepSpeedStage1(DeepSpeed):
 
 
 class DeepSpeedStage2(DeepSpeedStage1):
-    """ZeRO 2: gradients too."""
+    """DeepSpeed ZeRO 2: optimizer states and gradients sharded."""
 
     named: ClassVar[Mapping[str, Any]] = {"stage": 2}
 
 
 class DeepSpeedStage3(DeepSpeedStage1):
-    """ZeRO 3: parameters too."""
+    """DeepSpeed ZeRO 3: optimizer states, gradients and parameters sharded."""
 
     named: ClassVar[Mapping[str, Any]] = {"stage": 3}
 
 
 class DeepSpeedStage2Offload(DeepSpeedStage1):
-    """ZeRO 2, with the optimizer's states on the CPU."""
+    """DeepSpeed ZeRO 2 with the optimizer states on the CPU."""
 
     named: ClassVar[Mapping[str, Any]] = {"stage": 2, "offload_optimizer": True}
 
 
 class DeepSpeedStage3Offload(DeepSpeedStage1):
-    """ZeRO 3, with parameters and the optimizer's states on the CPU."""
+    """DeepSpeed ZeRO 3 with parameters and optimizer states on the CPU."""
 
     named: ClassVar[Mapping[str, Any]] = {
         "stage": 3,

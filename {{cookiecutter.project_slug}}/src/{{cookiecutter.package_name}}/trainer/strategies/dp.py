@@ -74,7 +74,7 @@ class ReplicatedStep(StepModule):
 
 
 class DP(SingleDevice):
-    """Every device holds a replica of the model for a step and reads its piece of the batch."""
+    """One process; each device computes a piece of the batch on a replica of the model."""
 
     limits: Limits = Limits(
         max_nodes=1,

@@ -36,7 +36,7 @@ _FLOAT32 = "its parameters are cut in float32; use 'bf16-mixed' or '16-mixed'"
 
 
 class FairScaleFSDP(ProcessGroupStrategy):
-    """Every process holds a slice of each parameter, of its gradient and of its optimizer state.
+    """FairScale: parameters, gradients and optimizer states sharded over the processes.
 
     Parameters are whole while their unit computes. Their optimizers must compute element by
     element, as SGD and Adam do: a slice is all that they see. Every process must use the same

@@ -35,8 +35,9 @@ _AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
 
 
 class FSDP(ProcessGroupStrategy):
-    """Each process holds a part of every parameter; a unit is gathered where it is computed.
+    """PyTorch FSDP: parameters, gradients and optimizer states sharded over the processes.
 
+    A unit is gathered where it is computed.
     A parameter without dimensions cannot be divided: every process holds it.
 
     Args:

@@ -26,7 +26,7 @@ _NO_BF16 = "Horovod's collectives know no bfloat16; use '16-mixed', or strategy=
 
 
 class Horovod(ProcessGroupStrategy):
-    """Every process holds the whole model; its driver decides how many there are.
+    """One process per device, started by horovodrun or mpirun; Horovod averages the gradients.
 
     The trainer's own few words between processes (what is logged, where the run lies) go over a
     process group of torch's.

@@ -15,7 +15,7 @@ from .fsdp import FSDP
 
 
 class HSDP(FSDP):
-    """Parameters are divided among the processes of a node, and gradients averaged over nodes.
+    """``fsdp`` inside a node, replicated across nodes.
 
     Args:
         shard_size: processes among which parameters are divided; by default those of a node.

@@ -41,7 +41,9 @@ class StepModule(nn.Module):
 
 
 class SingleDevice:
-    """One process on one device, and the contract of all strategies.
+    """One process on one device.
+
+    It is the contract of all strategies too.
 
     The trainer calls :meth:`connect`, then :meth:`setup`, then for each micro-batch
     :meth:`forward_backward`, for each step :meth:`clip_gradients`, :meth:`optimizer_step` for each
@@ -53,6 +55,9 @@ class SingleDevice:
     """How more than one process comes to be, where nothing has started them."""
     timeout_seconds: float = 600.0
     """After which a collective that a process does not join fails on the others."""
+
+    named: ClassVar[Mapping[str, Any]] = {}
+    """Options that the strategy's name gives, and nobody else."""
 
     divides_parameters: bool = False
     """Whether a process holds a part of the parameters alone. Then all processes take part in every

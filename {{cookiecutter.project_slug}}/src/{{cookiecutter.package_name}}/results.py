@@ -1,0 +1,79 @@
+"""What ``test`` and ``predict`` write, and where: into the run whose weights they use."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from .trainer import files, run_directory
+
+_CHECKPOINTS = "checkpoints"
+
+
+class Results:
+    """The files of one test or prediction.
+
+    Args:
+        checkpoint: whose weights are used; ``None``: those that the model begins with.
+        root: directory of runs, for a new one where the checkpoint belongs to none that can be
+            written.
+        name: of that new run; by default the time.
+    """
+
+    def __init__(self, checkpoint: Path | None, root: Path, name: str | None) -> None:
+        self._checkpoint = checkpoint
+        self._root = root
+        self._name = name
+
+    def write_metrics(self, metrics: dict[str, float]) -> None:
+        """Write what a test has computed, and print where."""
+        path = self._path("test", ".json")
+        checkpoint = self._checkpoint
+        content = {
+            "metrics": metrics,
+            "checkpoint": str(checkpoint) if checkpoint else None,
+            "step": _step_of(checkpoint) if checkpoint else None,
+            "command": sys.argv,
+        }
+        replaced = _replaced(path)
+        files.write_atomically(path, json.dumps(content, indent=2) + "\n")
+        print(f"test results written to {path}{replaced}", flush=True)
+
+    def write_predictions(self, predictions: Any) -> None:
+        """Write a tensor of predictions, and print how many and where."""
+        from .trainer.safetensors_writer import save_tensors
+
+        path = self._path("predictions", ".safetensors")
+        replaced = _replaced(path)
+        beside = path.with_name(f".{path.name}.partial")
+        save_tensors({"predictions": predictions}, beside)
+        beside.replace(path)
+        print(f"{len(predictions)} predictions written to {path}{replaced}", flush=True)
+
+    def _path(self, stem: str, suffix: str) -> Path:
+        # A file a checkpoint: results of another one stay.
+        step = f"-{self._checkpoint.name}" if self._checkpoint else ""
+        return self._directory() / f"{stem}{step}{suffix}"
+
+    def _directory(self) -> Path:
+        run = _run_of(self._checkpoint) if self._checkpoint else None
+        return run or run_directory.create(self._root, self._name)
+
+
+def _run_of(checkpoint: Path) -> Path | None:
+    """The run that a checkpoint belongs to, if it can be written."""
+    parent = checkpoint.absolute().parent
+    if parent.name != _CHECKPOINTS or not os.access(parent.parent, os.W_OK):
+        return None
+    run, here = parent.parent, Path.cwd()
+    return run.relative_to(here) if run.is_relative_to(here) else run
+
+
+def _step_of(checkpoint: Path) -> int | None:
+    number = checkpoint.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else None
+
+
+def _replaced(path: Path) -> str:
+    return " (replaced the earlier ones)" if path.exists() else ""

@@ -1,0 +1,78 @@
+"""What the command line says of strategies: a line each, and all options and limits of one."""
+
+import argparse
+import inspect
+from collections.abc import Iterator
+
+from jsonargparse import ArgumentParser
+
+from .trainer import ConfigurationError, SingleDevice, strategies
+from .trainer.strategies import Limits
+
+OPTION = "trainer.strategy.help"
+_OPTIONS = "trainer.strategy_options"
+_AUTO = (
+    "ddp for several devices or processes, ddp_notebook for them in a notebook, else single_device"
+)
+
+
+def asked_for(words: list[str]) -> str | None:
+    """The strategy whose help a command line asks for, empty if it names none; else ``None``."""
+    for position, word in enumerate(words):
+        name, has_value, value = word.partition("=")
+        if name == f"--{OPTION}":
+            following = words[position + 1 : position + 2]
+            return value if has_value else "".join(following).removeprefix("-")
+    return None
+
+
+def overview() -> str:
+    """All registered strategies, a line each."""
+    lines = {"auto": _AUTO}
+    lines |= {name: _summary(strategies.strategy_class(name)) for name in strategies.names()}
+    width = max(map(len, lines)) + 2
+    return "\n".join(f"  {name:{width}}{line}" for name, line in lines.items())
+
+
+def describe(name: str) -> str:
+    """A strategy's options, each with its type and default, and its limits.
+
+    Raises:
+        ConfigurationError: there is no such strategy.
+    """
+    if not name:
+        raise ConfigurationError(f"--{OPTION} needs a name, such as ddp; 'fit --help' lists them")
+    if name == "auto":
+        return f"auto: {_AUTO}"
+    cls = strategies.strategy_class(name)
+    lines = [f"{name}: {_summary(cls)}", "", "options:", _options(cls), "", "limits:"]
+    return "\n".join([*lines, *(f"  {line}" for line in _limits(cls.limits))])
+
+
+def _summary(cls: type[SingleDevice]) -> str:
+    first = (inspect.getdoc(cls) or "").split("\n\n")[0]
+    return " ".join(first.replace("``", "").split()).rstrip(".")
+
+
+def _options(cls: type[SingleDevice]) -> str:
+    parser = ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
+    parser.add_class_arguments(cls, _OPTIONS, as_group=False, skip=set(cls.named))
+    for action in parser._actions:
+        if action.dest == _OPTIONS:
+            action.help = argparse.SUPPRESS
+    text = parser.format_help().partition("\n")[2].strip("\n")
+    return text or "  none"
+
+
+def _limits(limits: Limits) -> Iterator[str]:
+    if limits.max_devices is not None:
+        yield f"at most {limits.max_devices} device"
+    if limits.max_nodes is not None:
+        yield f"at most {limits.max_nodes} node"
+    yield f"runs on {' or '.join(limits.accelerators)}"
+    if limits.launched_by is not None:
+        yield f"several processes are started by {limits.launched_by}"
+    for package, command in limits.packages.items():
+        yield f"needs the package {package}: {command}"
+    for what, reason in limits.refused.items():
+        yield f"refuses {what}: {reason}"

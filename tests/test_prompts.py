@@ -169,7 +169,10 @@ def test_the_readme_s_commands_render_beside_the_template(tmp_path: Path) -> Non
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for line in tools:
         shell = ("bash", "-euc", line if "--no-input" in line else f"{line} --no-input")
-        subprocess.run(shell, cwd=template, env=os.environ | {"PATH": path}, check=True, timeout=600)
+        environment = os.environ | {"PATH": path}
+        subprocess.run(shell, cwd=template, env=environment, check=True, timeout=600)
+            shell, cwd=template, env=os.environ | {"PATH": path}, check=True, timeout=600
+        )
     assert len(tools) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"template", "my-project", "night-train"}
     assert git(template, "status", "--porcelain", "--ignored") == ""

@@ -169,8 +169,7 @@ def test_the_readme_s_commands_render_beside_the_template(tmp_path: Path) -> Non
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for line in tools:
         shell = ("bash", "-euc", line if "--no-input" in line else f"{line} --no-input")
-        environment = os.environ | {"PATH": path}
-        subprocess.run(shell, cwd=template, env=environment, check=True, timeout=600)
+        subprocess.run(
             shell, cwd=template, env=os.environ | {"PATH": path}, check=True, timeout=600
         )
     assert len(tools) == 2

@@ -89,7 +89,7 @@ lint: $(TOOLS)  ## check Python, shell, Dockerfile and workflows, the template's
 	$(BIN)/mypy
 	rm -rf build/lint
 	$(RENDER) build/lint
-	PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources .ci/run docker/*.sh slurm/*.sh
+	PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources .ci/run .ci/*.sh docker/*.sh slurm/*.sh
 	cd build/lint/my-project && PATH="$(abspath $(BIN)):$$PATH" shellcheck --external-sources requirements/*.sh slurm/*.sh
 	$(BIN)/hadolint build/lint/my-project/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)

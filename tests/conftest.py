@@ -47,5 +47,5 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of an environment with pip alone."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=100)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=600)
     return folder / "bin" / "python"

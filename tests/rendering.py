@@ -78,7 +78,7 @@ def command(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.Completed
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 

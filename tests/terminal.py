@@ -53,7 +53,7 @@ class Terminal:
     def end(self) -> tuple[int, str]:
         """Wait for its end and return its exit code and what it has printed since."""
         rest = self._read_until(None)
-        return self._process.wait(timeout=30), rest
+        return self._process.wait(timeout=600), rest
 
     def _read_until(self, holds: Callable[[str], bool] | None) -> str:
         """Return what has come up to where that holds, or up to its end."""

@@ -20,7 +20,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(tmp_p
             [sys.executable, "-B", BENCHMARKS / "run.py", "--out", out],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines()[-1] == f"run.py: error: argument --out: {says}"

@@ -28,7 +28,7 @@ def run_hook(folder: Path, **environment: str) -> subprocess.CompletedProcess[st
         env=dict(os.environ) | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 
@@ -53,7 +53,7 @@ def test_neither_an_odd_locale_nor_a_closed_pipe_fails_it(tmp_path: Path) -> Non
     assert f"cd '{folder}'\n" in done.stdout
     read, write = os.pipe()
     os.close(read)
-    closed = subprocess.run([sys.executable, str(HOOK)], cwd=folder, stdout=write, timeout=60)
+    closed = subprocess.run([sys.executable, str(HOOK)], cwd=folder, stdout=write, timeout=600)
     os.close(write)
     assert closed.returncode == 0
 

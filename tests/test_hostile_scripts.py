@@ -41,7 +41,7 @@ def with_code(folder: Path, code: str, service: str) -> Path:
 
 def run(project: Path, *arguments: str) -> None:
     """Run that in a render, and assert that it says nothing of errors."""
-    done = subprocess.run(arguments, cwd=project, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(arguments, cwd=project, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
 
 

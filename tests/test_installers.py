@@ -38,7 +38,7 @@ def install(project: Path, environment: Path, wheels: Path, path: Path, **variab
         | variables,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
     found = [
         file.read_text().strip() for file in venv.glob(f"lib/*/site-packages/{NAME}-*/INSTALLER")

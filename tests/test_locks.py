@@ -31,7 +31,7 @@ def dry_run(platform: str, python: str, *locks: Path, folder: Path) -> None:
         env=os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
     if "Failed to fetch" in done.stderr and "CI" not in os.environ:
         pytest.skip("no package index can be reached")

@@ -133,7 +133,7 @@ def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=environment,
         capture_output=True,
-        timeout=60,
+        timeout=600,
     )
     assert (given.returncode, given.stderr) == (0, b"")
     names = {"project_name": "Größe", "project_slug": "grosse", "package_name": "grosse"}
@@ -144,7 +144,7 @@ def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
         env=environment,
         input="\n\n\n\nZoë\n".encode() + b"\n" * 8,
         capture_output=True,
-        timeout=60,
+        timeout=600,
     )
     assert (typed.returncode, typed.stderr) == (0, b"")
     check_works(tmp_path / "my-project", DEFAULTS | {"author_name": "Zoë"})
@@ -169,7 +169,9 @@ def test_the_readme_s_commands_render_beside_the_template(tmp_path: Path) -> Non
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for line in tools:
         shell = ("bash", "-euc", line if "--no-input" in line else f"{line} --no-input")
-        subprocess.run(shell, cwd=template, env=os.environ | {"PATH": path}, check=True, timeout=60)
+        subprocess.run(
+            shell, cwd=template, env=os.environ | {"PATH": path}, check=True, timeout=600
+        )
     assert len(tools) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"template", "my-project", "night-train"}
     assert git(template, "status", "--porcelain", "--ignored") == ""

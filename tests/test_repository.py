@@ -36,7 +36,7 @@ def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         env=dict(os.environ) | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 

@@ -62,7 +62,7 @@ class Place:
             env=ours | {"PIP_NO_CACHE_DIR": "1"} | self.variables,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=600,
         )
         assert done.stdout == ""
         lines = done.stderr.splitlines()

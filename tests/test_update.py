@@ -28,7 +28,7 @@ def cruft(*arguments: str, cwd: Path) -> str:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
@@ -201,7 +201,7 @@ def test_an_updated_project_trains(template: Path, tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": "src"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((project / "runs" / "updated" / "run.json").read_text(encoding="utf-8"))

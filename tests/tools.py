@@ -25,7 +25,7 @@ def lint(tool: str, *arguments: str | Path, cwd: Path, stdin: str = "") -> str:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     said = done.stdout + done.stderr
     assert not done.returncode or said.strip()

@@ -311,8 +311,9 @@ def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> Non
     process.ORIGINAL_DIR = request.directory
     os.environ.clear()
     os.environ.update(request.environment)
-    # For the process its parent is who asked for it, whose end is its end.
-    os.getppid = lambda: request.parent
+    # For this process, and not for those that it forks, its parent is who asked for it.
+    own, real = os.getpid(), os.getppid
+    os.getppid = lambda: request.parent if os.getpid() == own else real()
     _take_files(files, request.numbers)
     arguments = list(request.arguments)
     unbuffered = bool(request.environment.get("PYTHONUNBUFFERED"))

@@ -76,9 +76,10 @@ def test_numbers_drawn_without_a_seed_differ():
 
 
 LAUNCHER = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 if len(sys.argv) == 1:
-    process = subprocess.Popen([sys.executable, "launcher.py", "rank"], process_group=0)
+    command = [sys.executable, "launcher.py", "rank"]
+    process = subprocess.Popen(command, env={**os.environ}, process_group=0)
     print(process.pid, flush=True)
 time.sleep(100)
 """

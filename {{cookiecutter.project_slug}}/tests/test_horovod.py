@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .project import PACKAGE, fit, horovodrun, run
+from .project import PACKAGE, fit, horovodrun, mpirun, run
 from .test_fairscale import difference
 
 SHORT = [
@@ -91,6 +91,16 @@ def test_another_launcher_is_refused():
     done = run([*torchrun, *fit(*SHORT, *HOROVOD)])
     assert done.returncode != 0
     assert "is started by horovodrun -np N … or mpirun -np N …, not by torchelastic" in done.stderr
+
+
+@pytest.mark.needs("horovod", "mpirun")
+def test_processes_that_do_not_see_one_another_are_refused(tmp_path):
+    # As where Horovod was built without MPI.
+    gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    options = [*SHORT, *HOROVOD, "--trainer.default_root_dir", tmp_path]
+    done = run(fit(*options), by=mpirun(2), extra=gloo)
+    assert done.returncode != 0
+    assert "Horovod counts 1 process(es) where openmpi started 2" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..cluster import Layout
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, UserError
 from ..module import TrainingModule
 from ..optimization import Optimization
 from ..precision import Precision
@@ -88,6 +88,12 @@ class Horovod(ProcessGroupStrategy):
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(self.fusion_mb * 2**20)))
         if not hvd.is_initialized():  # MPI can be left but once, so it is left at the process' end
             hvd.init()
+        if hvd.size() != layout.world_size:
+            raise UserError(
+                f"Horovod counts {hvd.size()} process(es) where {layout.source} started "
+                f"{layout.world_size}: it was built without MPI, or told to use gloo; start it by "
+                "horovodrun --gloo, or install MPI (apt install libopenmpi-dev) and `make horovod`"
+            )
         super().connect(layout, own_devices, precision)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:

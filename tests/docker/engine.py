@@ -37,7 +37,7 @@ class Engine:
     wheels: Path
 
     def __call__(
-        self, *arguments: str | Path, check: bool = True, timeout: float = 120
+        self, *arguments: str | Path, check: bool = True, timeout: float = 600
     ) -> subprocess.CompletedProcess[str]:
         """Run a docker command; what it prints, errors too, is in `stdout`."""
         return _run([self.docker, *arguments], None, check=check, timeout=timeout)
@@ -54,7 +54,7 @@ class Engine:
             "DOCKER_FLAGS": f"--network {self.network} --progress plain",
         }
         words = [f"{name}={value}" for name, value in given.items()]
-        return _run(["make", target, *words, *settings], project, check=True, timeout=500).stdout
+        return _run(["make", target, *words, *settings], project, check=True, timeout=1200).stdout
 
     def config(self, image: str) -> dict[str, Any]:
         """Return what an image's containers start with: user, labels, entry point, …"""
@@ -91,7 +91,7 @@ class Engine:
         finally:
             self("rm", "--force", name)
 
-    def wait(self, container: str, timeout: float = 120) -> int:
+    def wait(self, container: str, timeout: float = 600) -> int:
         """Return a container's exit code, once it has ended."""
         return int(self("wait", container, timeout=timeout).stdout)
 
@@ -144,7 +144,7 @@ def _search(file: io.BufferedReader, words: Iterable[bytes]) -> set[bytes]:
     return found
 
 
-def until(condition: Callable[[], bool], timeout: float = 120) -> None:
+def until(condition: Callable[[], bool], timeout: float = 600) -> None:
     """Wait until a condition holds; fail if it does not within that many seconds."""
     deadline = time.monotonic() + timeout
     while not condition():

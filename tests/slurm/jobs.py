@@ -78,7 +78,7 @@ def search_path() -> str:
     return f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 
-def until(condition: Callable[[], object], what: str, timeout: float = 120) -> None:
+def until(condition: Callable[[], object], what: str, timeout: float = 600) -> None:
     """Wait for a condition, asked ten times a second."""
     end = time.monotonic() + timeout
     while not condition():
@@ -100,7 +100,7 @@ class Cluster:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
 
     def slurm(self, *command: str, cwd: Path | None = None, **extra: str) -> str:
@@ -116,7 +116,7 @@ class Cluster:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
@@ -153,7 +153,7 @@ class Project:
             env=_environment() | {"PYTHONPATH": "src"},
             check=True,
             capture_output=True,
-            timeout=100,
+            timeout=600,
         )
         return read_metrics(self.folder / "runs" / name)
 
@@ -183,7 +183,7 @@ class Job:
         assert found, (name, facts)
         return found.group(1)
 
-    def finish(self, timeout: float = 120) -> str:
+    def finish(self, timeout: float = 600) -> str:
         """Wait for its end, and return in which state it is and how often it was requeued."""
         until(lambda: self.ask("JobState") in OVER, f"end of job {self.id}:\n{self.log}", timeout)
         return f"{self.ask('JobState')} after {self.ask('Restarts')} restarts"
@@ -197,7 +197,7 @@ class Job:
         """Whether it was put back into the queue so often."""
         return self.ask("Restarts") == str(times)
 
-    def reach(self, step: int, timeout: float = 150) -> None:
+    def reach(self, step: int, timeout: float = 600) -> None:
         """Wait until it has made so many steps."""
         until(lambda: self.step() >= step, f"step {step} of job {self.id}:\n{self.log}", timeout)
 

@@ -9,7 +9,7 @@ import pytest
 
 from .jobs import SCRIPT, Cluster, until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 
 
 def traces(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from .jobs import PLAIN, PYTHON, Job, Project, difference, read_metrics, until, value
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 STEPS = 5 * 23
 FIT = (
     *PLAIN,

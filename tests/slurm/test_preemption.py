@@ -8,7 +8,7 @@ import pytest
 
 from .jobs import PLAIN, Job, Project, until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 NODES = ("--nodes=2", "--gpus-per-node=2")
 SMALL = ("--nodes=2", "--gpus-per-node=1")
 # Random numbers too must go on where they were: dropout, and images that are shifted anew.

@@ -11,7 +11,7 @@ import yaml
 
 from .jobs import PLAIN, Job, Project, read_metrics
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 HOSTILE = (
     "$(touch canary)",
     "`touch canary`",
@@ -37,7 +37,7 @@ def sweep(project: Project, *arguments: str, succeeds: bool = True) -> str:
         cwd=project.folder,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=600,
     )
     assert (done.returncode, done.stdout.count("Submitted")) == (2, 0)
     return done.stderr

@@ -9,7 +9,7 @@ import pytest
 
 from .jobs import PLAIN, PYTHON, Job, Project, difference, read_metrics, search_path, value
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 NODES = ("--nodes=2", "--gpus-per-node=2")
 SMALL = ("--nodes=2", "--gpus-per-node=1")
 

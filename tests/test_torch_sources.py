@@ -55,7 +55,8 @@ class Place:
     def install(self, kind: str = "cpu") -> tuple[int, list[str]]:
         """Run the script; return its exit code and the lines that it printed."""
         # Nothing of this machine's pip, but for certificates.
-        ours = {k: v for k, v in os.environ.items() if not k.startswith("PIP_") or k == "PIP_CERT"}
+        ours = {k: v for k, v in os.environ.items() if k == "PIP_CERT" or not k.startswith("PIP_")}
+        ours.pop("TORCH_INDEX", None)
         ours |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{self.address}/pip"}
         done = subprocess.run(
             [self.python, self.requirements / "install_torch.py", kind],

@@ -167,11 +167,10 @@ def test_the_readme_s_commands_render_beside_the_template(tmp_path: Path) -> Non
     lines = (template / "README.md").read_text(encoding="utf-8").splitlines()
     tools = [line.split("  #")[0] for line in lines if line.startswith(("cookiecutter ", "cruft "))]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     for line in tools:
         shell = ("bash", "-euc", line if "--no-input" in line else f"{line} --no-input")
-        subprocess.run(
-            shell, cwd=template, env=os.environ | {"PATH": path}, check=True, timeout=600
-        )
+        subprocess.run(shell, cwd=template, env=environment, check=True, timeout=600)
     assert len(tools) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"template", "my-project", "night-train"}
     assert git(template, "status", "--porcelain", "--ignored") == ""

@@ -40,12 +40,16 @@ from typing import Any, cast
 _Popen = subprocess.Popen
 DIRECTORY = "TEST_FORK_SERVERS"
 SEEDS = 2
+# Where torchrun's agent starts its ranks, and what it and our launcher say of them.
+_TORCHRUN = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+_OF_A_RANK = {"env", "process_group", "start_new_session", "stdout", "stderr"}
 PRELOADED = (
     *("torch", "torch._dynamo", "torch.distributed", "torch.distributed.nn.functional"),
     *("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"),
     *("torch.distributed.optim", "torch.nn.parallel", "torch.utils.tensorboard"),
     *("torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "safetensors.torch"),
     *("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "torchmetrics"),
+    _TORCHRUN,
     *("sklearn.datasets", "psutil", "pytest", "jsonargparse", "rich.progress", "numpy"),
 )
 ENGINES: Mapping[str, Sequence[str]] = {
@@ -130,7 +134,7 @@ class ForkedProcess(_Popen):
             "directory": str(given["cwd"] or Path.cwd()),
             "engine": self._engine,
             "parent": os.getpid(),
-            "group": given["process_group"] == 0,
+            "group": given["process_group"] == 0 or given["start_new_session"],
             "numbers": [0, 1, 2, *given["pass_fds"]],
         }
         ends = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
@@ -326,6 +330,7 @@ def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> Non
     random.seed()
     sys.modules["numpy"].random.seed()
     subprocess.Popen = _launching(request.engine)  # type: ignore[misc]
+    sys.modules[_TORCHRUN].Popen = subprocess.Popen  # type: ignore[attr-defined]
     _fork_what_multiprocessing_spawns(request.engine)
     _run(arguments, request, path)
 
@@ -356,8 +361,8 @@ def _launching(engine: str) -> type[_Popen]:
 
     class Launching(_Popen):
         def __new__(cls, args: Any, **options: Any) -> Any:
-            is_ours = options.keys() == {"env", "process_group"} and args[0] == sys.executable
-            if is_ours and args[1] in ("-m", "-c", sys.argv[0]):
+            is_rank = {"env"} <= options.keys() <= _OF_A_RANK and args[0] == sys.executable
+            if is_rank and args[1] in ("-u", "-m", "-c", sys.argv[0]):
                 return ForkedProcess(args, engine=engine, **options)
             return _Popen(args, **options)
 

@@ -69,7 +69,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_path, whole, attempt):
     store = {UNSHARED: "1"} if attempt % 2 else {}
     arguments = [*torchrun(2), *slow_fit(tmp_path)]
-    process = start(arguments, cwd=tmp_path, extra=at_root() | store)
+    process = start(arguments, cwd=tmp_path, extra=at_root() | store, fresh=True)
     try:
         wait_for(lambda: len(steps_of(tmp_path)) > 2 * EVERY, process)
         time.sleep(random.uniform(0, 0.5))

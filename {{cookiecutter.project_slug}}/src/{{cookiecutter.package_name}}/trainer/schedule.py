@@ -23,9 +23,9 @@ class Schedule:
         max_epochs: epochs to train; ``None``: until ``max_steps``.
         max_steps: optimizer steps to train; ``None``: until ``max_epochs``.
         log_every_n_steps: log the values of every N-th step, of the first and of the last.
-        check_val_every_n_epoch: validate at the end of every so many epochs.
-        val_every_n_steps: validate after every so many steps too.
-        checkpoint_every_n_steps: save after every so many steps too, not only after each epoch.
+        check_val_every_n_epoch: run validation every N epochs.
+        val_every_n_steps: run validation every N optimizer steps, too.
+        checkpoint_every_n_steps: save every N optimizer steps, besides after each epoch.
     """
 
     max_epochs: int | None

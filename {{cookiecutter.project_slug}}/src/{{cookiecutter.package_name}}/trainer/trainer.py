@@ -63,9 +63,9 @@ class Trainer:
         uneven_inputs: where loaders that are read as they are give the ranks different numbers of
             batches: ``"refuse"``, or ``"join"``: each sample still counts once.
         log_every_n_steps: log every N optimizer steps; the first and the last one are logged too.
-        check_val_every_n_epoch: validate at the end of every so many epochs.
-        val_every_n_steps: validate after every so many steps too.
-        checkpoint_every_n_steps: save after every so many steps too, not only after each epoch.
+        check_val_every_n_epoch: run validation every N epochs.
+        val_every_n_steps: run validation every N optimizer steps, too.
+        checkpoint_every_n_steps: save every N optimizer steps, besides after each epoch.
         keep_checkpoints: how many to keep, at least 2.
         async_checkpoints: write them while training goes on.
         resume: a run's directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint

@@ -89,7 +89,7 @@ class DDPSharded(Replicated):
             )
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
-        if self.wrapped is None:  # by hand: each process has all gradients
+        if self.wrapped is None:  # manual optimization: each process has all gradients
             super().clip_gradients(optimization, value, algorithm)
             return
         for optimizer in optimization.optimizers:

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,9 @@ from .project import PACKAGE, ROOT, load
 
 checkpoints = load("trainer.checkpoint")
 CheckpointError = load("trainer.errors").CheckpointError
-Checkpoint, Checkpoints = checkpoints.Checkpoint, checkpoints.Checkpoints
+state_file = load("trainer.checkpoint_state")
+Checkpoint = checkpoints.Checkpoint
+Checkpoints = load("trainer.checkpoint_writer").Checkpoints
 
 STATE = {"model": {"weight": torch.arange(6.0), "bias": torch.zeros(2)}, "epoch": 3}
 OWN = {"random/torch": torch.arange(16, dtype=torch.uint8)}
@@ -37,8 +40,22 @@ def save(directory: Path, step: int = 1, state: Any = None, **options: Any) -> P
 def read(path: Path) -> Any:
     """Everything that can be read of a checkpoint."""
     found = Checkpoint(path)
+    found.check_contents()
     found.own(0)
     return found.state()
+
+
+def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    """Change the content of a checkpoint's state.json, under a checksum that is right."""
+    content = change(json.loads((path / "state.json").read_text())["content"])
+    frame(path, content if isinstance(content, str) else json.dumps(content))
+
+
+def frame(path: Path, content: str) -> None:
+    """Write a state.json around any content."""
+    checksum = zlib.crc32(content.encode())
+    text = f'{{"crc32": "{checksum:08x}", "content":\n{content}\n}}\n'
+    (path / "state.json").write_text(text)
 
 
 def names(directory: Path) -> list[str]:
@@ -421,9 +438,13 @@ def test_an_added_file_is_refused(tmp_path: Path, name: str) -> None:
 def test_an_added_file_that_the_head_lists_is_refused_too(tmp_path: Path, name: str) -> None:
     path, canary = save(tmp_path), tmp_path / "canary"
     replace_with_pickle(path / name, canary)
-    content = json.loads((path / "state.json").read_text())
-    content["head"]["files"][name] = (path / name).stat().st_size
-    (path / "state.json").write_text(json.dumps(content))
+    data = (path / name).read_bytes()
+
+    def add(content: Any) -> Any:
+        content["head"]["files"][name] = [len(data), f"{zlib.crc32(data):08x}"]
+        return content
+
+    rewrite(path, add)
     assert refused(path) == f"{path}: {name} was not written by training; not read"
     assert not canary.exists()
 
@@ -445,31 +466,43 @@ def test_a_missing_file_and_a_wrong_size_are_named(tmp_path: Path) -> None:
     assert refused(path) == f"{path}: {written.name} is missing"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("", id="empty"),
-        pytest.param("null", id="null"),
-        pytest.param("[]", id="list"),
-        pytest.param("5", id="number"),
-        pytest.param("{}", id="no head"),
-        pytest.param('{"head": {}, "state": {}}', id="empty head"),
-        pytest.param('{"head": 5, "state": {}}', id="a number as head"),
-        pytest.param(
-            '{"head": {"format": 1, "world_size": 1, "files": 5}, "state": {}}', id="files"
-        ),
-        pytest.param(
-            '{"head": {"format": 1, "world_size": "x", "files": {}}, "state": {}}', id="world size"
-        ),
-        pytest.param("[" * 100_000, id="deep and open"),
-        pytest.param("[" * 100_000 + "]" * 100_000, id="deep"),
-        pytest.param('{"head": {"format": 1,', id="cut off"),
-    ],
-)
-def test_a_state_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "null", "[]", "5", "{}", '{"head": {"format": 2,', "[" * 9])
+def test_a_file_that_is_no_state_is_refused(tmp_path: Path, text: str) -> None:
     path = save(tmp_path)
     (path / "state.json").write_text(text)
-    assert refused(path).startswith(f"{path / 'state.json'}: not a checkpoint's state (")
+    assert refused(path) == f"{path / 'state.json'}: it is not a checkpoint's state"
+
+
+HEAD = {"format": state_file.FORMAT, "step": 1, "world_size": 1, "files": {}}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({}, "KeyError: 'head'"),
+        ([], "TypeError: list indices must be integers or slices, not str"),
+        ({"head": HEAD}, "KeyError: 'state'"),
+        ({"head": 5, "state": {}}, "TypeError: 'int' object is not subscriptable"),
+        ({"head": {**HEAD, "files": 5}, "state": {}}, "AttributeError: 'int' object has no"),
+        ({"head": {**HEAD, "files": {"a": [1]}}, "state": {}}, "TypeError: StoredFile.__init__()"),
+        ({"head": {**HEAD, "files": {"a": [-1, "0"]}}, "state": {}}, "size of a is -1, not a"),
+        ({"head": {**HEAD, "files": {"a": [1, 0]}}, "state": {}}, "checksum of a is 0"),
+        ({"head": {**HEAD, "step": -1}, "state": {}}, "step is -1, not a whole number from 0 to"),
+        ({"head": {**HEAD, "step": 10**20}, "state": {}}, f"step is {10**20}, not a whole number"),
+        ({"head": {**HEAD, "step": True}, "state": {}}, "step is True, not a whole number"),
+        ({"head": {**HEAD, "step": 1.0}, "state": {}}, "step is 1.0, not a whole number"),
+        ({"head": {**HEAD, "world_size": 0}, "state": {}}, "world_size is 0, not a whole number"),
+        ({"head": {**HEAD, "world_size": "x"}, "state": {}}, "world_size is 'x', not a whole"),
+        ({"head": {**HEAD, "step": 2}, "state": {}}, "of step 2, not of the step that the"),
+        ("[" * 100_000, "RecursionError: maximum recursion depth exceeded"),
+        ("[" * 100_000 + "]" * 100_000, "RecursionError: maximum recursion depth exceeded"),
+        ('{"head": {"format": 2,', "Expecting property name"),
+    ],
+)
+def test_a_head_that_cannot_be_is_refused(tmp_path: Path, content: Any, reason: str) -> None:
+    path = save(tmp_path)
+    rewrite(path, lambda _: content)
+    assert refused(path).startswith(f"{path / 'state.json'}: {reason}")
 
 
 @pytest.mark.parametrize(
@@ -489,17 +522,60 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
 )
 def test_a_state_of_another_shape_is_refused(tmp_path: Path, state: str) -> None:
     path = save(tmp_path)
-    head = json.loads((path / "state.json").read_text())["head"]
-    (path / "state.json").write_text(f'{{"head": {json.dumps(head)}, "state": {state}}}')
+    head = json.loads((path / "state.json").read_text())["content"]["head"]
+    frame(path, f'{{"head": {json.dumps(head)}, "state": {state}}}')
     refused(path)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path)
-    content = json.loads((path / "state.json").read_text())
-    content["head"]["format"] = 2
-    (path / "state.json").write_text(json.dumps(content))
-    assert refused(path) == f"{path}: written in format 2; this trainer reads 1"
+    rewrite(path, lambda content: {**content, "head": {**content["head"], "format": 3}})
+    line = f"{path / 'state.json'}: written in format {{}}; this trainer reads 2"
+    assert refused(path) == line.format(3)
+    (path / "state.json").write_text('{"head": {"format": 1, "world_size": 1, "files": {}}}')
+    assert refused(path) == line.format(1)
+
+
+# --- what has changed by itself ----------------------------------------------------------------
+
+
+def flip(file: Path, bit: int) -> None:
+    """Invert one bit of a file."""
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def test_no_flipped_bit_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    for file in sorted(path.iterdir()):
+        whole = file.read_bytes()
+        for byte in range(len(whole)):
+            bit = 8 * byte + byte % 8
+            flip(file, bit)
+            with pytest.raises(CheckpointError) as raised:
+                Checkpoint(path).check_contents()
+            (line,) = raised.value.problems
+            assert line.startswith(str(path)), bit
+            assert "\n" not in line
+            file.write_bytes(whole)
+        Checkpoint(path).check_contents()
+
+
+@pytest.mark.parametrize("name", ["state.json", "rank-00000.safetensors"])
+def test_a_file_of_another_step_is_refused(tmp_path: Path, name: str) -> None:
+    one, other = save(tmp_path, 1), save(tmp_path, 2, {**STATE, "epoch": 4, "model": {}})
+    shutil.copy(one / name, other / name)
+    with pytest.raises(CheckpointError):
+        Checkpoint(other).check_contents()
+
+
+def test_readers_share_the_files(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    flip(path / "rank-00000.safetensors", 800)
+    Checkpoint(path).check_contents(1, 2)  # the only file is the first reader's
+    with pytest.raises(CheckpointError, match="its content has changed since it was saved"):
+        Checkpoint(path).check_contents(0, 2)
 
 
 # --- the sources -----------------------------------------------------------------------------

@@ -10,14 +10,14 @@ TRAINER = ROOT / "src" / PACKAGE / "trainer"
 # From the ground up; a module may import what stands on a line before its own.
 FLOORS = [
     {"errors", "distributed", "dtensors", "randomness", "progress", "pickling", "stacks"},
-    {"safetensors_reader", "safetensors_writer"},
-    {"files", "preemption", "stored_tensors"},
+    {"safetensors_reader", "safetensors_writer", "run_lock"},
+    {"files", "preemption", "stored_tensors", "checkpoint_state"},
     {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome"},
     {"metrics", "scaling", "optimization", "precision", "interruption"},
     {"sync_batchnorm", "activation_checkpointing", "batch_size", "watchdog", "restarts"},
     {"sampling", "checkpoint", "rendezvous", "module"},
-    {"feed", "run_directory", "launch", "meta_device"},
-    {"strategies", "schedule"},
+    {"feed", "run_directory", "launch", "meta_device", "checkpoint_writer"},
+    {"strategies", "schedule", "run_choice"},
     {"evaluation", "manual_optimization"},
     {"loop", "batch_size_trial"},
     {"arguments"},

@@ -78,6 +78,16 @@ def test_csv_that_is_shorter_than_the_checkpoint_says_is_left_as_it_is(tmp_path:
     assert [row[0] for row in rows(tmp_path)] == ["step", "1", "8"]
 
 
+def test_csv_without_a_position_keeps_the_rows_up_to_the_step(tmp_path: Path) -> None:
+    logger = loggers.CSVLogger(tmp_path)
+    write_steps(logger, range(8, 13), 1.0)
+    logger.resume(None, 10)
+    assert [row[0] for row in rows(tmp_path)] == ["step", "8", "9", "10"]
+    logger.write(11, 0, {"loss": 2.0})
+    logger.close()
+    assert [row[0] for row in rows(tmp_path)] == ["step", "8", "9", "10", "11"]
+
+
 def scalars(directory: Path, name: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
@@ -122,10 +132,14 @@ def test_names() -> None:
         "loggers: 'cvs' is unknown; did you mean 'csv'?",
         "loggers: 'wandb' is unknown; known: csv, tensorboard",
     ]
+    with pytest.raises(ConfigurationError) as raised:
+        loggers.check_names(["csv", "csv"])
+    assert raised.value.problems == ["loggers: 'csv' is given twice; give it once"]
 
 
 def test_loggers_are_made_by_name(tmp_path: Path) -> None:
     made = loggers.make_loggers(["tensorboard", "csv"], tmp_path)
-    assert [type(each).__name__ for each in made] == ["TensorBoardLogger", "CSVLogger"]
-    for each in made:
+    found = {name: type(each).__name__ for name, each in made.items()}
+    assert found == {"tensorboard": "TensorBoardLogger", "csv": "CSVLogger"}
+    for each in made.values():
         each.close()

@@ -1,4 +1,4 @@
-"""The directory of a run: its name, what it goes on from, its record."""
+"""The directory of a run: its name, its record, the output of its ranks."""
 
 import json
 import os
@@ -12,7 +12,6 @@ import torch
 from .project import load
 
 runs = load("trainer.run_directory")
-checkpoints = load("trainer.checkpoint")
 errors = load("trainer.errors")
 files = load("trainer.files")
 Layout = load("trainer.cluster").Layout
@@ -47,7 +46,7 @@ def test_a_run_without_a_name_has_a_new_directory_each_time(
     assert all(path.is_dir() for path in made)
 
 
-def test_a_run_with_a_name_goes_on_in_its_directory(tmp_path: Path) -> None:
+def test_an_existing_directory_is_reused(tmp_path: Path) -> None:
     first = runs.create(tmp_path, "mine")
     (first / "kept").touch()
     assert runs.create(tmp_path, "mine") == first
@@ -65,57 +64,6 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert line.endswith("cannot be made (Not a directory)")
 
 
-# --- going on --------------------------------------------------------------------------------
-
-
-def save(run: Path, *steps: int) -> Path:
-    writer = checkpoints.Checkpoints(run / "checkpoints")
-    for step in steps:
-        writer.save(step, {}, {})
-    return run / "checkpoints" / f"step-{steps[-1]:08d}"
-
-
-def test_a_fresh_start(tmp_path: Path) -> None:
-    chosen = runs.choose(tmp_path, "mine", None, Layout())
-    assert (chosen.directory, chosen.checkpoint) == (tmp_path / "mine", None)
-    assert not chosen.is_same_run
-
-
-@pytest.mark.parametrize("name", ["mine", None])
-def test_auto_without_a_checkpoint_starts_fresh(tmp_path: Path, name: str | None) -> None:
-    chosen = runs.choose(tmp_path, name, "auto", Layout())
-    assert chosen.directory.parent == tmp_path
-    assert chosen.checkpoint is None
-
-
-def test_auto_goes_on_from_the_newest_of_the_run(tmp_path: Path) -> None:
-    newest = save(tmp_path / "mine", 3, 4)
-    save(tmp_path / "other", 9)
-    chosen = runs.choose(tmp_path, "mine", "auto", Layout())
-    assert chosen == runs.Chosen(tmp_path / "mine", newest, True)
-
-
-def test_a_run_is_gone_on_with_in_its_directory(tmp_path: Path) -> None:
-    newest = save(tmp_path / "mine", 3, 4)
-    same = runs.Chosen(tmp_path / "mine", newest, True)
-    assert runs.choose(tmp_path, None, str(tmp_path / "mine"), Layout()) == same
-    assert runs.choose(tmp_path, "mine", str(newest), Layout()) == same
-
-
-def test_a_run_of_another_name_starts_from_the_checkpoint(tmp_path: Path) -> None:
-    newest = save(tmp_path / "mine", 3)
-    chosen = runs.choose(tmp_path, "other", str(tmp_path / "mine"), Layout())
-    assert chosen == runs.Chosen(tmp_path / "other", newest, False)
-
-
-def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(errors.UserError) as raised:
-        runs.choose(tmp_path, None, str(tmp_path / "gone"), Layout())
-    assert raised.value.problems == [
-        f"{tmp_path / 'gone'}: no checkpoint there; give a run's directory or a checkpoint in it"
-    ]
-
-
 # --- what is written -------------------------------------------------------------------------
 
 
@@ -124,13 +72,52 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["fit", "--x", "1"])
     runs.write_record(tmp_path, Layout(world_size=2), {"seed": 7})
     text = (tmp_path / "run.json").read_text()
-    record = json.loads(text)
+    (record,) = json.loads(text)["attempts"]
     assert record["command"] == ["fit", "--x", "1"]
     assert record["versions"]["torch"] == torch.__version__
     assert record["layout"]["world_size"] == 2
     assert record["seed"] == 7
     assert "a-secret-of-the-environment" not in text
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_attempts_are_appended_and_their_configurations_kept(tmp_path: Path) -> None:
+    for index, text in enumerate(["a: 1\n", "a: 1\n", "a: 2\n", "a: 3\n"]):
+        runs.write_record(tmp_path, Layout(), {"index": index}, text)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert [attempt["index"] for attempt in record["attempts"]] == [0, 1, 2, 3]
+    found = {path.name: path.read_text() for path in tmp_path.glob("config*")}
+    assert found == {"config.yaml": "a: 3\n", "config.2.yaml": "a: 1\n", "config.3.yaml": "a: 2\n"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "5", "{}", '{"attempts": 5}', '{"attempts": [5]}'])
+def test_a_record_that_is_none_is_begun_again(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert runs.first_resumed(tmp_path) is None
+    runs.write_record(tmp_path, Layout(), {"resumed_from": "there"})
+    assert runs.first_resumed(tmp_path) == "there"
+
+
+def test_clearing_leaves_what_training_has_not_written(tmp_path: Path) -> None:
+    for name in (
+        "run.json",
+        "config.yaml",
+        "config.1.yaml",
+        "metrics.csv",
+        "mine.csv",
+        "test.json",
+    ):
+        (tmp_path / name).touch()
+    for name in ("checkpoints", "tensorboard", "logs", "figures"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    assert runs.holds_run(tmp_path)
+    runs.clear(tmp_path, with_records=False)
+    kept = {"run.json", "config.yaml", "config.1.yaml", "mine.csv", "test.json", "logs", "figures"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    runs.clear(tmp_path, with_records=True)
+    kept -= {"run.json", "config.yaml", "config.1.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    assert not runs.holds_run(tmp_path)
 
 
 def git(*arguments: str) -> str:
@@ -149,7 +136,7 @@ def test_the_record_says_which_commit(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def recorded() -> object:
         runs.write_record(tmp_path, Layout(), {})
-        return json.loads((tmp_path / "run.json").read_text())["git"]
+        return json.loads((tmp_path / "run.json").read_text())["attempts"][-1]["git"]
 
     assert recorded() is None
     git("init", "--quiet")
@@ -173,7 +160,7 @@ def test_without_git_the_image_tells_the_commit(tmp_path, monkeypatch, given, ex
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IMAGE_COMMIT", given)
     runs.write_record(tmp_path, Layout(), {})
-    assert json.loads((tmp_path / "run.json").read_text())["git"] == expected
+    assert json.loads((tmp_path / "run.json").read_text())["attempts"][0]["git"] == expected
 
 
 def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
@@ -190,8 +177,10 @@ def test_output_goes_to_a_file_for_a_while(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "logs" / "rank-1.log"
+    log.parent.mkdir()
+    log.write_text("of a run that is overwritten\n")
     for word in ("first", "second"):
-        with runs.output_to(log):
+        with runs.output_to(log, keep=word == "second"):
             os.write(1, f"{word} out\n".encode())
             os.write(2, f"{word} err\n".encode())
             subprocess.run(["echo", f"{word} child"], check=True)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .trainer import files, run_directory
-
-_CHECKPOINTS = "checkpoints"
+from .trainer.checkpoint import Checkpoint, run_of
 
 
 class Results:
@@ -33,7 +32,7 @@ class Results:
         content = {
             "metrics": metrics,
             "checkpoint": str(checkpoint) if checkpoint else None,
-            "step": _step_of(checkpoint) if checkpoint else None,
+            "step": Checkpoint(checkpoint).step if checkpoint else None,
             "command": sys.argv,
         }
         replaced = _replaced(path)
@@ -42,12 +41,12 @@ class Results:
 
     def write_predictions(self, predictions: Any) -> None:
         """Write a tensor of predictions, and print how many and where."""
-        from .trainer.safetensors_writer import save_tensors
+        from .trainer import safetensors_writer
 
         path = self._path("predictions", ".safetensors")
         replaced = _replaced(path)
         beside = path.with_name(f".{path.name}.partial")
-        save_tensors({"predictions": predictions}, beside)
+        safetensors_writer.write(beside, {"predictions": predictions}, {})
         beside.replace(path)
         print(f"{len(predictions)} predictions written to {path}{replaced}", flush=True)
 
@@ -63,16 +62,11 @@ class Results:
 
 def _run_of(checkpoint: Path) -> Path | None:
     """The run that a checkpoint belongs to, if it can be written."""
-    parent = checkpoint.absolute().parent
-    if parent.name != _CHECKPOINTS or not os.access(parent.parent, os.W_OK):
+    found = run_of(checkpoint.absolute())
+    if found is None or not os.access(found, os.W_OK):
         return None
-    run, here = parent.parent, Path.cwd()
-    return run.relative_to(here) if run.is_relative_to(here) else run
-
-
-def _step_of(checkpoint: Path) -> int | None:
-    number = checkpoint.name.removeprefix("step-")
-    return int(number) if number.isdecimal() else None
+    here = Path.cwd()
+    return found.relative_to(here) if found.is_relative_to(here) else found
 
 
 def _replaced(path: Path) -> str:

@@ -17,6 +17,7 @@ from . import (
     legacy,
     loggers,
     restarts,
+    run_choice,
     run_directory,
     scaling,
     strategies,
@@ -27,6 +28,7 @@ from .errors import ConfigurationError, Problems, nearest
 from .feed import UNEVEN
 from .module import TrainingModule
 from .precision import Precision
+from .run_choice import Request
 from .scaling import LearningRate
 from .schedule import Clip, Schedule
 from .strategies import Asked, Limits, SingleDevice
@@ -54,7 +56,7 @@ class Arguments:
     schedule: Schedule
     clip: Clip | None
     learning_rate: LearningRate
-    root: Path
+    request: Request
 
     @property
     def local_processes(self) -> int:
@@ -91,6 +93,9 @@ class Arguments:
         with problems:
             activation_checkpointing.select(module, self.given["activation_checkpointing"])
         problems.lines.extend(self.strategy.problems_of(module))
+        if not self.layout.started_outside:  # rank 0 asks where it is, before it writes
+            with problems:
+                run_choice.refuse_existing(self.request)
         problems.raise_any()
 
 
@@ -169,7 +174,7 @@ def check(given: dict[str, Any]) -> Arguments:
         schedule=_schedule(given),
         clip=_clip(given),
         learning_rate=learning_rate,
-        root=Path(given["default_root_dir"]),
+        request=_request(given),
     )
 
 
@@ -257,6 +262,11 @@ def _check_run(given: dict[str, Any], layout: Layout, problems: Problems) -> Non
             problems.add(
                 "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, "
                 "or give resume a run's directory"
+            )
+        if given["overwrite"]:
+            problems.add(
+                "overwrite=True with resume='auto': the one replaces the run that the other "
+                "continues; leave out one of them"
             )
     elif resume is not None and not Path(resume).is_dir():
         problems.add(
@@ -354,6 +364,12 @@ def _torch_device(accelerator: Accelerator, index: int) -> torch.device:
         return torch.device("cpu")
     # A cluster may show each task only its own GPU: then that is device 0.
     return torch.device("cuda", index if index < torch.cuda.device_count() else 0)
+
+
+def _request(given: dict[str, Any]) -> Request:
+    root, resume = Path(given["default_root_dir"]), given["resume"]
+    resume = None if resume is None else str(resume)
+    return Request(root, given["run_name"], resume, given["overwrite"])
 
 
 def _schedule(given: dict[str, Any]) -> Schedule:

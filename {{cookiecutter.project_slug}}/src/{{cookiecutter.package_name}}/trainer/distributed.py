@@ -1,7 +1,7 @@
 """Collectives that also work alone: with no process group, every value is already the result.
 
-They work on the default process group and on the device of the tensor they are given. Nothing
-here pickles: what ranks tell one another is tensors or JSON.
+They work on the device of the tensor they are given. Nothing here pickles: what ranks tell one
+another is tensors or JSON.
 """
 
 import json
@@ -40,44 +40,45 @@ def all_reduce(tensor: Tensor, how: How = "sum") -> Tensor:
     return result / world_size() if how == "mean" else result
 
 
-def all_gather(tensor: Tensor) -> list[Tensor]:
+def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
     """Every process' tensor, in the order of ranks; first dimensions may differ.
 
     Args:
         tensor: of at least one dimension; all but the first equal on every process.
+        group: of all ranks; the default one if ``None``.
     """
     if world_size() == 1:
         return [tensor]
     size = torch.tensor([tensor.shape[0]], device=tensor.device)
     sizes = [torch.zeros_like(size) for _ in range(world_size())]
-    dist.all_gather(sizes, size)
+    dist.all_gather(sizes, size, group)
     lengths = [int(each) for each in sizes]
     padded = tensor.new_zeros((max(lengths), *tensor.shape[1:]))
     padded[: tensor.shape[0]] = tensor
     parts = [torch.zeros_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded)
+    dist.all_gather(parts, padded, group)
     return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
 
-def broadcast(value: Any) -> Any:
+def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     """Rank 0's JSON value, on every process."""
     if world_size() == 1:
         return value
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     size = torch.tensor([len(text)])
-    dist.broadcast(size, src=0)
+    dist.broadcast(size, src=0, group=group)
     if rank() != 0:
         text = torch.zeros(int(size), dtype=torch.uint8)
-    dist.broadcast(text, src=0)
+    dist.broadcast(text, src=0, group=group)
     return json.loads(bytes(text.tolist()))
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Every process' JSON value, in the order of ranks."""
     if world_size() == 1:
         return [value]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    return [json.loads(bytes(each.tolist())) for each in all_gather(text)]
+    return [json.loads(bytes(each.tolist())) for each in all_gather(text, group)]
 
 
 def barrier() -> None:

@@ -20,6 +20,26 @@ def local(value: Tensor) -> Tensor:
     return part.to_local() if is_divided(value) else value
 
 
+def is_first_copy(value: Tensor) -> bool:
+    """Whether no lower rank holds a copy of this rank's shard of a DTensor."""
+    whole: Any = value
+    coordinates = whole.device_mesh.get_coordinate()
+    return coordinates is not None and all(
+        coordinate == 0
+        for coordinate, placement in zip(coordinates, whole.placements, strict=True)
+        if placement.is_replicate()
+    )
+
+
+def offsets(value: Tensor) -> list[int]:
+    """Where this rank's part begins in the whole tensor, one number a dimension."""
+    if not is_divided(value):
+        return [0] * value.ndim
+    whole: Any = value
+    (chunk,) = whole.__create_chunk_list__()
+    return list(chunk.offsets)
+
+
 def with_local(value: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """The same tensor with another part of the same shape lying here."""
     if not is_divided(value):

@@ -20,8 +20,13 @@ class Logger(Protocol):
     def position(self) -> int:
         """Where the log stands, for :meth:`resume`."""
 
-    def resume(self, position: int, step: int) -> None:
-        """Take up a log of an earlier process, dropping what stands behind a checkpoint's."""
+    def resume(self, position: int | None, step: int) -> None:
+        """Continue the log of an earlier process, without what it wrote after a checkpoint.
+
+        Args:
+            position: of the log when the checkpoint was saved; ``None`` if it had no such logger.
+            step: of the checkpoint.
+        """
 
     def close(self) -> None:
         """Write out what is held back."""
@@ -31,7 +36,8 @@ class CSVLogger:
     """``metrics.csv``: one row a value (step, epoch, name, value), floats to their last digit."""
 
     def __init__(self, directory: Path) -> None:
-        self._file = (directory / "metrics.csv").open("a", newline="")
+        self._path = directory / "metrics.csv"
+        self._file = self._path.open("a", newline="")
         self._rows = csv.writer(self._file, lineterminator="\n")
         if self._file.tell() == 0:
             self._file.write("step,epoch,name,value\n")
@@ -46,8 +52,10 @@ class CSVLogger:
         """Bytes written."""
         return self._file.tell()
 
-    def resume(self, position: int, step: int) -> None:
-        """Cut off the rows that a killed process wrote after its last checkpoint."""
+    def resume(self, position: int | None, step: int) -> None:
+        """Cut off the rows that were written after the checkpoint."""
+        if position is None:
+            position = _end_of_step(self._path, step)
         if position <= self._file.tell():
             self._file.truncate(position)
             self._file.seek(position)
@@ -55,6 +63,18 @@ class CSVLogger:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _end_of_step(path: Path, step: int) -> int:
+    """Bytes of a log up to the last row of a step."""
+    position = 0
+    with path.open("rb") as file:
+        for index, line in enumerate(file):
+            number = line.split(b",", 1)[0]
+            if index and not (number.isdigit() and int(number) <= step):
+                break
+            position += len(line)
+    return position
 
 
 class TensorBoardLogger:
@@ -78,7 +98,7 @@ class TensorBoardLogger:
         """Not used: event files are purged by step."""
         return 0
 
-    def resume(self, position: int, step: int) -> None:
+    def resume(self, position: int | None, step: int) -> None:
         """Have TensorBoard hide what an earlier process wrote from this step on."""
         self._purge_step = step + 1
 
@@ -95,14 +115,15 @@ _LOGGERS: dict[str, type[CSVLogger] | type[TensorBoardLogger]] = {
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise ConfigurationError for every logger that does not exist."""
+    """Raise ConfigurationError for every logger that does not exist, or is named twice."""
     unknown = [name for name in names if name not in _LOGGERS]
-    if unknown:
-        raise ConfigurationError(
-            [f"loggers: {name!r} is unknown{nearest(name, _LOGGERS)}" for name in unknown]
-        )
+    lines = [f"loggers: {name!r} is unknown{nearest(name, _LOGGERS)}" for name in unknown]
+    twice = sorted({name for name in names if names.count(name) > 1} - set(unknown))
+    lines += [f"loggers: {name!r} is given twice; give it once" for name in twice]
+    if lines:
+        raise ConfigurationError(lines)
 
 
-def make_loggers(names: Sequence[str], directory: Path) -> list[Logger]:
-    """Loggers that write into a run's directory."""
-    return [_LOGGERS[name](directory) for name in names]
+def make_loggers(names: Sequence[str], directory: Path) -> dict[str, Logger]:
+    """Loggers that write into a run's directory, by name."""
+    return {name: _LOGGERS[name](directory) for name in names}

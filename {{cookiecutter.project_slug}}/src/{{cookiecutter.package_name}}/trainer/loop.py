@@ -10,7 +10,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from . import metrics, randomness
-from .checkpoint import Checkpoint, Checkpoints
+from .checkpoint import Checkpoint
+from .checkpoint_writer import Checkpoints
 from .cluster import Layout
 from .dtensors import is_divided
 from .errors import CheckpointError
@@ -22,9 +23,18 @@ from .module import TrainingModule
 from .optimization import Optimization
 from .preemption import Preempted, Preemption
 from .progress import Progress
-from .schedule import Clip, Position, Schedule, is_last_step
+from .schedule import Clip, Position, SavedPosition, Schedule, is_last_step
 from .stored_tensors import read_all
 from .strategies import SingleDevice
+
+_NOT_OF_THIS_MODEL = (
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+)
 
 
 @dataclass
@@ -33,7 +43,7 @@ class Outputs:
 
     recorder: Recorder
     progress: Progress
-    loggers: list[Logger] = field(default_factory=list)
+    loggers: dict[str, Logger] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)
     validated: dict[str, float] = field(default_factory=dict)
 
@@ -41,7 +51,7 @@ class Outputs:
         """Log values and remember them."""
         if values:
             self.latest.update(values)
-            for logger in self.loggers:
+            for logger in self.loggers.values():
                 logger.write(step, epoch, values)
 
 
@@ -97,6 +107,7 @@ class FitLoop:
         self._saved_at = self._validated_at = -1
         # Of the step that training ends with, if only that is why it is logged.
         self._last_values: dict[str, float] = {}
+        self._log_positions: dict[str, int] = {}
 
     def run(self) -> None:
         """Train to the end, save, and leave everything written.
@@ -122,9 +133,11 @@ class FitLoop:
 
     def close(self) -> None:
         """Wait for what is being written, and close the logs."""
-        self.checkpoints.close()
-        for logger in self.outputs.loggers:
-            logger.close()
+        try:
+            self.checkpoints.close()
+        finally:
+            for logger in self.outputs.loggers.values():
+                logger.close()
 
     def _is_done(self) -> bool:
         epochs, steps = self.schedule.max_epochs, self.schedule.max_steps
@@ -271,7 +284,7 @@ class FitLoop:
             },
             "latest": dict(self.outputs.latest),
             "last_values": self._last_values,
-            "logs": [logger.position() for logger in self.outputs.loggers],
+            "logs": {name: each.position() for name, each in self.outputs.loggers.items()},
             "gradients": self._waiting(is_divided),
         }
 
@@ -296,35 +309,40 @@ class FitLoop:
         return {name: each for name, each in gradients.items() if kind(each)}
 
     def resume(self, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
-        """Go on from a checkpoint, as if training had not been interrupted.
+        """Continue from a checkpoint, as if training had not been interrupted.
 
         Args:
             checkpoint: to read.
-            layout: of this run; if the checkpoint's world size differs, random states start anew.
-            same_run: its logs are gone on with, from where they stood.
+            layout: of this run; if the checkpoint's world size differs, random states are new.
+            same_run: it is saved again only after a step.
 
         Returns:
-            remarks, for what could not be taken up exactly.
+            remarks, for what could not be restored exactly.
 
         Raises:
-            CheckpointError: it does not belong to this model.
+            CheckpointError: it does not belong to this model, or its values cannot be.
         """
         state = checkpoint.stored_state()
         try:
-            self.strategy.load_state(state, self.optimization)
-            for entry, saved in zip(self.optimization.schedules, state["schedules"], strict=True):
-                entry.scheduler.load_state_dict(read_all(saved))
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = " ".join(str(error).split())[:300]
+            return self._resume(checkpoint, state, layout, same_run)
+        except _NOT_OF_THIS_MODEL as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise CheckpointError(f"{checkpoint.path}: not of this model ({reason})") from None
+
+    def _resume(
+        self, checkpoint: Checkpoint, state: dict[str, Any], layout: Layout, same_run: bool
+    ) -> list[str]:
+        position = SavedPosition.read(state["position"], checkpoint.step)
+        self.strategy.load_state(state, self.optimization)
+        for entry, saved in zip(self.optimization.schedules, state["schedules"], strict=True):
+            entry.scheduler.load_state_dict(read_all(saved))
         self.strategy.precision.load_state(state["precision"])
-        remarks = self._resume_position(state["position"])
+        remarks = self._resume_position(position)
+        self._saved_at = self.position.global_step if same_run else -1
         self.outputs.latest.update(state["latest"])
         if self._is_done():
-            self._last_values = state.get("last_values", {})
-        if same_run:
-            for logger, position in zip(self.outputs.loggers, state["logs"], strict=False):
-                logger.resume(position, self.position.global_step)
+            self._last_values = state["last_values"]
+        self._log_positions = state["logs"]
         is_as_saved = checkpoint.world_size == layout.world_size
         if self.manual is not None:
             ranks = range(checkpoint.world_size)
@@ -336,19 +354,29 @@ class FitLoop:
             return [
                 *remarks,
                 f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
-                "random states (dropout) start anew; the order of the data does not change",
+                "random states (dropout) are new; the order of the data does not change",
             ]
         self._resume_own(checkpoint.own(layout.rank))
         return remarks
 
-    def _resume_position(self, saved: Mapping[str, Any]) -> list[str]:
+    def log_to(self, loggers: dict[str, Logger], resumes: bool) -> None:
+        """Write values to loggers from now on.
+
+        Args:
+            loggers: by name.
+            resumes: continue their logs from where they stood when the checkpoint was saved.
+        """
+        self.outputs.loggers = loggers
+        for name, logger in loggers.items() if resumes else ():
+            logger.resume(self._log_positions.get(name), self.position.global_step)
+
+    def _resume_position(self, saved: SavedPosition) -> list[str]:
         position, samples = self.position, self.feed.samples_per_step
-        position.epoch, position.global_step = saved["epoch"], saved["global_step"]
-        self._validated_at = saved["validated_at"]
-        self._saved_at = position.global_step
-        steps, rest = saved["step_in_epoch"], 0
-        if samples and saved["samples_per_step"]:
-            steps, rest = divmod(steps * saved["samples_per_step"], samples)
+        position.epoch, position.global_step = saved.epoch, saved.global_step
+        self._validated_at = saved.validated_at
+        steps, rest = saved.step_in_epoch, 0
+        if samples and saved.samples_per_step:
+            steps, rest = divmod(steps * saved.samples_per_step, samples)
         position.batch = steps * self.feed.accumulate
         if rest:
             return [f"another effective batch size: {rest} samples of this epoch are read again"]

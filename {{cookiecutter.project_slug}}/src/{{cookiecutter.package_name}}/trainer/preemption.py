@@ -97,6 +97,9 @@ class Preemption:
             if asked.signal != signal.SIGINT:
                 taken = {}
             raise
+        except BaseException:
+            self._received = 0  # the run has failed: that is told, and not the signal
+            raise
         finally:
             for each, handler in taken.items():
                 signal.signal(each, handler)

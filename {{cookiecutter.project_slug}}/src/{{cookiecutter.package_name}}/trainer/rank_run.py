@@ -3,7 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,16 +14,17 @@ from . import (
     announcements,
     batch_size_trial,
     distributed,
-    files,
     outcome,
     randomness,
     restarts,
+    run_choice,
     run_directory,
     scaling,
     sync_batchnorm,
 )
 from .arguments import Arguments
-from .checkpoint import Checkpoint, Checkpoints, resolve
+from .checkpoint import DIRECTORY, Checkpoint, resolve
+from .checkpoint_writer import Checkpoints, set_aside
 from .errors import CheckpointError, UserError
 from .evaluation import evaluate, predict
 from .feed import Feed, Share, feed_evaluation, feed_training
@@ -36,6 +37,8 @@ from .module import DataModule, Loader, TrainingModule
 from .optimization import Optimization, read_optimization
 from .preemption import Preempted
 from .progress import Progress
+from .run_choice import Chosen
+from .run_lock import RunLock
 from .schedule import Position
 
 Data = DataModule | Loader | None
@@ -135,24 +138,53 @@ class RankRun:
         """Train."""
         if self.checked.layout.is_main:
             outcome.forget()
-        chosen = self._choose_directory()
-        self.directory = chosen.directory
-        with self._output_of(chosen.directory), self._attached(module), self._checkpointed(module):
-            loop = self._make_loop(module, data, val_dataloader, chosen.directory)
-            self.manual = loop.manual
-            module.on_fit_start()
-            if chosen.checkpoint is not None:
-                checkpoint = Checkpoint(chosen.checkpoint)
-                self._say(f"resumed from {chosen.checkpoint}")
-                for remark in loop.resume(checkpoint, self.checked.layout, chosen.is_same_run):
-                    self._say(f"note: {remark}")
-            if restarts.expected(self.checked.layout):
-                restarts.count(chosen.directory, self.global_step, self.checked.layout)
-            self._say(*announcements.opening(self.checked, loop))
-            self._say_where(chosen.directory)
-            self._train(loop, chosen.directory)
+        with contextlib.closing(RunLock()) as lock:
+            chosen = self._choose(lock)
+            self.directory = chosen.directory
+            with self._output_of(chosen), self._attached(module), self._checkpointed(module):
+                self._fit(module, data, val_dataloader, chosen)
+
+    def _fit(
+        self, module: TrainingModule, data: Data, val_dataloader: Loader | None, chosen: Chosen
+    ) -> None:
+        loop = self._make_loop(module, data, val_dataloader, chosen.directory)
+        self.manual = loop.manual
+        module.on_fit_start()
+        self._say(*(f"note: {remark}" for remark in chosen.remarks))
+        if chosen.checkpoint is not None:
+            checkpoint = Checkpoint(chosen.checkpoint)
+            remarks = loop.resume(checkpoint, self.checked.layout, chosen.is_same_run)
+            self._say(f"resumed from {chosen.checkpoint}")
+            self._say(*(f"note: {remark}" for remark in remarks))
+        if restarts.expected(self.checked.layout):
+            restarts.count(chosen.directory, self.global_step, self.checked.layout)
+        if self.checked.layout.is_main:
+            self._begin(loop, chosen)
+        self._say(*announcements.opening(self.checked, loop))
+        self._say_where(chosen.directory)
+        self._train(loop, chosen.directory)
         self.metrics = dict(loop.outputs.latest)
         self._say(*announcements.closing(loop, chosen.directory))
+
+    def _begin(self, loop: FitLoop, chosen: Chosen) -> None:
+        """Write records and open logs: only now nothing can refuse the run any more."""
+        directory = chosen.directory
+        if chosen.checkpoint is not None and chosen.is_same_run:
+            aside = set_aside(directory / DIRECTORY, chosen.checkpoint)
+            self._say(*(f"note: later checkpoint set aside: {path}" for path in aside))
+        else:
+            run_directory.clear(directory, with_records=self._given["overwrite"])
+        facts = {
+            "resumed_from": str(chosen.checkpoint) if chosen.checkpoint else None,
+            "strategy": self.checked.strategy_name,
+            "precision": self.checked.precision.name,
+            "device": str(self.checked.device),
+            "seed": self._given["seed"],
+            "samples_per_step": loop.feed.samples_per_step,
+            "steps_per_epoch": loop.feed.steps,
+        }
+        run_directory.write_record(directory, self.checked.layout, facts, self._configuration)
+        loop.log_to(make_loggers(self._given["loggers"], directory), chosen.is_same_run)
 
     def _train(self, loop: FitLoop, directory: Path) -> None:
         """Run the loop, and tell how it ended."""
@@ -184,11 +216,12 @@ class RankRun:
             restarts.forget(directory)
             outcome.tell(f"{how} step {self.global_step}")
 
-    def _choose_directory(self) -> run_directory.Chosen:
-        name, resume, layout = self._given["run_name"], self._given["resume"], self.checked.layout
-        if restarts.expected(layout) and resume in (None, "auto"):
-            name, resume = name or restarts.name_of_run(), "auto"
-        return run_directory.choose(self.checked.root, name, resume, layout)
+    def _choose(self, lock: RunLock) -> Chosen:
+        request, layout = self.checked.request, self.checked.layout
+        if restarts.expected(layout) and request.resume in (None, "auto"):
+            name = request.name or restarts.name_of_run()
+            request = replace(request, name=name, resume="auto")
+        return run_choice.choose(request, layout, lock)
 
     def _make_loop(
         self,
@@ -218,9 +251,9 @@ class RankRun:
             self.optimization,
             feed,
             self._validation(module, val_dataloader),
-            self._outputs(feed, directory),
+            Outputs(self._recorder, self._progress(feed)),
             Checkpoints(
-                directory / "checkpoints",
+                directory / DIRECTORY,
                 given["keep_checkpoints"],
                 given["async_checkpoints"],
                 strategy.timeout_seconds,
@@ -281,10 +314,10 @@ class RankRun:
     def _set_up_for_evaluation(self, module: TrainingModule, checkpoint: str | None) -> None:
         self.strategy.place(module)
         if checkpoint is not None:
-            found = Checkpoint(resolve(checkpoint))
+            found = run_choice.whole(resolve(checkpoint))
             try:
                 self.strategy.load_state(found.stored_state(), None)
-            except (RuntimeError, ValueError, KeyError) as error:
+            except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise CheckpointError(f"{found.path}: not of this model ({reason})") from None
 
@@ -321,13 +354,13 @@ class RankRun:
         return activation_checkpointing.applied(module, self._given["activation_checkpointing"])
 
     @contextlib.contextmanager
-    def _output_of(self, directory: Path) -> Iterator[None]:
+    def _output_of(self, chosen: Chosen) -> Iterator[None]:
         """The main process prints where the user sees it, the others into the run's directory."""
         if self.checked.layout.is_main:
             yield
         else:
-            log = directory / "logs" / f"rank-{self.checked.layout.rank}.log"
-            with run_directory.output_to(log):
+            log = chosen.directory / "logs" / f"rank-{self.checked.layout.rank}.log"
+            with run_directory.output_to(log, keep=not self._given["overwrite"]):
                 yield
 
     def _share(self) -> Share:
@@ -338,27 +371,12 @@ class RankRun:
         together = self.strategy.divides_parameters
         return feed_evaluation(loader, self._share(), in_global_order=in_order, together=together)
 
-    def _outputs(self, feed: Feed, directory: Path) -> Outputs:
-        is_main = self.checked.layout.is_main
-        progress = Progress(
-            self._given["enable_progress_bar"] and is_main,
+    def _progress(self, feed: Feed) -> Progress:
+        return Progress(
+            self._given["enable_progress_bar"] and self.checked.layout.is_main,
             scaling.total_steps(feed.steps, *self.checked.schedule.ends),
             feed.samples_per_step,
         )
-        if not is_main:
-            return Outputs(self._recorder, progress)
-        if self._configuration is not None:
-            files.write_atomically(directory / "config.yaml", self._configuration)
-        facts = {
-            "strategy": self.checked.strategy_name,
-            "precision": self.checked.precision.name,
-            "device": str(self.checked.device),
-            "seed": self._given["seed"],
-            "samples_per_step": feed.samples_per_step,
-            "steps_per_epoch": feed.steps,
-        }
-        run_directory.write_record(directory, self.checked.layout, facts)
-        return Outputs(self._recorder, progress, make_loggers(self._given["loggers"], directory))
 
     def _say_where(self, directory: Path) -> None:
         """Name the run directory; a command says it even where it shows no progress."""

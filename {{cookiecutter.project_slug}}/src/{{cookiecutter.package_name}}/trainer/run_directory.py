@@ -5,23 +5,33 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import distributed, files
-from .checkpoint import resolve
+from . import files
 from .cluster import Layout
-from .errors import CheckpointError, ConfigurationError, UserError
+from .errors import ConfigurationError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RECORD = "run.json"
+_OUTPUTS = ("metrics.csv", "tensorboard", "checkpoints")
+_RECORDS = (
+    _RECORD,
+    "config.yaml",
+    "config.*.yaml",
+    "restarts.json",
+    "test-step-*.json",
+    "predictions-step-*.safetensors",
+)
 
 
 def check_name(name: str | None) -> None:
@@ -37,7 +47,7 @@ def create(root: Path, name: str | None) -> Path:
 
     Args:
         root: where runs lie.
-        name: of the run; an existing one is gone on with. By default a new one of the time.
+        name: of the run; an existing directory is reused. By default a new one, of the time.
 
     Raises:
         ConfigurationError: the directory cannot be made.
@@ -58,65 +68,60 @@ def create(root: Path, name: str | None) -> Path:
             return path
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A run's directory, and the checkpoint that it goes on from."""
-
-    directory: Path
-    checkpoint: Path | None
-    is_same_run: bool
+def holds_run(directory: Path) -> bool:
+    """Whether a training has written into a directory."""
+    return any((directory / name).exists() for name in (_RECORD, *_OUTPUTS))
 
 
-def choose(root: Path, name: str | None, resume: str | None, layout: Layout) -> Chosen:
-    """Pick a run's directory and checkpoint, the same on every process.
+def clear(directory: Path, with_records: bool) -> None:
+    """Remove what an earlier training has written, but for the output of its ranks.
 
     Args:
-        root: where runs lie.
-        name: of the run; by default that of the run that is resumed, or the time.
-        resume: a run's directory or a checkpoint; ``"auto"``: the newest of the run ``name``, if
-            there is one; ``None``: a fresh start.
-        layout: rank 0 of it chooses.
-
-    Raises:
-        UserError: there is no such checkpoint, or the directory cannot be made.
+        directory: of the run.
+        with_records: False keeps ``run.json`` and what else tells of earlier attempts.
     """
-    answer: dict[str, str | bool | None] = {}
-    if layout.is_main:
-        try:
-            answer = _choose(root, name, resume)
-        except UserError as error:
-            answer = {"error": str(error)}
-    # Rank 0 alone looks: another might look a moment later, and see another newest checkpoint.
-    answer = distributed.broadcast(answer)
-    if "error" in answer:
-        raise UserError(str(answer["error"]))
-    checkpoint = answer["checkpoint"]
-    return Chosen(
-        Path(str(answer["directory"])),
-        Path(str(checkpoint)) if checkpoint else None,
-        bool(answer["is_same_run"]),
-    )
+    for pattern in _OUTPUTS + (_RECORDS if with_records else ()):
+        for path in directory.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
-def _choose(root: Path, name: str | None, resume: str | None) -> dict[str, str | bool | None]:
-    checkpoint = None
-    if resume == "auto":
-        with contextlib.suppress(CheckpointError):
-            checkpoint = resolve(root / name) if name else None
-    elif resume is not None:
-        checkpoint = resolve(resume)
-    source = checkpoint.parent.parent if checkpoint else None
-    directory = source if source and not name else create(root, name)
-    return {
-        "directory": str(directory),
-        "checkpoint": str(checkpoint) if checkpoint else None,
-        "is_same_run": source is not None and directory.resolve() == source.resolve(),
-    }
+def first_resumed(directory: Path) -> str | None:
+    """The checkpoint that a run began with, by its record; ``None`` if it began without."""
+    attempts = _attempts(directory)
+    found = attempts[0].get("resumed_from") if attempts else None
+    return found if isinstance(found, str) else None
 
 
-def write_record(directory: Path, layout: Layout, facts: dict[str, Any]) -> None:
-    """Write ``run.json``: what is needed to run this again. No variable of the environment."""
-    record = {
+def _attempts(directory: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads((directory / _RECORD).read_text())["attempts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    is_list = isinstance(found, list) and all(isinstance(each, dict) for each in found)
+    return found if is_list else []
+
+
+def write_record(
+    directory: Path, layout: Layout, facts: dict[str, Any], configuration: str | None = None
+) -> None:
+    """Add an attempt to ``run.json``: what is needed to run it again.
+
+    No variable of the environment is written.
+
+    Args:
+        directory: of the run.
+        layout: of its processes.
+        facts: more to write.
+        configuration: the whole command line's, as YAML, for ``config.yaml``; that of an earlier
+            attempt is kept as ``config.N.yaml`` where it differs.
+    """
+    attempts = _attempts(directory)
+    if configuration is not None:
+        _write_configuration(directory / "config.yaml", configuration, len(attempts))
+    attempt = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
         "git": _git(),
@@ -129,7 +134,14 @@ def write_record(directory: Path, layout: Layout, facts: dict[str, Any]) -> None
         "layout": asdict(layout),
         **facts,
     }
-    files.write_atomically(directory / "run.json", json.dumps(record, indent=2) + "\n")
+    record = {"attempts": [*attempts, attempt]}
+    files.write_atomically(directory / _RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def _write_configuration(path: Path, text: str, attempts: int) -> None:
+    if attempts and path.is_file() and path.read_text() != text:
+        path.rename(path.with_name(f"config.{attempts}.yaml"))
+    files.write_atomically(path, text)
 
 
 def _git() -> dict[str, Any] | None:
@@ -154,10 +166,16 @@ def _of_image() -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def output_to(path: Path) -> Iterator[None]:
-    """Send what this process prints, C libraries' words included, to a file for a while."""
+def output_to(path: Path, keep: bool = True) -> Iterator[None]:
+    """Send what this process prints, C libraries' words included, to a file for a while.
+
+    Args:
+        path: of the file.
+        keep: append to an existing file; False replaces it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
+    descriptor = os.open(path, how, 0o666)
     originals = [os.dup(1), os.dup(2)]
     _point_output_at([descriptor, descriptor])
     try:

@@ -1,75 +1,97 @@
-"""Writes a process' shards into one safetensors file, straight from where the tensors lie.
+"""Writes safetensors files straight from where tensors lie, with a checksum of what is written.
 
-torch's own writer makes the file's bytes in memory first: twice the state, on every process. What
-it writes is the same; its ``HuggingFaceStorageReader`` reads both.
+Format: https://github.com/huggingface/safetensors#format. safetensors' own writer would have the
+file read again for its checksum, and gives it mode 0600 whatever the umask is.
 """
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageWriter, SavePlan, SavePlanner
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_BYTES_AT_ONCE = 1 << 22
 
 
-def save_tensors(
-    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write a safetensors file with the permissions that the umask gives to any other file.
+def can_hold(dtype: torch.dtype) -> bool:
+    """Whether a safetensors file can hold tensors of a dtype."""
+    return dtype in _DTYPES
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
+    """Write a file, and have it on the disk.
 
     Args:
-        tensors: by name, contiguous, none in the memory of another.
         path: of the file; an existing one is replaced.
-        metadata: text stored in the file's header.
+        tensors: by name.
+        metadata: text for the file's header.
+
+    Returns:
+        the CRC-32 of its content.
+
+    Raises:
+        OSError: it cannot be written.
     """
-    # safetensors itself makes files of mode 0600. To ask for the umask means to change it for a
-    # moment, for all threads; a file that is made in the usual way shows it too.
-    path.unlink(missing_ok=True)
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(dict(tensors), path, dict(metadata or {}))
-    path.chmod(mode)
+    # By size of their elements, so that each begins at a multiple of it.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    contents = {name: _bytes(tensors[name]) for name in names}
+    header = _header(tensors, contents, metadata)
+    checksum = 0
+    with path.open("wb") as file:
+        for part in _parts([len(header).to_bytes(8, "little"), header, *contents.values()]):
+            checksum = zlib.crc32(part, checksum)
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return checksum
 
 
-class SafetensorsWriter(HuggingFaceStorageWriter):
-    """A storage writer for ``torch.distributed.checkpoint.save``.
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
 
-    Args:
-        directory: to write into.
-        rank: of this process, for the file's name.
-        on_written: called on rank 0 once every process has written.
-    """
 
-    def __init__(self, directory: Path, rank: int, on_written: Callable[[], None]) -> None:
-        super().__init__(str(directory), save_distributed=True)
-        self._file = directory / f"rank-{rank:05d}.safetensors"
-        self._on_written = on_written
+def _header(
+    tensors: Mapping[str, Tensor], contents: Mapping[str, memoryview], metadata: Mapping[str, str]
+) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
+    end = 0
+    for name, content in contents.items():
+        begin, end = end, end + len(content)
+        entries[name] = {
+            "dtype": _DTYPES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(entries).encode()
+    return text + b" " * (-len(text) % 8)
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this process' part of the plan, and have it on the disk."""
-        tensors: dict[str, Tensor] = {}
-        offsets: dict[str, dict[str, list[int]]] = {}
-        for item in plan.items:
-            tensor = planner.resolve_data(item)
-            if isinstance(tensor, Tensor) and item.tensor_data is not None:
-                tensors[item.index.fqn] = tensor.detach().cpu().contiguous()
-                offsets[item.index.fqn] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
-        if tensors:
-            save_tensors(
-                tensors, self._file, {"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets)}
-            )
-            descriptor = os.open(self._file, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-        written: Future[list[WriteResult]] = Future()
-        written.set_result([])
-        return written
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Called on rank 0 after the last process; there is no index to write."""
-        self._on_written()
+def _parts(contents: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Pieces that stay in a processor's cache from their checksum to their copy."""
+    for content in contents:
+        for begin in range(0, len(content), _BYTES_AT_ONCE):
+            yield content[begin : begin + _BYTES_AT_ONCE]

@@ -1,7 +1,10 @@
 """Where training stands, and when things happen in it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from .checkpoint_state import MOST_STEPS, check_count
 from .feed import Feed, MicroBatch
 
 
@@ -13,6 +16,33 @@ class Position:
     batch: int = 0
     global_step: int = 0
     is_last_batch: bool = False
+
+
+@dataclass(frozen=True)
+class SavedPosition:
+    """Where training stood, from a checkpoint. Steps, not batches: those depend on the layout."""
+
+    epoch: int
+    step_in_epoch: int
+    samples_per_step: int | None
+    global_step: int
+    validated_at: int
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any], step: int) -> "SavedPosition":
+        """Check what a checkpoint of a step holds.
+
+        Raises:
+            KeyError, TypeError, ValueError: it cannot be.
+        """
+        samples = saved["samples_per_step"]
+        return cls(
+            epoch=check_count("epoch", saved["epoch"], 0, MOST_STEPS),
+            step_in_epoch=check_count("step_in_epoch", saved["step_in_epoch"], 0, MOST_STEPS),
+            samples_per_step=samples and check_count("samples_per_step", samples, 1, MOST_STEPS),
+            global_step=check_count("global_step", saved["global_step"], step, step),
+            validated_at=check_count("validated_at", saved["validated_at"], -1, step),
+        )
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,9 @@ class Trainer:
         resume: a run's directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
             of ``run_name``, which must be given, or a new run if there is none.
         default_root_dir: where runs lie.
-        run_name: directory of the run in it; by default the time.
+        run_name: directory of the run in it; by default the time. One in which there is a run is
+            refused, unless that is resumed or overwritten.
+        overwrite: remove the run that is in the directory, once the new one is ready to begin.
         loggers: ``"csv"``, ``"tensorboard"``.
         enable_progress_bar: show step, loss, rate and time left.
         auto_select_gpus: where ``devices`` is a number: take GPUs that nobody else uses.
@@ -124,6 +126,7 @@ class Trainer:
         resume: str | None = None,
         default_root_dir: str | os.PathLike[str] = "runs",
         run_name: str | None = None,
+        overwrite: bool = False,
         loggers: Sequence[str] = ("csv", "tensorboard"),
         enable_progress_bar: bool = True,
         auto_select_gpus: bool = False,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import distributed
-from ..checkpoint import Spread
+from ..checkpoint_state import Spread
 from ..errors import ConfigurationError
 from ..stored_tensors import read_all
 from .deepspeed_slices import FlatSlices, ParameterSlices, Slice

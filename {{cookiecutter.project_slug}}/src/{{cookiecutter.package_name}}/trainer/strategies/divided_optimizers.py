@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import distributed, stored_tensors
-from ..checkpoint import Spread
+from ..checkpoint_state import Spread
 from ..optimization import load_optimizer_state
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from .. import stored_tensors
-from ..checkpoint import Spread
+from ..checkpoint_state import Spread
 from ..cluster import Layout
 from ..errors import ConfigurationError, UserError
 from ..module import TrainingModule

@@ -205,7 +205,7 @@ def test_an_updated_project_trains(template: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((project / "runs" / "updated" / "run.json").read_text(encoding="utf-8"))
-    assert record["git"] == {
+    assert record["attempts"][-1]["git"] == {
         "commit": git(project, "rev-parse", "HEAD").strip(),
         "dirty": True,  # the update is not committed yet
     }

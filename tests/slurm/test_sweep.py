@@ -45,7 +45,7 @@ def sweep(project: Project, *arguments: str, succeeds: bool = True) -> str:
 
 def command(job: Job) -> list[str]:
     """Return the command line of a run's first process."""
-    recorded: list[str] = json.loads((job.run / "run.json").read_text())["command"]
+    recorded: list[str] = json.loads((job.run / "run.json").read_text())["attempts"][-1]["command"]
     return recorded
 
 

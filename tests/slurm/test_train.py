@@ -21,7 +21,7 @@ def test_ranks_on_two_nodes_train_as_one_process(on_cluster: Project) -> None:
     alone = on_cluster.fit_alone("alone", *fit)
     for job, source in (tasks, "srun"), (torchrun, "torchelastic"):
         assert job.finish(200) == "COMPLETED after 0 restarts", job.log
-        layout = json.loads((job.run / "run.json").read_text())["layout"]
+        layout = json.loads((job.run / "run.json").read_text())["attempts"][-1]["layout"]
         assert (layout["world_size"], layout["num_nodes"], layout["source"]) == (4, 2, source)
         metrics = read_metrics(job.run)
         assert len({row[0] for row in metrics}) == 6 * 22
@@ -56,7 +56,7 @@ def test_horovod_is_started_by_mpirun(on_cluster: Project) -> None:
     job = on_cluster.submit("train.sh", *fit, *of_job, sbatch=SMALL)
     alone = on_cluster.fit_alone("alone-horovod", *fit)
     assert job.finish(200) == "COMPLETED after 0 restarts", job.log
-    record = json.loads((job.run / "run.json").read_text())
+    record = json.loads((job.run / "run.json").read_text())["attempts"][-1]
     layout = record["layout"]
     assert (layout["world_size"], layout["num_nodes"], layout["source"]) == (2, 2, "openmpi")
     assert record["strategy"] == "horovod"
@@ -69,7 +69,7 @@ def test_parameters_are_divided_over_tasks(on_cluster: Project, strategy: str) -
     job = on_cluster.submit("train.sh", *fit, f"--trainer.strategy={strategy}", sbatch=NODES)
     alone = on_cluster.fit_alone(f"alone-{strategy}", *fit)
     assert job.finish(200) == "COMPLETED after 0 restarts", job.log
-    record = json.loads((job.run / "run.json").read_text())
+    record = json.loads((job.run / "run.json").read_text())["attempts"][-1]
     layout = record["layout"]
     assert (layout["world_size"], layout["num_nodes"], layout["source"]) == (4, 2, "srun")
     assert record["strategy"] == strategy
@@ -83,7 +83,7 @@ def test_without_gpus_tasks_are_counted(on_cluster: Project) -> None:
     fit = (*PLAIN, "--trainer.max_epochs=1", "--trainer.global_batch_size=60")
     job = on_cluster.submit("train.sh", *fit, sbatch=sbatch)
     assert job.finish(200) == "COMPLETED after 0 restarts", job.log
-    layout = json.loads((job.run / "run.json").read_text())["layout"]
+    layout = json.loads((job.run / "run.json").read_text())["attempts"][-1]["layout"]
     assert (layout["world_size"], layout["num_nodes"]) == (3, 3)
 
 

@@ -71,6 +71,10 @@ run_name=job-${job//_/-}
 fit=("$PACKAGE" fit)
 if ! option --config "$@" > /dev/null; then fit+=(--config "$CONFIG"); fi
 fit+=(--trainer.run_name "$run_name" --trainer.resume auto "$@")
+# What the user resumes from counts once: after a requeue the job's own run is continued.
+root=$(option --trainer.default_root_dir "$@") || root=runs
+own=$(option --trainer.run_name "$@") || own=$run_name
+if [ "$restarts" != 0 ] && [ -e "$root/$own/run.json" ]; then fit+=(--trainer.resume auto); fi
 
 # A port of this node that nobody answers at.
 free_port() {

@@ -339,7 +339,7 @@ def test_one_bit_adam_trains_on_compressed_momentum(trained):
 def test_steps_that_overflow_are_left_out_and_the_scale_adapts(trained):
     run_directory = trained[0] / "runs" / "overflow"
     states = sorted(run_directory.glob("checkpoints/*/state.json"))
-    scale = json.loads(states[-1].read_text())["state"]["precision"]["scale"]
+    scale = json.loads(states[-1].read_text())["content"]["state"]["precision"]["scale"]
     assert 128 < scale < 65536
     losses = logged(run_directory, "loss")
     assert torch.isfinite(torch.tensor(losses)).all()

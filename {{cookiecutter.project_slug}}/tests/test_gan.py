@@ -86,8 +86,8 @@ def test_what_it_generates_comes_close_to_what_is_real(trained, untrained, strat
     assert distances[0] < untrained
     assert distances[-1] < distances[0] / 3
     assert distances[-1] < untrained / 5
-    record = json.loads((trained(strategy) / "run.json").read_text())
-    assert record["layout"]["world_size"] == STRATEGIES[strategy]
+    (attempt,) = json.loads((trained(strategy) / "run.json").read_text())["attempts"]
+    assert attempt["layout"]["world_size"] == STRATEGIES[strategy]
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ def trained(folder: Path, *options: str) -> dict[str, float]:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    record = json.loads((folder / "run" / "run.json").read_text())
-    assert record["device"] == "cuda:0"
+    (attempt,) = json.loads((folder / "run" / "run.json").read_text())["attempts"]
+    assert attempt["device"] == "cuda:0"
     rows = (folder / "run" / "metrics.csv").read_text().splitlines()[1:]
     return {row.split(",")[2]: float(row.split(",")[3]) for row in rows}
 

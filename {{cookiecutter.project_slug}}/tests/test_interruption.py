@@ -174,7 +174,7 @@ def test_a_script_ends_with_the_line_and_no_traceback(tmp_path, devices):
     saved = json.loads(
         (tmp_path / "runs/run/checkpoints" / f"step-{int(found[1]):08d}/state.json").read_text()
     )
-    assert saved["state"]["position"]["global_step"] == int(found[1])
+    assert saved["content"]["state"]["position"]["global_step"] == int(found[1])
 
 
 # --- the command ---------------------------------------------------------------------------------

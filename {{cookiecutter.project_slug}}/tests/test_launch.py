@@ -33,7 +33,7 @@ def model(name: str, folder: Path) -> list[str | Path]:
 def test_trains_on_two_processes(tmp_path, launcher):
     done = run(launched(launcher, "--trainer.default_root_dir", tmp_path), fresh=True)
     assert done.returncode == 0, done.stderr
-    record = json.loads(next(tmp_path.glob("*/run.json")).read_text())
+    (record,) = json.loads(next(tmp_path.glob("*/run.json")).read_text())["attempts"]
     assert record["layout"]["world_size"] == 2
     assert (
         record["layout"]["source"] == {"torchrun": "torchelastic", "ours": "environment"}[launcher]

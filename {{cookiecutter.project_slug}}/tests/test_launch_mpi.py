@@ -50,7 +50,8 @@ def finish(process: "subprocess.Popen[str]") -> None:
 @pytest.mark.slow
 def test_ddp_trains_as_it_does_by_our_own_launcher(tmp_path):
     finish(start(tmp_path, "mpirun"))
-    layout = json.loads((tmp_path / "mpirun" / "run.json").read_text())["layout"]
+    (attempt,) = json.loads((tmp_path / "mpirun" / "run.json").read_text())["attempts"]
+    layout = attempt["layout"]
     assert (layout["source"], layout["world_size"], layout["num_nodes"]) == ("openmpi", 2, 1)
     done = run(arguments(tmp_path, "ours", "--trainer.devices", "2"))
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ Use it as ``from .project import PACKAGE, trainer, load``: ``load("trainer.sampl
 of the package.
 """
 
+import atexit
 import importlib
 import importlib.util
 import os
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -101,7 +103,10 @@ def horovodrun(processes: int) -> list[str]:
 def mpirun(processes: int) -> list[str]:
     """The command that starts so many processes by Open MPI, on however few cores."""
     as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    return ["mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(processes)]
+    # Two that begin at once fail over the folder that they would share.
+    folder = tempfile.mkdtemp(prefix="mpi-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return ["env", f"TMPDIR={folder}", "mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(processes)]
 
 
 def require(reason: str | None) -> None:

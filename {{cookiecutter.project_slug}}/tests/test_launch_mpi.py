@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from .project import PATIENCE, environment, fit, run
+from .project import PATIENCE, environment, fit, mpirun, run
 from .test_launch import at_root, losses
 
 pytestmark = pytest.mark.needs("mpirun")
-# Root may, in a container; and two processes may share a core.
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
 
 
 def arguments(folder: Path, name: str, *more: str) -> list[str | Path]:
@@ -26,7 +24,7 @@ def arguments(folder: Path, name: str, *more: str) -> list[str | Path]:
 def start(folder: Path, name: str) -> "subprocess.Popen[str]":
     """Start that fit on two processes by mpirun, which gets no further variable."""
     return subprocess.Popen(
-        [*MPIRUN, sys.executable, *map(str, arguments(folder, name))],
+        [*mpirun(2), sys.executable, *map(str, arguments(folder, name))],
         cwd=folder,
         env=environment(at_root()),
         stdin=subprocess.DEVNULL,

@@ -7,7 +7,8 @@ file read again for its checksum, and gives it mode 0600 whatever the umask is.
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -33,7 +34,6 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_BYTES_AT_ONCE = 1 << 22
 
 
 def can_hold(dtype: torch.dtype) -> bool:
@@ -59,19 +59,20 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     contents = {name: _bytes(tensors[name]) for name in names}
     header = _header(tensors, contents, metadata)
-    checksum = 0
-    with path.open("wb") as file:
-        for part in _parts([len(header).to_bytes(8, "little"), header, *contents.values()]):
-            checksum = zlib.crc32(part, checksum)
+    parts: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header, *contents.values()]
+    # Beside the writing, which mostly waits for the disk.
+    with ThreadPoolExecutor(1, "checksum") as executor, path.open("wb") as file:
+        checksum = executor.submit(_checksum, parts)
+        for part in parts:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
-    return checksum
+        return checksum.result()
 
 
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    return memoryview(flat.view(torch.uint8).numpy().data)
 
 
 def _header(
@@ -90,8 +91,8 @@ def _header(
     return text + b" " * (-len(text) % 8)
 
 
-def _parts(contents: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Pieces that stay in a processor's cache from their checksum to their copy."""
-    for content in contents:
-        for begin in range(0, len(content), _BYTES_AT_ONCE):
-            yield content[begin : begin + _BYTES_AT_ONCE]
+def _checksum(parts: Iterable[bytes | memoryview]) -> int:
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum

@@ -106,7 +106,17 @@ def mpirun(processes: int) -> list[str]:
     # Two that begin at once fail over the folder that they would share.
     folder = tempfile.mkdtemp(prefix="mpi-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return ["env", f"TMPDIR={folder}", "mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(processes)]
+    return [
+        "env",
+        f"TMPDIR={folder}",
+        "mpirun",
+        *as_root,
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-np",
+        str(processes),
+    ]
 
 
 def require(reason: str | None) -> None:

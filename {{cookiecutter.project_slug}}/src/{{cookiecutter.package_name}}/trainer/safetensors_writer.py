@@ -59,7 +59,11 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     contents = {name: _bytes(tensors[name]) for name in names}
     header = _header(tensors, contents, metadata)
-    parts: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header, *contents.values()]
+    parts: list[bytes | memoryview] = [
+        len(header).to_bytes(8, "little"),
+        header,
+        *contents.values(),
+    ]
     # Beside the writing, which mostly waits for the disk.
     with ThreadPoolExecutor(1, "checksum") as executor, path.open("wb") as file:
         checksum = executor.submit(_checksum, parts)

@@ -31,7 +31,7 @@ RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-conf
 IN_PROJECT = $(MAKE) -C
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-template test-slow test-gpu docker slurm horovod engines lint format bench bench-memory docs lock clean
+.PHONY: help demo test test-template test-slow test-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -58,6 +58,18 @@ test-slow: $(TOOLS)  ## run the tests of a rendered project that take long
 	rm -rf build/test
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
+
+# In the project's own environment, which has the engines.
+chaos: $(TOOLS)  ## let random faults befall a rendered project's runs for five minutes; ARGS='--seed N' for the same again
+	rm -rf build/chaos
+	$(RENDER) build/chaos
+	$(IN_PROJECT) build/chaos/my-project chaos VENV=$(PROJECT_VENV)
+
+# In the project's own environment.
+bench-checkpoints: $(TOOLS)  ## measure what checksums cost when a checkpoint is saved (a minute)
+	rm -rf build/bench-checkpoints
+	$(RENDER) build/bench-checkpoints
+	PYTHONPATH=build/bench-checkpoints/my-project/src $(PROJECT_VENV)/bin/python benchmarks/checkpoints.py $(ARGS)
 
 docker: $(TOOLS)  ## build a rendered project's image, look into it and train in it
 	bash docker/smoke.sh $(BIN)/python

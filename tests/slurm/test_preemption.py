@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -57,7 +58,8 @@ def test_a_job_goes_on_after_its_time_limit(on_cluster: Project, undisturbed: Jo
     limit = ("--time=1", "--signal=B:USR1@1")
     fit = (*NOISY, "--model.seconds=[1, 0]")
     job = on_cluster.submit("train.sh", *fit, sbatch=(*SMALL, *limit), LAUNCH="torchrun")
-    assert job.finish(200) == "COMPLETED after 1 restarts", job.log
+    # Again, where a busy machine does not finish within the second minute either.
+    assert re.fullmatch(r"COMPLETED after [1-9] restarts", job.finish(200)), job.log
     assert "saved after step" in job.log
     assert_same(job, undisturbed)
 

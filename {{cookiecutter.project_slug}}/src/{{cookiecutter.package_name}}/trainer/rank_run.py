@@ -385,7 +385,7 @@ class RankRun:
             print(announcements.where(directory), flush=True)
 
     def _say(self, *lines: str) -> None:
-        if self.checked.layout.is_main and self._given["enable_progress_bar"]:
+        if lines and self.checked.layout.is_main and self._given["enable_progress_bar"]:
             print(*lines, sep="\n", flush=True)
 
 

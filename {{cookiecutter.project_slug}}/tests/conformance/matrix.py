@@ -19,6 +19,7 @@ class Property:
             last bit.
         subject: arguments of the subject.
         trainer: arguments of the trainer.
+        options: of the strategy, where it has them or refuses the way.
         alone: arguments of the subject where one process trains it for comparison.
         trainer_alone: arguments of the trainer then.
     """
@@ -26,10 +27,13 @@ class Property:
     tolerance: float
     subject: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     alone: Mapping[str, Any] = field(default_factory=dict)
     trainer_alone: Mapping[str, Any] = field(default_factory=dict)
 
 
+UNUSED = {"find_unused_parameters": True}
+CLIPPED_SUM = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
 SCALED = {"reference_batch_size": 12, "learning_rate_warmup_steps": 3}
 
 # Half precision rounds each process' part of a batch by itself: a rounding (2^-8 and 2^-11 of a
@@ -67,6 +71,10 @@ PROPERTIES = {
         {"sync_batchnorm": True},
         trainer_alone={"sync_batchnorm": False},
     ),
+    "experts": Property(1e-6, {"kind": "experts"}, options=UNUSED),
+    "experts, clipped": Property(1e-6, {"kind": "experts"}, CLIPPED_SUM, UNUSED),
+    "sparse": Property(1e-6, {"kind": "words"}),
+    "sparse, clipped": Property(1e-6, {"kind": "words"}, CLIPPED_SUM),
     "bf16": Property(2e-2, trainer={"precision": "bf16-mixed"}),
     # Small enough that no scaled gradient overflows: a process' part of a batch has a larger mean
     # gradient than the whole, and so would skip other steps.
@@ -150,7 +158,10 @@ class Row:
 
 
 # A quick run of the tests tries these; the others are as slow tests tried beside them.
-QUICKLY = ("sgd", "adam", "two optimizers", "accumulation", "clip norm", "bf16")
+QUICKLY = (
+    *("sgd", "adam", "two optimizers", "accumulation", "clip norm", "bf16"),
+    *("experts, clipped", "sparse, clipped"),
+)
 # What more than two processes may get wrong that two get right.
 COUNT_MATTERS = (
     *QUICKLY,

@@ -176,7 +176,67 @@ class Adversarial(Base):
         ]
 
 
-KINDS = {"regression": Regression, "adversarial": Adversarial}
+class Experts(Base):
+    """Each sample is computed by the expert that its place in the global batch says.
+
+    So each rank uses other experts in a step, and two are used by none, other ones in each step.
+    """
+
+    PIECE = 2  # samples that an expert gets
+    COUNT = GLOBAL_BATCH // PIECE + 2
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.shared = nn.Linear(6, 6)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)) for _ in range(self.COUNT)
+        )
+        self.start()
+
+    def train_dataloader(self) -> Any:
+        x, y = super().train_dataloader().dataset.tensors
+        step, place = torch.arange(SAMPLES) // GLOBAL_BATCH, torch.arange(SAMPLES) % GLOBAL_BATCH
+        expert = (place // self.PIECE + step) % self.COUNT
+        return DataLoader(TensorDataset(x, y, expert), batch_size=8)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y, expert = batch
+        x = self.shared(x).tanh()
+        chosen = expert.unique().tolist()
+        losses = [(self.experts[each](x[expert == each]) - y[expert == each]) for each in chosen]
+        loss = torch.cat(losses).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Words(Base):
+    """Embeddings whose gradients are sparse; a row may occur several times in a batch."""
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.words = nn.Embedding(20, 4, sparse=True)
+        self.bag = nn.EmbeddingBag(20, 4, mode="sum", sparse=True)
+        self.head = nn.Linear(4, 3)
+        self.start()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        tokens = (x * 5).long() % 20
+        loss = mse_loss(self.head(self.words(tokens[:, 0]) + self.bag(tokens[:, 1:])), y)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return [
+            torch.optim.SparseAdam(self.words.parameters(), lr=0.01),
+            torch.optim.SGD([*self.bag.parameters(), *self.head.parameters()], lr=0.05),
+        ]
+
+
+KINDS = {"regression": Regression, "adversarial": Adversarial, "experts": Experts, "words": Words}
 
 
 def make(kind: str = "regression", **arguments: Any) -> Base:

@@ -152,9 +152,9 @@ def check_refused(name: str, launch: Launch, way: str) -> None:
     # Of a launcher's own processes, one alone is asked.
     devices = 1 if launch.by is not None else launch.devices
     with pytest.raises(trainer.ConfigurationError, match=row.refused[way]):
-        trainer.Trainer(**{**options, "devices": devices, **one.trainer}).check_fit(
-            make(**one.subject)
-        )
+        trainer.Trainer(
+            **{**options, "devices": devices, "strategy_options": one.options, **one.trainer}
+        ).check_fit(make(**one.subject))
 
 
 @TRIED

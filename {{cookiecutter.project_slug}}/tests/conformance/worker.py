@@ -19,6 +19,7 @@ from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, Launch, Row
 from .subject import GLOBAL_BATCH, make
 
 checkpoint = load("trainer.checkpoint")
+strategies = load("trainer.strategies")
 STOP = 3  # in the middle of the first epoch, and of two batches that are accumulated
 
 
@@ -26,12 +27,15 @@ def train_row(folder: Path, row: Row, name: str, launch: Launch, ways: Sequence[
     """Train in some ways, and once with a stop and a resume."""
     chosen = {
         "strategy": row.strategy or name,
-        "strategy_options": dict(row.options),
         "devices": launch.devices,
     }
     for way in ways:
         one = PROPERTIES[way]
-        options = {**chosen, **one.trainer, "run_name": way.replace(" ", "-")}
+        name_of_run = way.replace(", ", "-").replace(" ", "-")
+        known = strategies._options(strategies.strategy_class(chosen["strategy"]))
+        also = {option: value for option, value in one.options.items() if option in known}
+        given = {"strategy_options": {**row.options, **also}, "run_name": name_of_run}
+        options = {**chosen, **one.trainer, **given}
         train(folder / f"{way}.safetensors", one.subject, options)
         if name not in FAULTS:
             options["run_name"] += "-interrupted"
@@ -46,7 +50,8 @@ def train_references(folder: Path, pieces: int, readers: int, ways: Sequence[str
     for way in ways:
         one = PROPERTIES[way]
         subject = {**(one.alone or one.subject), "pieces": pieces, "readers": readers}
-        options = {**one.trainer, **one.trainer_alone, "run_name": way.replace(" ", "-")}
+        name_of_run = way.replace(", ", "-").replace(" ", "-")
+        options = {**one.trainer, **one.trainer_alone, "run_name": name_of_run}
         train(folder / f"{way}.safetensors", subject, {"devices": 1, **options})
 
 

@@ -226,7 +226,20 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
 
 def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
     """Clip full gradients in place: their global norm, or each value."""
+    parameters = [_with_dense_gradient(each) for each in parameters]
     if algorithm == "norm":
         torch.nn.utils.clip_grad_norm_(parameters, value)
     else:
         torch.nn.utils.clip_grad_value_(parameters, value)
+
+
+def _with_dense_gradient(parameter: Tensor) -> Tensor:
+    """A tensor whose gradient is the values of a parameter's sparse one, for what takes no such."""
+    if parameter.grad is None or not parameter.grad.is_sparse:
+        return parameter
+    # A row may occur several times; its norm is that of their sum.
+    parameter.grad = parameter.grad.coalesce()
+    values = parameter.grad.detach().values()
+    stand_in = torch.empty_like(values)
+    stand_in.grad = values
+    return stand_in

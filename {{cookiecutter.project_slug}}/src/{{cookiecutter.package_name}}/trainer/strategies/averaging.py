@@ -14,6 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import distributed
+from . import sparse
+
+# Where processes have different ones, the greatest counts.
+_NONE, _SPARSE, _DENSE = range(3)
 
 
 class GradientAverage:
@@ -47,23 +51,32 @@ class GradientAverage:
 
     def average(self) -> None:
         """Average over all processes; one that did not use a parameter counts with zero."""
-        waiting = [self._waits(index) for index in range(len(self._parameters))]
-        waits_anywhere = distributed.all_reduce(torch.tensor(waiting, dtype=torch.float32), "max")
-        indices = waits_anywhere.nonzero().flatten().tolist()
-        self._averaged.update(indices)
+        waiting = [self._waiting(index) for index in range(len(self._parameters))]
+        waiting = distributed.all_reduce(torch.tensor(waiting), "max").tolist()
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
-        for index in indices:
+        for index, kind in enumerate(waiting):
+            if kind == _NONE:
+                continue
+            self._averaged.add(index)
             parameter = self._parameters[index]
+            if kind == _SPARSE:
+                own = sparse.zeros(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = sparse.average(own)
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            elif parameter.grad.is_sparse:  # another process has used the weight densely, too
+                parameter.grad = parameter.grad.to_dense()
             groups[parameter.grad.dtype, parameter.grad.device].append(parameter.grad)
         for gradients in groups.values():
             _average(gradients)
 
-    def _waits(self, index: int) -> bool:
+    def _waiting(self, index: int) -> int:
+        """What kind of gradient waits to be averaged."""
         parameter = self._parameters[index]
-        is_new = parameter.grad is not None and index not in self._averaged
-        return is_new and parameter.requires_grad
+        if parameter.grad is None or index in self._averaged or not parameter.requires_grad:
+            return _NONE
+        return _SPARSE if parameter.grad.is_sparse else _DENSE
 
 
 def _average(gradients: list[Tensor]) -> None:

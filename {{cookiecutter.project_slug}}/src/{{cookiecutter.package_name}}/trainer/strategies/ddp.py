@@ -17,6 +17,7 @@ from .averaging import GradientAverage
 from .communication_hooks import CommunicationHook
 from .replicated import Replicated
 from .single_device import StepModule
+from .sparse import sparse_parameters
 
 
 class DDP(Replicated):
@@ -60,14 +61,27 @@ class DDP(Replicated):
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         if module.automatic_optimization:
-            self.wrapped = self.wrap(self.step)
+            sparse = self._keep_sparse_apart(module)
             # They may be thawed later, and DDP takes no notice.
             frozen = [each for each in module.parameters() if not each.requires_grad]
-            self.averaged = GradientAverage(frozen)
+            self.averaged = GradientAverage([*frozen, *sparse])
+            # DDP refuses a module in which it has nothing to do.
+            if not sparse or len(sparse) < len(_trained(module)):
+                self.wrapped = self.wrap(self.step)
         else:
             self.start_equal((*module.parameters(), *module.buffers()))
             self.averaged = GradientAverage(module.parameters())
         return configure()
+
+    def _keep_sparse_apart(self, module: TrainingModule) -> list[Tensor]:
+        """Have DDP leave sparse gradients alone: NCCL and its hooks cannot reduce them."""
+        found = {
+            name: each for name, each in sparse_parameters(module).items() if each.requires_grad
+        }
+        self.start_equal(found.values())
+        names = [f"module.{name}" for name in found]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.step, names)
+        return list(found.values())
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
         """Give the module to torch's DDP."""
@@ -114,6 +128,10 @@ class DDP(Replicated):
         super().teardown()
 
 
+def _trained(module: TrainingModule) -> list[Tensor]:
+    return [each for each in module.parameters() if each.requires_grad]
+
+
 def _settle_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) -> None:
     """Have DDP arrange its gradient buckets before the first step rather than after it.
 
@@ -122,7 +140,12 @@ def _settle_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) -
     bit: a run that is resumed at step k would sum that step in the first arrangement and the
     uninterrupted run in the second. An empty backward makes the rebuilt arrangement the only one.
     """
-    parameters: list[Tensor] = [each for each in wrapped.parameters() if each.requires_grad]
+    ignored = wrapped.parameters_to_ignore
+    parameters: list[Tensor] = [
+        each
+        for name, each in wrapped.module.named_parameters()
+        if each.requires_grad and name not in ignored
+    ]
     wrapped.reducer.prepare_for_backward([])
     torch.stack([each.sum() * 0 for each in parameters]).sum().backward()
     # Gradients lie in the first buckets: kept, they would keep these beside those made now.

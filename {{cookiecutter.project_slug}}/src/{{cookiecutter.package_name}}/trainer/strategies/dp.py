@@ -154,8 +154,23 @@ def replicate(module: Any, device: torch.device, *, is_first: bool) -> Any:
     return replica
 
 
+class _View(torch.autograd.Function):
+    """A view whose gradient may be sparse, which torch's own views refuse."""
+
+    @staticmethod
+    def forward(context: Any, parameter: Tensor) -> Tensor:
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
 def _copied(parameter: Tensor, device: torch.device) -> Tensor:
-    return parameter.view_as(parameter) if parameter.device == device else parameter.to(device)
+    if parameter.device != device:
+        return parameter.to(device)
+    view: Tensor = _View.apply(parameter)
+    return view
 
 
 def _is_torchmetric(module: nn.Module) -> bool:

@@ -184,7 +184,14 @@ FAIRSCALE_SLOWLY = (Launch(2, engine="fairscale", slow=True), FAIRSCALE[1])
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
 DEEPSPEED = (Launch(2, engine="deepspeed"), _more(4, engine="deepspeed"))
 DEEPSPEED_SLOWLY = (Launch(2, engine="deepspeed", slow=True), DEEPSPEED[1])
+NO_SPARSE = dict.fromkeys(("sparse", "sparse, clipped"), "words.weight has sparse gradients")
+NOT_FOUND = dict.fromkeys(
+    ("experts", "experts, clipped"),
+    "has no option 'find_unused_parameters': .* use strategy='fsdp' or 'ddp'",
+)
 DEEPSPEED_REFUSES = {
+    **NO_SPARSE,
+    **NOT_FOUND,
     "two optimizers": "DeepSpeed steps one optimizer with one scheduler",
     "manual": "its engine runs one backward and one step at a time",
     **dict.fromkeys(("bf16 true", "fp16 true"), "steps parameters in float32"),
@@ -250,12 +257,12 @@ MATRIX = {
         reads_by_node=True,
     ),
     "ddp_zero1": Row(TWO_AND_THREE),
-    "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS),
+    "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS, refused=NO_SPARSE),
     "fsdp, offload": Row(
         SLOWLY_ON_FOUR,
         "fsdp",
         {**SMALL_UNITS, "offload": True},
-        only=(*ONE_OPTIMIZER, "clip value", "two optimizers", "manual", "bf16"),
+        only=(*ONE_OPTIMIZER, "clip value", "two optimizers", "manual", "experts", "bf16"),
     ),
     "fsdp, bfloat16 units": Row(
         SLOWLY_ON_FOUR,
@@ -267,10 +274,10 @@ MATRIX = {
         SLOWLY_ON_FOUR,
         "fsdp",
         {**SMALL_UNITS, "accumulate_in_parts": False, "reshard_after_forward": False},
-        only=ONE_OPTIMIZER,
+        only=(*ONE_OPTIMIZER, "experts, clipped"),
     ),
-    "hsdp": Row(SLOWLY_ON_FOUR, options={**SMALL_UNITS, "shard_size": 2}),
-    "ddp_sharded": Row(FAIRSCALE),
+    "hsdp": Row(SLOWLY_ON_FOUR, options={**SMALL_UNITS, "shard_size": 2}, refused=NO_SPARSE),
+    "ddp_sharded": Row(FAIRSCALE, refused=NO_SPARSE),
     "ddp_sharded, fp16": Row(
         FAIRSCALE_SLOWLY[:1],
         "ddp_sharded",
@@ -287,6 +294,8 @@ MATRIX = {
     "fairscale_fsdp": Row(
         FAIRSCALE_SLOWLY,
         refused={
+            **NO_SPARSE,
+            **NOT_FOUND,
             "manual": "FairScale gathers parameters for one forward and one backward",
             **dict.fromkeys(("bf16 true", "fp16 true"), "parameters are cut in float32"),
         },

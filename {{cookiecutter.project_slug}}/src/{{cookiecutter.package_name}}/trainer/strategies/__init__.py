@@ -97,6 +97,10 @@ def _options(cls: type[Strategy]) -> list[str]:
     return found
 
 
+def _instead(cls: type[Strategy], option: str, known: list[str]) -> str:
+    return f": {cls.lacks[option]}" if option in cls.lacks else nearest(option, known)
+
+
 def create(name: str, options: dict[str, Any]) -> Strategy:
     """A strategy by name, made with its own options.
 
@@ -110,7 +114,7 @@ def create(name: str, options: dict[str, Any]) -> Strategy:
         raise ConfigurationError(
             [
                 f"strategy_options: {name} has no option {option!r}"
-                + (nearest(option, known) if known else "; it has none")
+                + (_instead(cls, option, known) if known else "; it has none")
                 for option in unknown
             ]
         )

@@ -16,6 +16,7 @@ from ..optimization import Optimization
 from .averaging import GradientAverage
 from .communication_hooks import CommunicationHook
 from .replicated import Replicated
+from .same_use import OPTION, left_out, trained, unused
 from .single_device import StepModule
 from .sparse import sparse_parameters
 
@@ -66,7 +67,7 @@ class DDP(Replicated):
             frozen = [each for each in module.parameters() if not each.requires_grad]
             self.averaged = GradientAverage([*frozen, *sparse])
             # DDP refuses a module in which it has nothing to do.
-            if not sparse or len(sparse) < len(_trained(module)):
+            if not sparse or len(sparse) < len(trained(module)):
                 self.wrapped = self.wrap(self.step)
         else:
             self.start_equal((*module.parameters(), *module.buffers()))
@@ -112,6 +113,22 @@ class DDP(Replicated):
         self._has_learnt = True
         super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise or learns)
 
+    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+        super().backward(loss, synchronise=synchronise)
+        if synchronise and self.wrapped is not None:
+            self._check_finished(self.wrapped, loss)
+
+    def _check_finished(self, wrapped: DistributedDataParallel, loss: Tensor) -> None:
+        """Complain now of gradients that DDP has waited for in vain: it does in the next step."""
+        try:
+            wrapped.reducer._check_reducer_finalized()
+        except RuntimeError:
+            names = unused(loss, trained(self.module))
+            instead = " instead of static_graph" if self.static_graph else ""
+            raise left_out(
+                list(names), f"where a step may leave parameters out, set {OPTION}{instead}"
+            ) from None
+
     def own_state(self) -> dict[str, Tensor]:
         return self.hook.state()
 
@@ -126,10 +143,6 @@ class DDP(Replicated):
             # the interpreter locked, while one of them waits for the lock to free a tensor.
             del wrapped.reducer, wrapped.logger
         super().teardown()
-
-
-def _trained(module: TrainingModule) -> list[Tensor]:
-    return [each for each in module.parameters() if each.requires_grad]
 
 
 def _settle_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) -> None:

@@ -17,35 +17,55 @@ from ..errors import ConfigurationError, UserError
 from ..module import TrainingModule
 from ..optimization import Optimization, parameter_names
 from ..precision import Precision
-from . import divided_optimizers
+from . import divided_optimizers, sparse
 from .averaging import GradientAverage
 from .limits import Limits
 from .replicated import Replicated
+from .same_use import OPTION, SameUse, trained
 
 if TYPE_CHECKING:
     from .fairscale_replica import Replica
 
 PACKAGES = {"fairscale": "make fairscale, or pip install '.[fairscale]'"}
 
+_ADVICE = f"set {OPTION}"
+
 
 class DDPSharded(Replicated):
     """FairScale: gradients and optimizer states sharded over the processes.
 
     A gradient is averaged on the process that steps its parameter, which then tells the others the
-    new value. Every process must use the same parameters in a step.
+    new value.
 
     Args:
         reduce_fp16: have gradients travel in half precision.
+        find_unused_parameters: for models that leave parameters out in some steps, on some ranks
+            too. Every process keeps all averaged gradients then.
         timeout_seconds: after which a collective that a rank does not join fails on the others.
     """
 
     limits: Limits = Limits(packages=PACKAGES)
     wrapped: "Replica | None" = None
+    same_use: SameUse | None = None
 
-    def __init__(self, reduce_fp16: bool = False, timeout_seconds: float = 600.0) -> None:
+    def __init__(
+        self,
+        reduce_fp16: bool = False,
+        find_unused_parameters: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        if reduce_fp16 and find_unused_parameters:
+            raise ConfigurationError(
+                "strategy_options: with find_unused_parameters gradients do not travel in half "
+                "precision; give one of reduce_fp16 and find_unused_parameters"
+            )
         super().__init__(timeout_seconds)
         self.reduce_fp16 = reduce_fp16
+        self.find_unused_parameters = find_unused_parameters
         self._sharded: list[Any] = []
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        return sparse.problems_of(module, "FairScale reduces dense gradients alone")
 
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
@@ -63,13 +83,14 @@ class DDPSharded(Replicated):
         self.start_equal((*module.parameters(), *module.buffers()))
         given = configure()
         _check(given, parameter_names(module))
-        if not module.automatic_optimization:
+        if self.find_unused_parameters or not module.automatic_optimization:
             with _all_trainable(given.parameters):
                 optimization = given.replaced(sharded)
             self.averaged = GradientAverage(module.parameters())
         else:
             optimization = given.replaced(sharded)
             self.wrapped = Replica(self.step, optimization.optimizers, self.reduce_fp16)
+            self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
         self._sharded = list(optimization.optimizers)
         return optimization
 
@@ -80,6 +101,11 @@ class DDPSharded(Replicated):
         if self.wrapped is not None and synchronise:
             self._check_all_averaged(self.wrapped)
 
+    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+        if self.same_use is not None and synchronise:
+            self.same_use.check(loss)
+        super().backward(loss, synchronise=synchronise)
+
     def _check_all_averaged(self, wrapped: "Replica") -> None:
         for parameter in wrapped.not_averaged():
             name = parameter_names(self.module)[id(parameter)]
@@ -89,7 +115,7 @@ class DDPSharded(Replicated):
             )
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
-        if self.wrapped is None:  # manual optimization: each process has all gradients
+        if self.wrapped is None:  # each process has all gradients
             super().clip_gradients(optimization, value, algorithm)
             return
         for optimizer in optimization.optimizers:
@@ -103,6 +129,9 @@ class DDPSharded(Replicated):
         divided_optimizers.load_state(optimizer, saved, parameter_names(self.module))
 
     def teardown(self) -> None:
+        if self.same_use is not None:
+            self.same_use.close()
+            self.same_use = None
         # What still refers to the process group would keep gloo's threads beyond its end.
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:

@@ -8,7 +8,7 @@ import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,13 @@ from ..errors import UserError
 from ..module import TrainingModule
 from ..optimization import Optimization, parameter_names
 from ..precision import Precision
-from . import deepspeed_config, deepspeed_optimizer, deepspeed_process
+from . import deepspeed_config, deepspeed_optimizer, deepspeed_process, sparse
 from .deepspeed_slices import FlatSlices, ParameterSlices
 from .deepspeed_state import DividedState
 from .limits import Limits
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .process_group import ProcessGroupStrategy
+from .same_use import ELSEWHERE, SameUse, trained
 from .single_device import Stage, StepModule
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
@@ -70,10 +71,14 @@ class DeepSpeed(ProcessGroupStrategy):
         },
         packages={"deepspeed": "make deepspeed, or pip install '.[deepspeed]'"},
     )
+    lacks: ClassVar[Mapping[str, str]] = {
+        "find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}"
+    }
     engine: Any = None
     zero: Any = None
     slices: FlatSlices | ParameterSlices
     divided: DividedState | None = None
+    same_use: SameUse | None = None
     _accumulates = False
 
     def __init__(
@@ -126,7 +131,8 @@ class DeepSpeed(ProcessGroupStrategy):
         ]
 
     def problems_of(self, module: TrainingModule) -> list[str]:
-        return deepspeed_optimizer.early_problems(self.config, module)
+        lines = sparse.problems_of(module, "ZeRO flattens gradients")
+        return lines + deepspeed_optimizer.early_problems(self.config, module)
 
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
@@ -201,6 +207,8 @@ class DeepSpeed(ProcessGroupStrategy):
         optimizer = self.zero.optimizer  # an Adagrad is made anew
         self.slices = ParameterSlices(self.zero) if self.stage == 3 else FlatSlices(self.zero)
         self.divided = DividedState(module, self.slices, optimizer, groups)
+        self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
+        self.same_use.watch(deepspeed_process.gathered(module) if self.stage == 3 else {})
         return optimizer
 
     # --- steps -----------------------------------------------------------------------------------
@@ -233,6 +241,8 @@ class DeepSpeed(ProcessGroupStrategy):
         return self.step(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+        if self.same_use is not None:
+            self.same_use.check(loss)
         self.engine.backward(loss, scale_wrt_gas=False)
         if synchronise and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()
@@ -300,6 +310,9 @@ class DeepSpeed(ProcessGroupStrategy):
                 errors.served.copy_(state[f"{name}/served"])
 
     def teardown(self) -> None:
+        if self.same_use is not None:
+            self.same_use.close()
+            self.same_use = None
         engine, self.engine, self.zero, self.divided = self.engine, None, None, None
         if engine is not None:
             engine.destroy()

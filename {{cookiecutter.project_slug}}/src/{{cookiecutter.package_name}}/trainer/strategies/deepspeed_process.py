@@ -162,3 +162,12 @@ def forget_process_group() -> None:
 
     groups._release_process_group_references()
     comm.cdb = None
+
+
+def gathered(module: Any) -> dict[str, Any]:
+    """Modules, by name, whose own parameters stage 3 gathers when they are called."""
+    return {
+        name: each
+        for name, each in module.named_modules()
+        if any(not parameter.ds_persist for parameter in each.parameters(recurse=False))
+    }

@@ -6,10 +6,11 @@ Source: https://fairscale.readthedocs.io/en/stable/api/nn/fsdp.html
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import stored_tensors
@@ -19,11 +20,12 @@ from ..errors import ConfigurationError, UserError
 from ..module import TrainingModule
 from ..optimization import Optimization, load_optimizer_state, parameter_names
 from ..precision import Precision
-from . import divided_optimizers
+from . import divided_optimizers, sparse
 from .ddp_sharded import PACKAGES
 from .limits import Limits
 from .parameter_shards import Contents, Shard, leave_cut, make_whole
 from .process_group import ProcessGroupStrategy
+from .same_use import ELSEWHERE, SameUse
 from .single_device import Stage, StepModule
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
 
     Parameters are whole while their unit computes. Their optimizers must compute element by
     element, as SGD and Adam do: a slice is all that they see. Every process must use the same
-    parameters in a step.
+    parameters in a step; a run in which they do not ends and names them.
 
     Args:
         min_num_params: a child module with so many parameters becomes a unit; what is in none is
@@ -49,6 +51,10 @@ class FairScaleFSDP(ProcessGroupStrategy):
     """
 
     divides_parameters: bool = True
+    lacks: ClassVar[Mapping[str, str]] = {
+        "find_unused_parameters": "FairScale gathers and reduces in the order in which each rank "
+        f"computes; {ELSEWHERE}"
+    }
     limits: Limits = Limits(
         packages=PACKAGES,
         refused={
@@ -61,6 +67,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         },
     )
     wrapped: "Unit | None" = None
+    same_use: SameUse | None = None
 
     def __init__(self, min_num_params: int = 1_000_000, timeout_seconds: float = 600.0) -> None:
         super().__init__(timeout_seconds)
@@ -70,6 +77,9 @@ class FairScaleFSDP(ProcessGroupStrategy):
             )
         self.min_num_params = min_num_params
         self._around = ExitStack()
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        return sparse.problems_of(module, "FairScale cuts gradients into slices")
 
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
@@ -101,7 +111,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         self._divide(module)
 
     def _divide(self, module: TrainingModule) -> None:
-        from .fairscale_units import divide
+        from .fairscale_units import divide, named_units
 
         self._check_parameters(module)
         self.start_equal((*module.parameters(), *module.buffers()))
@@ -116,6 +126,12 @@ class FairScaleFSDP(ProcessGroupStrategy):
         self.wrapped = divide(
             StepModule(module), module, self.device, self.min_num_params, self._reduce_group()
         )
+        self.same_use = SameUse(self._trained, ELSEWHERE, self.timeout_seconds)
+        self.same_use.watch(named_units(self.wrapped))
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        parameters = self.module.parameters()
+        return [(self._names[id(each)], each) for each in parameters if each.requires_grad]
 
     def _check_parameters(self, module: TrainingModule) -> None:
         for name, parameter in module.named_parameters():
@@ -156,6 +172,11 @@ class FairScaleFSDP(ProcessGroupStrategy):
                     "in its last, in which FairScale averages gradients; use "
                     "accumulate_grad_batches=1, or strategy='ddp'"
                 )
+
+    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+        if self.same_use is not None:
+            self.same_use.check(loss)
+        super().backward(loss, synchronise=synchronise)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         return self._root(stage, batch, batch_idx)
@@ -215,6 +236,9 @@ class FairScaleFSDP(ProcessGroupStrategy):
     def teardown(self) -> None:
         from .fairscale_units import undo
 
+        if self.same_use is not None:
+            self.same_use.close()
+            self.same_use = None
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
             undo(wrapped, self.module)

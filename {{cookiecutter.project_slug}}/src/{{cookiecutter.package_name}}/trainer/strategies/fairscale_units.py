@@ -134,6 +134,16 @@ def units(root: Unit) -> list[Unit]:
     return [each for each in root.modules() if isinstance(each, Unit)]
 
 
+def named_units(root: Unit) -> dict[str, Unit]:
+    """The units inside one, by the names of the user's modules."""
+    named = root.module.module.named_modules()
+    return {
+        name.replace("._fsdp_wrapped_module", "").replace(".module", ""): each
+        for name, each in named
+        if isinstance(each, Unit)
+    }
+
+
 def undo(root: Unit, module: nn.Module) -> None:
     """Put the user's modules back into their places; their parameters stay cut."""
     for unit in units(root):

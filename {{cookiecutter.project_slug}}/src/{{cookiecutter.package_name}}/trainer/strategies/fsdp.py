@@ -23,15 +23,18 @@ from torch.optim import Optimizer
 from .. import dtensors, meta_device
 from ..errors import ConfigurationError, UserError, nearest
 from ..module import TrainingModule
-from ..optimization import Optimization
-from . import parts
+from ..optimization import Optimization, parameter_names
+from . import parts, sparse
 from .averaging import GradientAverage
 from .process_group import ProcessGroupStrategy
+from .same_use import OPTION, SameUse, trained, unused, with_zeros
 from .single_device import Stage, StepModule
 from .units import CONTAINERS, choose_units
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
+
+_ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use strategy='ddp' with it"
 
 
 class FSDP(ProcessGroupStrategy):
@@ -52,6 +55,9 @@ class FSDP(ProcessGroupStrategy):
             backward. False: faster, and holds all parameters in between.
         accumulate_in_parts: with gradient accumulation, sum and divide gradients after each
             micro-batch. False: less communication, and each process holds whole gradients.
+        find_unused_parameters: for models that leave parameters out in some steps, on some ranks
+            too. All units are gathered for the whole step then, and gradients are whole until its
+            end.
         timeout_seconds: after which a collective that a rank does not join fails on the others.
 
     Raises:
@@ -61,6 +67,7 @@ class FSDP(ProcessGroupStrategy):
     divides_parameters: bool = True
     step: Any = None
     roots: Sequence[nn.Module] = ()
+    same_use: SameUse | None = None
 
     def __init__(
         self,
@@ -71,6 +78,7 @@ class FSDP(ProcessGroupStrategy):
         reduce_dtype: str | None = None,
         reshard_after_forward: bool = True,
         accumulate_in_parts: bool = True,
+        find_unused_parameters: bool = False,
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
@@ -85,6 +93,8 @@ class FSDP(ProcessGroupStrategy):
         )
         self.reshard_after_forward = reshard_after_forward
         self.accumulate_in_parts = accumulate_in_parts
+        self.find_unused_parameters = find_unused_parameters
+        self._used: set[str] = set()
 
     def problems(self, given: Mapping[str, Any]) -> list[str]:
         dtype = self.mixed_precision.param_dtype
@@ -97,11 +107,17 @@ class FSDP(ProcessGroupStrategy):
         ]
 
     def problems_of(self, module: TrainingModule) -> list[str]:
+        lines = sparse.problems_of(module, "FSDP shards gradients as whole tensors")
         if module.automatic_optimization:
-            return []
+            return lines
+        if self.find_unused_parameters:
+            lines.append(
+                "strategy_options.find_unused_parameters takes no manual optimization under FSDP; "
+                "use strategy='ddp', which needs no such option for it"
+            )
         roots = _children(module)
         holders = Counter(id(each) for root in roots for each in root.parameters())
-        return [
+        return lines + [
             f"{name} lies in {holders[id(each)] or 'none'} of the model's parts; a model that is "
             "optimized by hand is divided part by part, so move it into one, or use strategy='ddp'"
             for name, each in module.named_parameters()
@@ -124,9 +140,15 @@ class FSDP(ProcessGroupStrategy):
         # A backward inside a step lets go of all that the root of its units has gathered, which
         # what follows in the step may use.
         self.roots = [self.step] if module.automatic_optimization else _children(module)
-        units = [unit for _, unit in choose_units(module, self.unit_classes, self.unit_parameters)]
-        for unit in [*units, *(root for root in self.roots if root not in units)]:
+        units = dict(choose_units(module, self.unit_classes, self.unit_parameters))
+        if self.find_unused_parameters:
+            units = {}  # one that a rank does not call, it would not gather
+        inner = {name: unit for name, unit in units.items() if unit not in self.roots}
+        for unit in [*inner.values(), *self.roots]:
             self._divide(unit)
+        self._names = parameter_names(module)
+        self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
+        self.same_use.watch(units)
         self.averaged = GradientAverage(_undivided(module))
         self.start_equal(module.buffers())
 
@@ -146,7 +168,7 @@ class FSDP(ProcessGroupStrategy):
         fully_shard(
             unit,
             mesh=self.mesh,
-            reshard_after_forward=self.reshard_after_forward,
+            reshard_after_forward=self.reshard_after_forward and not self.find_unused_parameters,
             mp_policy=self.mixed_precision,
             offload_policy=on_cpu if self.offload else OffloadPolicy(),
             ignored_params=set(_undivided(unit)),
@@ -161,9 +183,43 @@ class FSDP(ProcessGroupStrategy):
         for root in self.roots:
             if isinstance(root, FSDPModule):
                 root.set_requires_gradient_sync(synchronise or in_parts)
+        if self.find_unused_parameters:
+            loss = self._with_unused(loss)
+        elif self.same_use is not None:
+            self.same_use.check(loss)
         super().backward(loss, synchronise=synchronise)
         if synchronise and self.averaged.has_trained:
             self.averaged.average()
+        if synchronise and self.find_unused_parameters:
+            self._leave_out_unused()
+
+    def _leaves(self) -> list[tuple[str, Tensor]]:
+        """What a forward computes with, by name: whole parameters, if they have been gathered."""
+        found: list[tuple[str, Tensor]] = []
+        for unit in self._units():
+            for group in _groups(unit):
+                for each in group.fsdp_params:
+                    if each.sharded_param.requires_grad:
+                        whole = getattr(each, "_unsharded_param", each.sharded_param)
+                        found.append((self._names[id(each.sharded_param)], whole))
+        whole_ones = _undivided(self.module)
+        return found + [(self._names[id(each)], each) for each in whole_ones if each.requires_grad]
+
+    def _with_unused(self, loss: Tensor) -> Tensor:
+        """A loss that gives all ranks gradients of the same parameters."""
+        parameters = self._leaves()
+        left_out = unused(loss, parameters)
+        self._used.update(name for name, _ in parameters if name not in left_out)
+        return with_zeros(loss, list(left_out.values()))
+
+    def _leave_out_unused(self) -> None:
+        """Parameters that no rank has used are not stepped, as in one process."""
+        named = trained(self.module)
+        used = torch.tensor([float(name in self._used) for name, _ in named])
+        for (_, parameter), is_used in zip(named, self.reduce(used, "max").tolist(), strict=True):
+            if not is_used:
+                parameter.grad = None
+        self._used.clear()
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
         if algorithm == "norm":
@@ -190,6 +246,9 @@ class FSDP(ProcessGroupStrategy):
         parts.load_optimizer(self.module, optimizer, saved)
 
     def teardown(self) -> None:
+        if self.same_use is not None:
+            self.same_use.close()
+        self.same_use = None
         for unit in self._units():
             _forget_groups(unit)
         if self.step is not None:
@@ -222,15 +281,20 @@ def _undivided(module: nn.Module) -> list[nn.Parameter]:
     return [each for each in module.parameters() if each.dim() == 0]
 
 
+def _groups(unit: FSDPModule) -> list[Any]:
+    """torch's own groups of a unit's parameters."""
+    state: Any = unit._get_fsdp_state()
+    many = getattr(state, "_fsdp_param_groups", None)  # one of them alone before torch 2.12
+    return [each for each in (many or [state._fsdp_param_group]) if each is not None]
+
+
 def _forget_groups(unit: FSDPModule) -> None:
     """Let a unit not keep its process groups, and gloo's threads with them, beyond their end.
 
     One of these that is left may abort the end of the interpreter.
     """
-    state: Any = unit._get_fsdp_state()
-    many = getattr(state, "_fsdp_param_groups", None)  # one of them alone before torch 2.12
-    for group in many if many is not None else [state._fsdp_param_group]:
-        for info in (group.mesh_info, group.post_forward_mesh_info) if group is not None else ():
+    for group in _groups(unit):
+        for info in (group.mesh_info, group.post_forward_mesh_info):
             for name in ("shard_process_group", "replicate_process_group"):
                 if getattr(info, name, None) is not None:
                     setattr(info, name, None)

@@ -3,10 +3,11 @@
 Source: https://horovod.readthedocs.io/en/stable/pytorch.html
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from ..precision import Precision
 from .averaging import GradientAverage
 from .limits import Limits
 from .process_group import ProcessGroupStrategy
+from .sparse import sparse_parameters
 
 _NO_BF16 = "Horovod's collectives know no bfloat16; use '16-mixed', or strategy='ddp'"
 
@@ -50,6 +52,10 @@ class Horovod(ProcessGroupStrategy):
         sources=("horovod", "openmpi"),
         packages={"horovod": "make horovod"},
     )
+
+    lacks: ClassVar[Mapping[str, str]] = {
+        "find_unused_parameters": "it finds them without; leave the option out"
+    }
 
     def __init__(
         self,
@@ -108,7 +114,9 @@ class Horovod(ProcessGroupStrategy):
         ]
         # They may be thawed later, and have no hook of Horovod's.
         frozen = [each for each in module.parameters() if not each.requires_grad]
-        self._thawed = GradientAverage(frozen)
+        found = sparse_parameters(module).values()
+        self._sparse = [each for each in found if each.requires_grad]
+        self._thawed = GradientAverage([*frozen, *self._sparse])
         names = {id(each): name for name, each in module.named_parameters()}
         self._optimization = configure().replaced(lambda each: self._wrap(each, names))
         return self._optimization
@@ -122,7 +130,9 @@ class Horovod(ProcessGroupStrategy):
             for parameter in group["params"]
         ]
         compression = getattr(hvd.Compression, self.compression)
-        wrapped = hvd.DistributedOptimizer(optimizer, named, compression=compression)
+        # It would make dense zeros where a process has no sparse gradient.
+        with _frozen(self._sparse):
+            wrapped = hvd.DistributedOptimizer(optimizer, named, compression=compression)
         # It makes the optimizer anew, by its defaults: Adagrad's state begins with a value given.
         wrapped.state.update(optimizer.state)
         return wrapped
@@ -206,3 +216,15 @@ class Horovod(ProcessGroupStrategy):
         self._hooks = []
         self._averaged.clear()
         super().teardown()
+
+
+@contextlib.contextmanager
+def _frozen(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Parameters that Horovod is to leave alone: it hooks into what it finds trainable."""
+    for each in parameters:
+        each.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for each in parameters:
+            each.requires_grad_()

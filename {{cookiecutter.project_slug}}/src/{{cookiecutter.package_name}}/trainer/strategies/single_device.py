@@ -59,6 +59,9 @@ class SingleDevice:
     named: ClassVar[Mapping[str, Any]] = {}
     """Options that the strategy's name gives, and nobody else."""
 
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Options of other strategies that it has not, each with the reason and what to do."""
+
     divides_parameters: bool = False
     """Whether a process holds a part of the parameters alone. Then all processes take part in every
     forward, and after a fit the weights lie in its checkpoints."""

@@ -181,6 +181,63 @@ class Changing(Even):
         return mse_loss(self(self.side(x) if batch_idx % 2 == 0 else x), y)
 
 
+class Routed(Even):
+    """Each rank uses an expert of its own, all of one size, and none uses the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        for expert in self.chosen():
+            x = self.experts[expert](x)
+        return mse_loss(self(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    def chosen(self) -> list[int]:
+        """The experts of this rank in a step."""
+        return [self.global_rank]
+
+
+class RoutedLater(Routed):
+    """From the fourth step on, one rank leaves out an expert that all have used."""
+
+    def chosen(self) -> list[int]:
+        leaves_out = self.global_step >= 3 and self.global_rank == 1
+        return [0] if leaves_out else [0, 1]
+
+
+class RoutedLast(Routed):
+    """In its last step, one rank leaves out an expert that all have used."""
+
+    def chosen(self) -> list[int]:
+        leaves_out = self.global_step == 5 and self.global_rank == 1
+        return [0] if leaves_out else [0, 1]
+
+
+class RoutedTogether(Routed):
+    """All ranks change their expert in every step."""
+
+    def chosen(self) -> list[int]:
+        return [self.global_step % 2]
+
+
+class RoutedRaw(Routed):
+    """The experts are no modules, which could be seen to be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.experts
+        self.weights = nn.ParameterList(torch.eye(WIDTH) for _ in range(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return mse_loss(self(x @ self.weights[self.global_rank]), y)
+
+
 class Overflowing(Even):
     """In the third step one rank's loss overflows."""
 

@@ -75,6 +75,7 @@ PROPERTIES = {
     "experts, clipped": Property(1e-6, {"kind": "experts"}, CLIPPED_SUM, UNUSED),
     "sparse": Property(1e-6, {"kind": "words"}),
     "sparse, clipped": Property(1e-6, {"kind": "words"}, CLIPPED_SUM),
+    "sparse, manual": Property(1e-6, {"kind": "words by hand"}),
     "bf16": Property(2e-2, trainer={"precision": "bf16-mixed"}),
     # Small enough that no scaled gradient overflows: a process' part of a batch has a larger mean
     # gradient than the whole, and so would skip other steps.
@@ -184,7 +185,8 @@ FAIRSCALE_SLOWLY = (Launch(2, engine="fairscale", slow=True), FAIRSCALE[1])
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
 DEEPSPEED = (Launch(2, engine="deepspeed"), _more(4, engine="deepspeed"))
 DEEPSPEED_SLOWLY = (Launch(2, engine="deepspeed", slow=True), DEEPSPEED[1])
-NO_SPARSE = dict.fromkeys(("sparse", "sparse, clipped"), "words.weight has sparse gradients")
+SPARSE = ("sparse", "sparse, clipped", "sparse, manual")
+NO_SPARSE = dict.fromkeys(SPARSE, "words.weight has sparse gradients")
 NOT_FOUND = dict.fromkeys(
     ("experts", "experts, clipped"),
     "has no option 'find_unused_parameters': .* use strategy='fsdp' or 'ddp'",
@@ -198,7 +200,7 @@ DEEPSPEED_REFUSES = {
 }
 OFFLOADED = ("sgd", "adam", "accumulation", "clip norm", "clip value", "bf16", "fp16")
 REPLICAS_REFUSE = {
-    "manual": "training_step runs once a replica",
+    **dict.fromkeys(("manual", "sparse, manual"), "training_step runs once a replica"),
     "sync batchnorm": "a replica normalises by its own piece of the batch",
 }
 
@@ -314,7 +316,7 @@ MATRIX = {
         ),
         options={"scale_learning_rate": False},
         refused={
-            "manual": "its optimizers expect one backward a step",
+            **dict.fromkeys(("manual", "sparse, manual"), "optimizers expect one backward a step"),
             "bf16": "know no bfloat16",
             "bf16 true": "know no bfloat16",
         },

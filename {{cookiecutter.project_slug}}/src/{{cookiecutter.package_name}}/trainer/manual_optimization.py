@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .optimization import Optimization
-from .strategies import SingleDevice, parts
+from .strategies import SingleDevice, parts, sparse
 
 
 class ManualOptimization:
@@ -43,7 +43,8 @@ class ManualOptimization:
     def gradients(self) -> dict[str, Tensor]:
         """Those that no step has used yet, by the names of their parameters."""
         named = self.strategy.module.named_parameters()
-        return {name: each.grad for name, each in named if each.grad is not None}
+        found = {name: each.grad for name, each in named if each.grad is not None}
+        return sparse.taken_apart(found)
 
     def load_gradients(
         self, divided: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]
@@ -54,8 +55,13 @@ class ManualOptimization:
             divided: those that lay in parts, one a process.
             own: each process' whole ones; their mean counts.
         """
-        for name, parameter in self.strategy.module.named_parameters():
+        module = self.strategy.module
+        own = [sparse.put_together(each, module) for each in own]
+        for name, parameter in module.named_parameters():
             whole = [each[name] for each in own if name in each]
+            if whole and whole[0].is_sparse:
+                parameter.grad = sum(whole[1:], whole[0]) / len(own)
+                continue
             if whole:
                 value = torch.stack(whole).sum(dim=0) / len(own)
             elif name in divided:

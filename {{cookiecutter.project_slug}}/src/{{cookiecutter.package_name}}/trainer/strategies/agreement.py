@@ -101,7 +101,8 @@ class Agreement:
         with contextlib.suppress(RuntimeError):
             while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
                 asked = self._store.add("asked", 0)
-                waiting += [int(self._store.get(f"asked/{each}")) for each in range(seen + 1, asked + 1)]
+                new = range(seen + 1, asked + 1)
+                waiting += [int(self._store.get(f"asked/{each}")) for each in new]
                 seen = asked
                 passed = [number for number in waiting if number < self._count]
                 waiting = [number for number in waiting if number not in passed]

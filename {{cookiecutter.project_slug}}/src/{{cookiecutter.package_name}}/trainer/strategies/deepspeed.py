@@ -225,8 +225,8 @@ class DeepSpeed(ProcessGroupStrategy):
         super().forward_backward(batch, batch_idx, weight=weight, synchronise=synchronise)
 
     def _check_trained(self) -> None:
-        for name, each, trained in self._trains:
-            if each.requires_grad != trained:
+        for name, each, was_trained in self._trains:
+            if each.requires_grad != was_trained:
                 changed = "trained" if each.requires_grad else "frozen"
                 raise UserError(
                     f"{name} is {changed} since the fit began, and DeepSpeed steps what was "

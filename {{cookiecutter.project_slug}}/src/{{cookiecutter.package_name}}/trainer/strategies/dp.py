@@ -169,7 +169,7 @@ class _View(torch.autograd.Function):
 def _copied(parameter: Tensor, device: torch.device) -> Tensor:
     if parameter.device != device:
         return parameter.to(device)
-    view: Tensor = _View.apply(parameter)
+    view: Tensor = _View.apply(parameter)  # type: ignore[no-untyped-call]
     return view
 
 

@@ -6,6 +6,7 @@ different parameters that have the same size.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def leaves(loss: Tensor) -> Iterator[Tensor]:
                 continue
             seen.add(each)
             if type(each).__name__ == "AccumulateGrad":
-                yield each.variable
+                yield each.variable  # type: ignore[attr-defined]
             else:
                 stack.append(each)
 
@@ -65,7 +66,9 @@ class _WithZeros(torch.autograd.Function):
 
 def with_zeros(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """A loss whose backward gives parameters that it does not depend on gradients of zero."""
-    result: Tensor = _WithZeros.apply(loss, *parameters) if parameters else loss
+    if not parameters:
+        return loss
+    result: Tensor = _WithZeros.apply(loss, *parameters)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -97,16 +100,13 @@ class SameUse:
         if agreement is None:
             return
 
-        def note(name: str) -> Callable[..., None]:
-            @torch.compiler.disable  # type: ignore[untyped-decorator]
-            def before(*_: Any) -> None:
-                agreement.check(_CALLS, name)
-
-            return before
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def note(name: str, *_: Any) -> None:
+            agreement.check(_CALLS, name)
 
         self._handles += [
             # Ahead of the engine's own, which gathers.
-            unit.register_forward_pre_hook(note(name), prepend=True)
+            unit.register_forward_pre_hook(partial(note, name), prepend=True)
             for name, unit in units.items()
         ]
 

@@ -3,6 +3,8 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -41,14 +43,39 @@ def average(gradient: Tensor) -> Tensor:
     gradient = gradient.coalesce()
     indices = distributed.all_gather(gradient.indices().T.contiguous())
     values = distributed.all_gather(gradient.values())
-    mean = torch.sparse_coo_tensor(
-        torch.cat(indices).T, torch.cat(values) / distributed.world_size(), gradient.shape
-    )
-    return mean.coalesce()
+    mean = torch.cat(values) / distributed.world_size()
+    return _made(torch.cat(indices).T, mean, gradient.shape).coalesce()
 
 
 def zeros(parameter: Tensor) -> Tensor:
     """A sparse gradient without rows."""
     indices = torch.zeros(1, 0, dtype=torch.int64, device=parameter.device)
     values = parameter.new_zeros(0, *parameter.shape[1:], requires_grad=False)
-    return torch.sparse_coo_tensor(indices, values, parameter.shape)
+    return _made(indices, values, parameter.shape)
+
+
+def _made(indices: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
+    # torch warns where it is not told whether to check what it is given.
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+
+
+def taken_apart(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients by name, sparse ones as two dense tensors, for a checkpoint."""
+    found: dict[str, Tensor] = {}
+    for name, each in gradients.items():
+        if each.is_sparse:
+            gradient = each.coalesce()
+            found |= {f"{name}/rows": gradient.indices(), f"{name}/values": gradient.values()}
+        else:
+            found[name] = each
+    return found
+
+
+def put_together(parts: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """What :func:`taken_apart` was given, of a module's parameters."""
+    found = {name: each for name, each in parts.items() if "/" not in name}
+    for name, parameter in module.named_parameters():
+        if f"{name}/rows" in parts:
+            rows, values = parts[f"{name}/rows"], parts[f"{name}/values"]
+            found[name] = _made(rows, values, parameter.shape).to(parameter.device)
+    return found

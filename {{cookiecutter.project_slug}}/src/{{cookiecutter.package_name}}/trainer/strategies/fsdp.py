@@ -143,12 +143,13 @@ class FSDP(ProcessGroupStrategy):
         units = dict(choose_units(module, self.unit_classes, self.unit_parameters))
         if self.find_unused_parameters:
             units = {}  # one that a rank does not call, it would not gather
-        inner = {name: unit for name, unit in units.items() if unit not in self.roots}
-        for unit in [*inner.values(), *self.roots]:
+        gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
+        for unit in gathered:
             self._divide(unit)
         self._names = parameter_names(module)
         self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
-        self.same_use.watch(units)
+        named = module.named_modules()
+        self.same_use.watch({name: each for name, each in named if each in gathered})
         self.averaged = GradientAverage(_undivided(module))
         self.start_equal(module.buffers())
 
@@ -200,8 +201,8 @@ class FSDP(ProcessGroupStrategy):
             for group in _groups(unit):
                 for each in group.fsdp_params:
                     if each.sharded_param.requires_grad:
-                        whole = getattr(each, "_unsharded_param", each.sharded_param)
-                        found.append((self._names[id(each.sharded_param)], whole))
+                        name = self._names.get(id(each.sharded_param), str(each._param_fqn))
+                        found.append((name, getattr(each, "_unsharded_param", each.sharded_param)))
         whole_ones = _undivided(self.module)
         return found + [(self._names[id(each)], each) for each in whole_ones if each.requires_grad]
 

@@ -19,17 +19,17 @@ class Property:
             last bit.
         subject: arguments of the subject.
         trainer: arguments of the trainer.
-        options: of the strategy, where it has them or refuses the way.
         alone: arguments of the subject where one process trains it for comparison.
         trainer_alone: arguments of the trainer then.
+        options: of the strategy, where it has them or refuses the way.
     """
 
     tolerance: float
     subject: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
     alone: Mapping[str, Any] = field(default_factory=dict)
     trainer_alone: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 UNUSED = {"find_unused_parameters": True}
@@ -72,7 +72,7 @@ PROPERTIES = {
         trainer_alone={"sync_batchnorm": False},
     ),
     "experts": Property(1e-6, {"kind": "experts"}, options=UNUSED),
-    "experts, clipped": Property(1e-6, {"kind": "experts"}, CLIPPED_SUM, UNUSED),
+    "experts, clipped": Property(1e-6, {"kind": "experts"}, CLIPPED_SUM, options=UNUSED),
     "sparse": Property(1e-6, {"kind": "words"}),
     "sparse, clipped": Property(1e-6, {"kind": "words"}, CLIPPED_SUM),
     "sparse, manual": Property(1e-6, {"kind": "words by hand"}),

@@ -37,6 +37,7 @@ class ManualOptimization:
         As with automatic optimization, the loss is a mean over this process' samples, and weighs
         as much as they are of the global batch.
         """
+        self.strategy.take_loss(loss, "manual_backward")
         with torch.autocast(self.strategy.device.type, enabled=False):
             self.strategy.backward(loss * self.weight, synchronise=self.synchronises)
 

@@ -76,6 +76,22 @@ class Optimization:
             _point(entry.scheduler, made)
         return Optimization([made[id(each)] for each in self.optimizers], self.schedules)
 
+    def configured_rates(self) -> list[float]:
+        """The learning rate of each parameter group, before a scheduler changes it."""
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        return [float(group.get("initial_lr", group["lr"])) for group in groups]
+
+    def other_rates(self, configured: Sequence[float]) -> list[str]:
+        """One line if the rates are others than those that were configured."""
+        loaded = self.configured_rates()
+        if loaded == list(configured):
+            return []
+        ours, theirs = (", ".join(f"{rate:g}" for rate in each) for each in (configured, loaded))
+        return [
+            f"the learning rate is the checkpoint's, {theirs}, and not the configured {ours}: a "
+            "resume restores the optimizer's state; start a new run to train at another rate"
+        ]
+
     @contextlib.contextmanager
     def rates_multiplied(self, factor: float) -> Iterator[None]:
         """Step at other learning rates, of which the schedulers know nothing."""

@@ -30,11 +30,12 @@ from .evaluation import evaluate, predict
 from .feed import Feed, Share, feed_evaluation, feed_training
 from .interruption import Interrupted
 from .loggers import make_loggers
-from .loop import FitLoop, Outputs
+from .loop import FitLoop
 from .manual_optimization import ManualOptimization
 from .metrics import Recorder
 from .module import DataModule, Loader, TrainingModule
 from .optimization import Optimization, read_optimization
+from .outputs import Outputs
 from .preemption import Preempted
 from .progress import Progress
 from .run_choice import Chosen

@@ -67,6 +67,9 @@ class Trainer:
         val_every_n_steps: run validation every N optimizer steps, too.
         checkpoint_every_n_steps: save every N optimizer steps, besides after each epoch.
         keep_checkpoints: how many to keep, at least 2.
+        stop_on_nonfinite_loss: end the fit with an error after a step whose loss is NaN or
+            infinite, and save no parameters that are; with a gradient scaler (``"16-mixed"``) such
+            steps are skipped, and the fit ends when its scale falls below 1e-4.
         async_checkpoints: write them while training goes on.
         resume: a run's directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
             of ``run_name``, which must be given, or a new run if there is none.
@@ -122,6 +125,7 @@ class Trainer:
         val_every_n_steps: int | None = None,
         checkpoint_every_n_steps: int | None = None,
         keep_checkpoints: int = 2,
+        stop_on_nonfinite_loss: bool = True,
         async_checkpoints: bool = False,
         resume: str | None = None,
         default_root_dir: str | os.PathLike[str] = "runs",

@@ -12,6 +12,7 @@ import torch
 from . import (
     activation_checkpointing,
     cluster,
+    hooks,
     idle_gpus,
     launch,
     legacy,
@@ -88,6 +89,8 @@ class Arguments:
         problems = Problems()
         if self.given["max_epochs"] is None and self.given["max_steps"] is None:
             problems.add("neither max_epochs nor max_steps is given: no end to training")
+        needed = ["training_step", "configure_optimizers"][: 1 + self.strategy.needs_optimizers]
+        problems.lines.extend(hooks.missing(module, needed))
         if not module.automatic_optimization:
             _check_manual(self, type(module).__name__, problems)
         with problems:

@@ -4,7 +4,7 @@ Losses are looked at on their device; nothing waits for them but where a step wa
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class FiniteGuard:
             step, rank = divmod(int(first), world_size)
             self._refuse(f"the loss of step {step} is not finite (NaN or infinite) on rank {rank}")
 
-    def check_weights(self, model: Mapping[str, Any], names: Collection[str]) -> None:
+    def check_weights(self, model: Mapping[str, Any], names: Sequence[str]) -> None:
         """Check what is about to be saved, for a finite loss can have an infinite gradient.
 
         Args:

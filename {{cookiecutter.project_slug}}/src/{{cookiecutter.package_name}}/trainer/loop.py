@@ -279,7 +279,7 @@ class FitLoop:
             state = self.state()
             if self._guard is not None:
                 named = self.module.named_parameters()
-                trained = {name for name, each in named if each.requires_grad}
+                trained = [name for name, each in named if each.requires_grad]
                 self._guard.check_weights(state["model"], trained)
             self._saved_at = self.position.global_step
             self.checkpoints.save(self.position.global_step, state, self.own_state())

@@ -14,6 +14,8 @@ from . import (
     announcements,
     batch_size_trial,
     distributed,
+    hooks,
+    loaders,
     outcome,
     randomness,
     restarts,
@@ -240,8 +242,10 @@ class RankRun:
             in_global_order=given["use_distributed_sampler"],
             uneven=given["uneven_inputs"],
         )
-        if val_dataloader is None and _has_loader(data, module, "val"):
-            val_dataloader = _loader(data, module, "val")
+        if val_dataloader is None and (data is None or isinstance(data, DataModule)):
+            val_dataloader = _made_loader(data or module, "val")
+        if val_dataloader is not None:
+            hooks.check(module, "validation_step")
         self._prepare(module)
         self.optimization = strategy.setup(
             module, lambda: read_optimization(module.configure_optimizers())
@@ -390,17 +394,21 @@ class RankRun:
             print(*lines, sep="\n", flush=True)
 
 
-def _has_loader(data: Data, module: TrainingModule, stage: _Stage) -> bool:
-    return (data is None or isinstance(data, DataModule)) and (
-        getattr(data or module, f"{stage}_dataloader")() is not None
-    )
-
-
 def _loader(data: Data, module: TrainingModule, stage: _Stage) -> Loader:
     if data is not None and not isinstance(data, DataModule):
         return data
-    loader: Loader | None = getattr(data or module, f"{stage}_dataloader")()
+    loader = _made_loader(data or module, stage)
     if loader is None:
         owner = type(data or module).__name__
-        raise UserError(f"no batches: {owner} has no {stage}_dataloader, and none was given")
+        raise UserError(
+            f"no batches: {owner}.{stage}_dataloader returned None, and no loader was given: "
+            "return a DataLoader"
+        )
+    return loader
+
+
+def _made_loader(owner: DataModule | TrainingModule, stage: _Stage) -> Loader | None:
+    loader: Loader | None = getattr(owner, f"{stage}_dataloader")()
+    if loader is not None:
+        loaders.check(loader, f"{type(owner).__name__}.{stage}_dataloader returned")
     return loader

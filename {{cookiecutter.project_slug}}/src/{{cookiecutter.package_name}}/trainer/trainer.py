@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from . import arguments, interruption, launch, legacy, meta_device, randomness
+from . import arguments, hooks, interruption, launch, legacy, loaders, meta_device, randomness
 from .arguments import Arguments
 from .interruption import Interrupted
-from .module import Loader, TrainingModule
+from .module import DataModule, Loader, TrainingModule
 from .rank_run import Data, Outcome, RankRun
 from .strategies import SingleDevice
 
@@ -185,6 +185,9 @@ class Trainer:
                 how to resume. A second SIGINT does not wait for that.
         """
         self.check_fit(module)
+        _check_given(data, val_dataloader)
+        if val_dataloader is not None:
+            hooks.check(module, "validation_step")
         command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
         try:
             self._outcome = self._launch(module, command)
@@ -207,6 +210,8 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
         """Validate, with the weights of a checkpoint or run directory if one is given."""
+        hooks.check(module, "validation_step")
+        _check_given(data)
         command = partial(
             RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint
         )
@@ -216,6 +221,8 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
         """Test, with the weights of a checkpoint or run directory if one is given."""
+        hooks.check(module, "test_step")
+        _check_given(data)
         command = partial(
             RankRun.evaluate, stage="test", module=module, data=data, checkpoint=checkpoint
         )
@@ -225,6 +232,8 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> list[Any]:
         """Predict; one entry a batch, tensors of all processes in the data set's order."""
+        hooks.check(module, "predict_step")
+        _check_given(data)
         command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
         return cast(list[Any], self._result(module, command))
 
@@ -233,6 +242,8 @@ class Trainer:
 
         Tries real training steps, on a copy of the module, on batches of growing size.
         """
+        hooks.check(module, "training_step", "configure_optimizers")
+        _check_given(data)
         command = partial(RankRun.find_batch_size, module=module, data=data)
         return cast(int, self._result(module, command))
 
@@ -287,6 +298,13 @@ class Trainer:
         )
         module.load_state_dict(outcome.weights or {})
         return outcome
+
+
+def _check_given(*given: Data) -> None:
+    """Refuse what is neither a data module nor an iterable of batches."""
+    for each in given:
+        if each is not None and not isinstance(each, DataModule):
+            loaders.check(each, "the trainer was given")
 
 
 def _run_rank(checked: Arguments, configuration: str | None, command: _Command) -> Outcome:

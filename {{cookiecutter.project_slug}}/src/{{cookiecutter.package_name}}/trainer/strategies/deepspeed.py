@@ -125,6 +125,10 @@ class DeepSpeed(ProcessGroupStrategy):
             *deepspeed_process.rejected(deepspeed_config.completed(self.config), accelerator),
         ]
 
+    @property
+    def needs_optimizers(self) -> bool:
+        return deepspeed_config.kind(self.config, "optimizer") is None
+
     def problems_of(self, module: TrainingModule) -> list[str]:
         return deepspeed_optimizer.early_problems(self.config, module)
 

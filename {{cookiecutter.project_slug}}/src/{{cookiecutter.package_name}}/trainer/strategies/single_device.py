@@ -83,6 +83,11 @@ class SingleDevice:
         """
         return []
 
+    @property
+    def needs_optimizers(self) -> bool:
+        """Whether the module must have a ``configure_optimizers``."""
+        return True
+
     def problems_of(self, module: TrainingModule) -> list[str]:
         """One line for each thing about a module that the strategy cannot train."""
         return []

@@ -11,7 +11,8 @@ TRAINER = ROOT / "src" / PACKAGE / "trainer"
 FLOORS = [
     {"errors", "distributed", "dtensors", "randomness", "progress", "pickling", "stacks"},
     {"safetensors_reader", "safetensors_writer", "run_lock"},
-    {"files", "preemption", "stored_tensors", "checkpoint_state", "loaders"},
+    {"files", "preemption", "stored_tensors", "checkpoint_state"},
+    {"loaders", "leftover_threads"},
     {"reading"},
     {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome"},
     {"metrics", "scaling", "optimization", "precision", "interruption", "finite"},

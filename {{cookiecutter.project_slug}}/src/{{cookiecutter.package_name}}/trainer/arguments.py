@@ -45,7 +45,8 @@ class Arguments:
     """A trainer's arguments after all checks.
 
     ``given``: as the user gave them, in modern spelling; ``node_devices``: of all processes of a
-    node.
+    node; ``root``: absolute, as is ``resume``, since user code may change the working directory;
+    ``started_in``: that directory when the trainer was made.
     """
 
     given: dict[str, Any]
@@ -58,6 +59,7 @@ class Arguments:
     clip: Clip | None
     learning_rate: LearningRate
     request: Request
+    started_in: Path
 
     @property
     def local_processes(self) -> int:
@@ -79,6 +81,11 @@ class Arguments:
     def placed(self) -> "Arguments":
         """The same in a process that a launcher has started since."""
         return replace(self, layout=cluster.detect())
+
+    def shown(self, path: Path) -> Path:
+        """A path as the user would write it where the program was started."""
+        is_below = path.is_relative_to(self.started_in)
+        return path.relative_to(self.started_in) if is_below else path
 
     def check_module(self, module: TrainingModule) -> None:
         """Check what a module asks of the strategy and of the arguments.
@@ -178,6 +185,7 @@ def check(given: dict[str, Any]) -> Arguments:
         clip=_clip(given),
         learning_rate=learning_rate,
         request=_request(given),
+        started_in=Path.cwd(),
     )
 
 
@@ -370,8 +378,9 @@ def _torch_device(accelerator: Accelerator, index: int) -> torch.device:
 
 
 def _request(given: dict[str, Any]) -> Request:
-    root, resume = Path(given["default_root_dir"]), given["resume"]
-    resume = None if resume is None else str(resume)
+    root, resume = Path(given["default_root_dir"]).absolute(), given["resume"]
+    if resume not in (None, "auto"):
+        resume = str(Path(resume).absolute())
     return Request(root, given["run_name"], resume, given["overwrite"])
 
 

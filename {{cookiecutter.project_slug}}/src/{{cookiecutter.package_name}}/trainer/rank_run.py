@@ -157,7 +157,7 @@ class RankRun:
         if chosen.checkpoint is not None:
             checkpoint = Checkpoint(chosen.checkpoint)
             remarks = loop.resume(checkpoint, self.checked.layout, chosen.is_same_run)
-            self._say(f"resumed from {chosen.checkpoint}")
+            self._say(f"resumed from {self.checked.shown(chosen.checkpoint)}")
             self._say(*(f"note: {remark}" for remark in remarks))
         if restarts.expected(self.checked.layout):
             restarts.count(chosen.directory, self.global_step, self.checked.layout)
@@ -167,7 +167,7 @@ class RankRun:
         self._say_where(chosen.directory)
         self._train(loop, chosen.directory)
         self.metrics = dict(loop.outputs.latest)
-        self._say(*announcements.closing(loop, chosen.directory))
+        self._say(*announcements.closing(loop, self.checked.shown(chosen.directory)))
 
     def _begin(self, loop: FitLoop, chosen: Chosen) -> None:
         """Write records and open logs: only now nothing can refuse the run any more."""
@@ -198,7 +198,8 @@ class RankRun:
             if asked.signal != signal.SIGINT:
                 raise
             is_command = self._configuration is not None
-            raise Interrupted(self.global_step, str(directory), is_command) from None
+            shown = self.checked.shown(directory)
+            raise Interrupted(self.global_step, str(shown), is_command) from None
 
     def _run(self, loop: FitLoop, directory: Path) -> None:
         try:
@@ -387,7 +388,7 @@ class RankRun:
         """Name the run directory; a command says it even where it shows no progress."""
         is_command = self._configuration is not None
         if self.checked.layout.is_main and (self._given["enable_progress_bar"] or is_command):
-            print(announcements.where(directory), flush=True)
+            print(announcements.where(self.checked.shown(directory)), flush=True)
 
     def _say(self, *lines: str) -> None:
         if self.checked.layout.is_main and self._given["enable_progress_bar"]:

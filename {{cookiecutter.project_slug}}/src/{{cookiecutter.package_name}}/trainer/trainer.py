@@ -13,10 +13,23 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from . import arguments, hooks, interruption, launch, legacy, loaders, meta_device, randomness
+from . import (
+    arguments,
+    hooks,
+    interruption,
+    launch,
+    legacy,
+    loaders,
+    meta_device,
+    outcome,
+    randomness,
+    stacks,
+)
 from .arguments import Arguments
+from .errors import EarlyExit
 from .interruption import Interrupted
 from .module import DataModule, Loader, TrainingModule
+from .preemption import Preempted
 from .rank_run import Data, Outcome, RankRun
 from .strategies import SingleDevice
 
@@ -146,6 +159,7 @@ class Trainer:
     ) -> None:
         given = dict(locals())
         del given["self"]
+        outcome.keep_path()
         self._checked = arguments.check(given)
         self._outcome = Outcome()
         self.configuration: str | None = None
@@ -192,7 +206,7 @@ class Trainer:
         try:
             self._outcome = self._launch(module, command)
         except Interrupted as interrupted:
-            directory = Path(interrupted.directory)
+            directory = self._checked.started_in / interrupted.directory
             self._outcome = Outcome(global_step=interrupted.step, run_directory=directory)
             is_told = interruption.is_told_here() and not launch.is_reported()
             interruption.show_in_one_line(interrupted, is_told)
@@ -213,7 +227,11 @@ class Trainer:
         hooks.check(module, "validation_step")
         _check_given(data)
         command = partial(
-            RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint
+            RankRun.evaluate,
+            stage="validation",
+            module=module,
+            data=data,
+            checkpoint=_absolute(checkpoint),
         )
         return cast(dict[str, float], self._result(module, command))
 
@@ -224,7 +242,11 @@ class Trainer:
         hooks.check(module, "test_step")
         _check_given(data)
         command = partial(
-            RankRun.evaluate, stage="test", module=module, data=data, checkpoint=checkpoint
+            RankRun.evaluate,
+            stage="test",
+            module=module,
+            data=data,
+            checkpoint=_absolute(checkpoint),
         )
         return cast(dict[str, float], self._result(module, command))
 
@@ -234,7 +256,8 @@ class Trainer:
         """Predict; one entry a batch, tensors of all processes in the data set's order."""
         hooks.check(module, "predict_step")
         _check_given(data)
-        command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
+        path = _absolute(checkpoint)
+        command = partial(RankRun.predict, module=module, data=data, checkpoint=path)
         return cast(list[Any], self._result(module, command))
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
@@ -290,7 +313,7 @@ class Trainer:
         if processes == 1 or checked.layout.started_outside:
             return _run_rank(checked, self.configuration, command)
         if checked.strategy.launcher == "subprocess":
-            launch.supervise_copies(processes)
+            launch.supervise_copies(processes, checked.started_in)
         started = partial(_run_started_rank, checked, self.configuration, command, module)
         names = {"model": module, **command.keywords, "trainer": checked}
         outcome: Outcome = launch.run_in_processes(
@@ -298,6 +321,11 @@ class Trainer:
         )
         module.load_state_dict(outcome.weights or {})
         return outcome
+
+
+def _absolute(path: str | None) -> str | None:
+    """A path that means the same where user code has changed the working directory."""
+    return str(Path(path).absolute()) if path is not None else None
 
 
 def _check_given(*given: Data) -> None:
@@ -312,7 +340,18 @@ def _run_rank(checked: Arguments, configuration: str | None, command: _Command) 
 
     def work() -> Outcome:
         run.connect()
-        return run.outcome(command(run))
+        try:
+            return run.outcome(command(run))
+        except Preempted:
+            raise
+        except SystemExit as error:
+            if error.code:
+                raise  # whoever has started this sees that it failed
+            place = stacks.of_error(error).rpartition("\n")[2].strip()
+            raise EarlyExit(
+                f"user code called sys.exit({error.code}) in step {run.global_step + 1}, before "
+                f"{command.func.__name__} ended ({place}): return instead, or raise an error"
+            ) from error
 
     return launch.run_external(work, checked.strategy.teardown)
 

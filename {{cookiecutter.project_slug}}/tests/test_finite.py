@@ -12,6 +12,7 @@ from .project import PACKAGE, at_root, load, run, trainer
 checkpoint = load("trainer.checkpoint")
 errors = load("trainer.errors")
 finite = load("trainer.finite")
+schedule = load("trainer.schedule")
 
 
 def fit(folder: Path, module: Any, **options: Any) -> Any:
@@ -99,10 +100,10 @@ def test_a_gradient_scaler_that_skips_every_step_ends_the_fit(tmp_path):
 
 
 def test_more_losses_than_are_kept_are_all_looked_at():
-    step = [0]
-    guard = finite.FiniteGuard(torch.device("cpu"), None, lambda: step[0], lambda: None)
+    position = schedule.Position()
+    guard = finite.FiniteGuard(torch.device("cpu"), None, position, lambda: None)
     for number in range(1, 200):
-        step[0] = number
+        position.global_step = number - 1
         loss = float("inf") if number in (70, 150) else 1e300
         guard.note(torch.tensor(loss, dtype=torch.float64))
     with pytest.raises(errors.UserError, match="the loss of step 70 "):
@@ -111,7 +112,7 @@ def test_more_losses_than_are_kept_are_all_looked_at():
 
 def test_no_step_waits_for_its_loss():
     """A meta tensor has no value: whatever would wait for one fails."""
-    guard = finite.FiniteGuard(torch.device("meta"), None, lambda: 1, lambda: None)
+    guard = finite.FiniteGuard(torch.device("meta"), None, schedule.Position(), lambda: None)
     for _ in range(200):
         guard.note(torch.zeros((), device="meta"))
 

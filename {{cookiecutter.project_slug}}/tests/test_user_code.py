@@ -13,6 +13,7 @@ from .project import load, trainer
 
 checkpoint = load("trainer.checkpoint")
 errors = load("trainer.errors")
+loop = load("trainer.loop")
 
 
 def data(samples: int = 16) -> TensorDataset:
@@ -344,16 +345,23 @@ def test_a_run_that_ended_is_validated_again_and_logs_its_last_step(tmp_path):
     assert log.read_text() == before
 
 
-def test_a_checkpoint_without_the_flag_resumes(tmp_path):
+def test_a_checkpoint_without_the_flag_resumes(tmp_path, monkeypatch):
+    """As it was saved when an epoch was saved after its validation."""
+    state = loop.FitLoop.state
+
+    def older(self: Any) -> dict[str, Any]:
+        found = state(self)
+        assert found.pop("epoch_values") == {}
+        if found["position"].pop("epoch_done"):
+            found["position"] |= {"epoch": 1, "step_in_epoch": 0}
+        return found
+
+    monkeypatch.setattr(loop.FitLoop, "state", older)
     make(tmp_path).fit(Model())
-    [path] = checkpoint.complete(tmp_path / "run" / "checkpoints")
-    older = (path / "state.json").read_text()
-    older = older.replace('"epoch_done": true, ', "").replace('"epoch": 0', '"epoch": 1')
-    older = older.replace('"step_in_epoch": 8', '"step_in_epoch": 0')
-    (path / "state.json").write_text(older.replace('"epoch_values": {}, ', ""))
+    monkeypatch.undo()
     made = make(tmp_path, resume="auto", max_epochs=2)
     made.fit(Model())
-    assert made.global_step == 16
+    assert (made.global_step, made.current_epoch) == (16, 2)
 
 
 def test_a_changed_learning_rate_is_told(tmp_path, capsys):

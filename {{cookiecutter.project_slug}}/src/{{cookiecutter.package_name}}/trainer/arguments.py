@@ -12,6 +12,7 @@ import torch
 from . import (
     activation_checkpointing,
     cluster,
+    files,
     hooks,
     idle_gpus,
     launch,
@@ -84,8 +85,7 @@ class Arguments:
 
     def shown(self, path: Path) -> Path:
         """A path as the user would write it where the program was started."""
-        is_below = path.is_relative_to(self.started_in)
-        return path.relative_to(self.started_in) if is_below else path
+        return files.shown(path, self.started_in)
 
     def check_module(self, module: TrainingModule) -> None:
         """Check what a module asks of the strategy and of the arguments.

@@ -4,12 +4,12 @@ Losses are looked at on their device; nothing waits for them but where a step wa
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import distributed, dtensors
 from .errors import UserError
@@ -22,6 +22,11 @@ _BLOCK = 64
 _SMALLEST_SCALE = 1e-4
 
 
+class _Position(Protocol):
+    global_step: int
+    """Optimizer steps made."""
+
+
 class FiniteGuard:
     """Notes the first step whose loss is not finite, and refuses to go on after it.
 
@@ -31,32 +36,35 @@ class FiniteGuard:
 
     Args:
         device: of the losses.
-        scale: the gradient scaler's scale; ``None`` without a scaler.
-        step: the running optimizer step, from 1.
+        scaler: of the gradients; ``None`` without one.
+        position: where training stands.
         newest: the newest checkpoint of the run.
     """
 
     def __init__(
         self,
         device: torch.device,
-        scale: Callable[[], float] | None,
-        step: Callable[[], int],
+        scaler: torch.amp.GradScaler | None,
+        position: _Position,
         newest: Callable[[], Path | None],
     ) -> None:
-        self._scale, self._step, self._newest = scale, step, newest
+        self._scaler, self._position, self._newest = scaler, position, newest
+        self.is_on = True
         # Of double precision, in which no loss that is finite elsewhere is infinite.
         self._losses = torch.zeros(_BLOCK, dtype=torch.float64, device=device)
         self._steps = torch.zeros(_BLOCK, dtype=torch.float64, device=device)
         self._slots = list(zip(self._losses.split(1), self._steps.split(1), strict=True))
         self._first = torch.full((1,), math.inf, dtype=torch.float64, device=device)
         self._used = 0
-        self._checked_in = 0
+        self._checked_at = 0
 
     def note(self, loss: Tensor) -> None:
         """Remember a loss before its backward; nothing waits for it."""
+        if not self.is_on:
+            return
         loss_slot, step_slot = self._slots[self._used]
         loss_slot.copy_(loss.detach())
-        step_slot.fill_(self._step())
+        step_slot.fill_(self._position.global_step + 1)
         self._used += 1
         if self._used == _BLOCK:
             self._look()
@@ -73,15 +81,16 @@ class FiniteGuard:
         Raises:
             UserError: one of them was not finite; the same on every rank.
         """
-        if self._checked_in == self._step():
+        steps = self._position.global_step
+        if self._checked_at == steps or not self.is_on:
             return
-        self._checked_in = self._step()
+        self._checked_at = steps
         self._look()
-        if self._scale is not None:
-            scale = _smallest(torch.tensor(self._scale(), dtype=torch.float64))
+        if self._scaler is not None:
+            scale = _smallest(torch.tensor(self._scaler.get_scale(), dtype=torch.float64))
             if scale < _SMALLEST_SCALE:
                 self._refuse(
-                    f"the gradient scaler's scale fell to {scale:.1g} by step {self._step() - 1}: "
+                    f"the gradient scaler's scale fell to {scale:.1g} by step {steps}: "
                     "the losses or gradients of all recent steps were not finite"
                 )
             return
@@ -91,24 +100,28 @@ class FiniteGuard:
             step, rank = divmod(int(first), world_size)
             self._refuse(f"the loss of step {step} is not finite (NaN or infinite) on rank {rank}")
 
-    def check_weights(self, model: Mapping[str, Any], names: Sequence[str]) -> None:
+    def check_weights(self, model: Mapping[str, Any], module: nn.Module) -> None:
         """Check what is about to be saved, for a finite loss can have an infinite gradient.
 
         Args:
             model: tensors by name, of which each rank looks at what it holds.
-            names: of the parameters that are trained: others may be infinite on purpose.
+            module: whose parameters are looked at if they are trained; others, and buffers, may be
+                infinite on purpose.
 
         Raises:
             UserError: a parameter is not finite; the same on every rank.
         """
-        found = first_not_finite({name: model[name] for name in names if name in model})
+        if not self.is_on:
+            return
+        trained = (name for name, each in module.named_parameters() if each.requires_grad)
+        found = first_not_finite({name: model[name] for name in trained if name in model})
         rank = distributed.rank() if found is not None else math.inf
         rank = _smallest(torch.tensor(float(rank), dtype=torch.float64))
         if rank < math.inf:
             name = distributed.gather(found)[int(rank)]
             self._refuse(
                 f"parameter {name} is not finite (NaN or infinite) on rank {int(rank)} after step "
-                f"{self._step() - 1}, and is not saved"
+                f"{self._position.global_step}, and is not saved"
             )
 
     def _refuse(self, what: str) -> None:

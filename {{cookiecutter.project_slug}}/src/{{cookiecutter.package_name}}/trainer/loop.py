@@ -4,6 +4,7 @@ parameters, gradients and data is the strategy's business."""
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any, Literal
 
 from torch import Tensor
@@ -86,22 +87,15 @@ class FitLoop:
         self.preemption = Preemption(strategy.device)
         self.samples_per_second: float | None = None
         self._saved_at = self._validated_at = -1
-        self._guard = self._make_guard() if schedule.stop_on_nonfinite_loss else None
-        strategy.note_loss = self._guard.note if self._guard else None
+        scaler = strategy.precision.scaler
+        self._guard = FiniteGuard(strategy.device, scaler, position, checkpoints.newest)
+        self._guard.is_on = schedule.stop_on_nonfinite_loss
+        strategy.note_loss = self._guard.note
         # Of the epoch whose batches are done, until they are written.
         self._epoch_values: dict[str, float] = {}
         # Of the step that training ends with, if only that is why it is logged.
         self._last_values: dict[str, float] = {}
         self._log_positions: dict[str, int] = {}
-
-    def _make_guard(self) -> FiniteGuard:
-        scaler, position = self.strategy.precision.scaler, self.position
-        return FiniteGuard(
-            self.strategy.device,
-            scaler.get_scale if scaler is not None else None,
-            lambda: position.global_step + 1,
-            self.checkpoints.newest,
-        )
 
     def run(self) -> None:
         """Train to the end, save, and leave everything written.
@@ -116,7 +110,7 @@ class FitLoop:
                 self._finish_epoch()
             while not self._is_done():
                 self._run_epoch()
-            self._check_loss()
+            self._guard.check()
             # Saved first: a run that is resumed from here must not see that training ended here.
             self._save_once()
             self._write_last_values()
@@ -206,8 +200,9 @@ class FitLoop:
     def _after_step(self) -> None:
         step, schedule, recorder = self.position.global_step, self.schedule, self.outputs.recorder
         if recorder.recording:
-            self._check_loss()
-            self._log_step(recorder.take_step() | self._learning_rates())
+            self._guard.check()
+            rates = self.optimization.learning_rates(self.rate(step - 1))
+            self._log_step(recorder.take_step() | rates)
         self._step_schedules("step")
         self.outputs.progress.step(step, recorder.latest)
         if self.position.is_last_batch:
@@ -252,21 +247,13 @@ class FitLoop:
         self._epoch_values = {}
 
     def _step_schedules(self, interval: Literal["step", "epoch"]) -> None:
-        for entry in self.optimization.schedules if self.manual is None else []:
-            if entry.interval == interval:
-                entry.step(self.outputs.latest)
-
-    def _learning_rates(self) -> dict[str, float]:
-        factor = self.rate(self.position.global_step - 1)
-        rates = [each.param_groups[0]["lr"] * factor for each in self.optimization.optimizers]
-        if len(rates) == 1:
-            return {"lr": float(rates[0])}
-        return {f"lr-{index}": float(rate) for index, rate in enumerate(rates)}
+        if self.manual is None:
+            self.optimization.step_schedules(interval, self.outputs.latest)
 
     def _validate_once(self) -> None:
         position = self.position
         if self.validate is not None and self._validated_at != position.global_step:
-            self._check_loss()
+            self._guard.check()
             self._validated_at = position.global_step
             self.outputs.validated = self.validate()
             self.outputs.write(position.global_step, position.epoch, self.outputs.validated)
@@ -275,34 +262,19 @@ class FitLoop:
 
     def _save_once(self) -> None:
         if self._saved_at != self.position.global_step:
-            self._check_loss()
+            self._guard.check()
             state = self.state()
-            if self._guard is not None:
-                named = self.module.named_parameters()
-                trained = [name for name, each in named if each.requires_grad]
-                self._guard.check_weights(state["model"], trained)
+            self._guard.check_weights(state["model"], self.module)
             self._saved_at = self.position.global_step
             self.checkpoints.save(self.position.global_step, state, self.own_state())
 
-    def _check_loss(self) -> None:
-        if self._guard is not None:
-            self._guard.check()
-
     def state(self) -> dict[str, Any]:
         """What is the same on every process."""
-        position, feed = self.position, self.feed
         return {
             **self.strategy.state(self.optimization),
             "schedules": [entry.scheduler.state_dict() for entry in self.optimization.schedules],
             "precision": self.strategy.precision.state(),
-            "position": {
-                "epoch": position.epoch,
-                "step_in_epoch": position.batch // feed.accumulate,
-                "samples_per_step": feed.samples_per_step,
-                "global_step": position.global_step,
-                "epoch_done": position.epoch_done,
-                "validated_at": self._validated_at,
-            },
+            "position": asdict(SavedPosition.of(self.position, self.feed, self._validated_at)),
             "epoch_values": self._epoch_values,
             "latest": dict(self.outputs.latest),
             "last_values": self._last_values,
@@ -326,9 +298,7 @@ class FitLoop:
         }
 
     def _waiting(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
-        """Gradients that a step with manual optimization has not used yet, of one kind."""
-        gradients = self.manual.gradients() if self.manual is not None else {}
-        return {name: each for name, each in gradients.items() if kind(each)}
+        return self.manual.gradients(kind) if self.manual is not None else {}
 
     def resume(self, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
         """Continue from a checkpoint, as if training had not been interrupted.

@@ -41,10 +41,11 @@ class ManualOptimization:
         with torch.autocast(self.strategy.device.type, enabled=False):
             self.strategy.backward(loss * self.weight, synchronise=self.synchronises)
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Those that no step has used yet, by the names of their parameters."""
+    def gradients(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
+        """Those of one kind that no step has used yet, by the names of their parameters."""
         named = self.strategy.module.named_parameters()
-        return {name: each.grad for name, each in named if each.grad is not None}
+        gradients = {name: each.grad for name, each in named if each.grad is not None}
+        return {name: each for name, each in gradients.items() if kind(each)}
 
     def load_gradients(
         self, divided: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]

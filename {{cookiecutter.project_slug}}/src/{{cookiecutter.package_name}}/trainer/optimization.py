@@ -76,6 +76,21 @@ class Optimization:
             _point(entry.scheduler, made)
         return Optimization([made[id(each)] for each in self.optimizers], self.schedules)
 
+    def step_schedules(
+        self, interval: Literal["step", "epoch"], values: Mapping[str, float]
+    ) -> None:
+        """Step the schedules of an interval; ``values`` are the newest logged ones."""
+        for entry in self.schedules:
+            if entry.interval == interval:
+                entry.step(values)
+
+    def learning_rates(self, factor: float) -> dict[str, float]:
+        """What is logged of the learning rates, times a factor of which schedulers do not know."""
+        rates = [float(each.param_groups[0]["lr"] * factor) for each in self.optimizers]
+        if len(rates) == 1:
+            return {"lr": rates[0]}
+        return {f"lr-{index}": rate for index, rate in enumerate(rates)}
+
     def configured_rates(self) -> list[float]:
         """The learning rate of each parameter group, before a scheduler changes it."""
         groups = [group for each in self.optimizers for group in each.param_groups]

@@ -15,7 +15,6 @@ from . import (
     batch_size_trial,
     distributed,
     hooks,
-    loaders,
     outcome,
     randomness,
     restarts,
@@ -27,15 +26,16 @@ from . import (
 from .arguments import Arguments
 from .checkpoint import DIRECTORY, Checkpoint, resolve
 from .checkpoint_writer import Checkpoints, set_aside
-from .errors import CheckpointError, UserError
+from .errors import CheckpointError
 from .evaluation import evaluate, predict
 from .feed import Feed, Share, feed_evaluation, feed_training
+from .hooks import Data
 from .interruption import Interrupted
 from .loggers import make_loggers
 from .loop import FitLoop
 from .manual_optimization import ManualOptimization
 from .metrics import Recorder
-from .module import DataModule, Loader, TrainingModule
+from .module import Loader, TrainingModule
 from .optimization import Optimization, read_optimization
 from .outputs import Outputs
 from .preemption import Preempted
@@ -43,9 +43,6 @@ from .progress import Progress
 from .run_choice import Chosen
 from .run_lock import RunLock
 from .schedule import Position
-
-Data = DataModule | Loader | None
-_Stage = Literal["train", "val", "test", "predict"]
 
 
 @dataclass(frozen=True)
@@ -236,17 +233,14 @@ class RankRun:
     ) -> FitLoop:
         strategy, given = self.strategy, self._given
         feed = feed_training(
-            _loader(data, module, "train"),
+            hooks.loader(data, module, "train"),
             self._share(),
             accumulate=given["accumulate_grad_batches"],
             global_batch_size=given["global_batch_size"],
             in_global_order=given["use_distributed_sampler"],
             uneven=given["uneven_inputs"],
         )
-        if val_dataloader is None and (data is None or isinstance(data, DataModule)):
-            val_dataloader = _made_loader(data or module, "val")
-        if val_dataloader is not None:
-            hooks.check(module, "validation_step")
+        val_dataloader = hooks.validation_loader(data, module, val_dataloader)
         self._prepare(module)
         self.optimization = strategy.setup(
             module, lambda: read_optimization(module.configure_optimizers())
@@ -302,7 +296,7 @@ class RankRun:
     ) -> dict[str, float]:
         """Validate or test, with the weights of a checkpoint if one is given."""
         feed = self._feed_evaluation(
-            _loader(data, module, "val" if stage == "validation" else stage)
+            hooks.loader(data, module, "val" if stage == "validation" else stage)
         )
         with self._attached(module):
             self._set_up_for_evaluation(module, checkpoint)
@@ -312,7 +306,7 @@ class RankRun:
 
     def predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
         """Predict, with the weights of a checkpoint if one is given."""
-        feed = self._feed_evaluation(_loader(data, module, "predict"))
+        feed = self._feed_evaluation(hooks.loader(data, module, "predict"))
         with self._attached(module):
             self._set_up_for_evaluation(module, checkpoint)
             return predict(module, self.strategy, feed)
@@ -332,7 +326,7 @@ class RankRun:
         with self._attached(module), self._checkpointed(module):
             found = batch_size_trial.find_batch_size(
                 module,
-                _loader(data, module, "train"),
+                hooks.loader(data, module, "train"),
                 self.checked.device,
                 self.checked.precision.name,
                 self.strategy.data_replicas,
@@ -393,23 +387,3 @@ class RankRun:
     def _say(self, *lines: str) -> None:
         if self.checked.layout.is_main and self._given["enable_progress_bar"]:
             print(*lines, sep="\n", flush=True)
-
-
-def _loader(data: Data, module: TrainingModule, stage: _Stage) -> Loader:
-    if data is not None and not isinstance(data, DataModule):
-        return data
-    loader = _made_loader(data or module, stage)
-    if loader is None:
-        owner = type(data or module).__name__
-        raise UserError(
-            f"no batches: {owner}.{stage}_dataloader returned None, and no loader was given: "
-            "return a DataLoader"
-        )
-    return loader
-
-
-def _made_loader(owner: DataModule | TrainingModule, stage: _Stage) -> Loader | None:
-    loader: Loader | None = getattr(owner, f"{stage}_dataloader")()
-    if loader is not None:
-        loaders.check(loader, f"{type(owner).__name__}.{stage}_dataloader returned")
-    return loader

@@ -32,6 +32,24 @@ class SavedPosition:
     epoch_done: bool
 
     @classmethod
+    def of(cls, position: Position, feed: Feed, validated_at: int) -> "SavedPosition":
+        """Where training stands now.
+
+        Args:
+            position: of this layout.
+            feed: of this layout.
+            validated_at: the step that was last validated.
+        """
+        return cls(
+            epoch=position.epoch,
+            step_in_epoch=position.batch // feed.accumulate,
+            samples_per_step=feed.samples_per_step,
+            global_step=position.global_step,
+            validated_at=validated_at,
+            epoch_done=position.epoch_done,
+        )
+
+    @classmethod
     def read(cls, saved: Mapping[str, Any], step: int) -> "SavedPosition":
         """Check what a checkpoint of a step holds.
 

@@ -19,7 +19,6 @@ from . import (
     interruption,
     launch,
     legacy,
-    loaders,
     meta_device,
     outcome,
     randomness,
@@ -27,10 +26,11 @@ from . import (
 )
 from .arguments import Arguments
 from .errors import EarlyExit
+from .hooks import Data
 from .interruption import Interrupted
-from .module import DataModule, Loader, TrainingModule
+from .module import Loader, TrainingModule
 from .preemption import Preempted
-from .rank_run import Data, Outcome, RankRun
+from .rank_run import Outcome, RankRun
 from .strategies import SingleDevice
 
 _Command = partial[Any]  # of a method of RankRun: its keywords are what the user gave
@@ -199,7 +199,7 @@ class Trainer:
                 how to resume. A second SIGINT does not wait for that.
         """
         self.check_fit(module)
-        _check_given(data, val_dataloader)
+        hooks.check_given(data, val_dataloader)
         if val_dataloader is not None:
             hooks.check(module, "validation_step")
         command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
@@ -225,7 +225,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Validate, with the weights of a checkpoint or run directory if one is given."""
         hooks.check(module, "validation_step")
-        _check_given(data)
+        hooks.check_given(data)
         command = partial(
             RankRun.evaluate,
             stage="validation",
@@ -240,7 +240,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Test, with the weights of a checkpoint or run directory if one is given."""
         hooks.check(module, "test_step")
-        _check_given(data)
+        hooks.check_given(data)
         command = partial(
             RankRun.evaluate,
             stage="test",
@@ -255,7 +255,7 @@ class Trainer:
     ) -> list[Any]:
         """Predict; one entry a batch, tensors of all processes in the data set's order."""
         hooks.check(module, "predict_step")
-        _check_given(data)
+        hooks.check_given(data)
         path = _absolute(checkpoint)
         command = partial(RankRun.predict, module=module, data=data, checkpoint=path)
         return cast(list[Any], self._result(module, command))
@@ -266,7 +266,7 @@ class Trainer:
         Tries real training steps, on a copy of the module, on batches of growing size.
         """
         hooks.check(module, "training_step", "configure_optimizers")
-        _check_given(data)
+        hooks.check_given(data)
         command = partial(RankRun.find_batch_size, module=module, data=data)
         return cast(int, self._result(module, command))
 
@@ -326,13 +326,6 @@ class Trainer:
 def _absolute(path: str | None) -> str | None:
     """A path that means the same where user code has changed the working directory."""
     return str(Path(path).absolute()) if path is not None else None
-
-
-def _check_given(*given: Data) -> None:
-    """Refuse what is neither a data module nor an iterable of batches."""
-    for each in given:
-        if each is not None and not isinstance(each, DataModule):
-            loaders.check(each, "the trainer was given")
 
 
 def _run_rank(checked: Arguments, configuration: str | None, command: _Command) -> Outcome:

@@ -18,7 +18,7 @@ checkpoint = load("trainer.checkpoint")
 SUBJECT = "tests.function_subject"
 METHODS = ["ddp_spawn", "ddp_fork"]
 HEAD = f"""
-import json, sys
+import json, os, sys
 import torch
 from safetensors.torch import save_file
 from {PACKAGE}.trainer import Trainer, UserError

@@ -46,8 +46,8 @@ class Arguments:
     """A trainer's arguments after all checks.
 
     ``given``: as the user gave them, in modern spelling; ``node_devices``: of all processes of a
-    node; ``root``: absolute, as is ``resume``, since user code may change the working directory;
-    ``started_in``: that directory when the trainer was made.
+    node; ``started_in``: the working directory when the trainer was made, to which relative paths
+    refer, for user code may change it.
     """
 
     given: dict[str, Any]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from .project import trainer
+from .project import load, trainer
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):
@@ -117,7 +117,7 @@ def result(run: Any) -> tuple[dict[str, Tensor], list[str]]:
 
 def tail(run: Any, checkpoint: Path) -> list[str]:
     """The rows of an uninterrupted log that were written after a checkpoint."""
-    written = json.loads((checkpoint / "state.json").read_text())["state"]["logs"][0]
+    written = load("trainer.checkpoint").Checkpoint(checkpoint).state()["logs"]["csv"]
     return (run.run_directory / "metrics.csv").read_bytes()[written:].decode().splitlines()
 
 

@@ -332,7 +332,7 @@ class FitLoop:
         self.strategy.precision.load_state(state["precision"])
         remarks = self.optimization.other_rates(configured)
         remarks += self._resume_position(position)
-        self._epoch_values = state.get("epoch_values", {})
+        self._epoch_values = state["epoch_values"] if position.epoch_done else {}
         self._saved_at = self.position.global_step if same_run else -1
         self.outputs.latest.update(state["latest"])
         if self._is_done():

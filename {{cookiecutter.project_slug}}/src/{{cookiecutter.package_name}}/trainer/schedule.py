@@ -57,14 +57,16 @@ class SavedPosition:
             KeyError, TypeError, ValueError: it cannot be.
         """
         samples = saved["samples_per_step"]
+        # Not there in older ones: an epoch's end was saved when it had been validated.
+        if type(epoch_done := saved.get("epoch_done", False)) is not bool:
+            raise ValueError(f"epoch_done is {epoch_done!r}, not true or false")
         return cls(
             epoch=check_count("epoch", saved["epoch"], 0, MOST_STEPS),
             step_in_epoch=check_count("step_in_epoch", saved["step_in_epoch"], 0, MOST_STEPS),
             samples_per_step=samples and check_count("samples_per_step", samples, 1, MOST_STEPS),
             global_step=check_count("global_step", saved["global_step"], step, step),
             validated_at=check_count("validated_at", saved["validated_at"], -1, step),
-            # Not there in older ones: an epoch's end was saved when it had been validated.
-            epoch_done=saved.get("epoch_done", False) is True,
+            epoch_done=epoch_done,
         )
 
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,19 @@ def exits() -> None:
     sys.exit(0)
 
 
+def leaves() -> None:
+    os._exit(0)
+
+
+def starts_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=(1000,), name="planted").start()
+
+
+def changes_the_directory() -> None:
+    Path("elsewhere").mkdir(exist_ok=True)
+    os.chdir("elsewhere")
+
+
 def exits_with_3() -> None:
     sys.exit(3)
 
@@ -104,6 +118,9 @@ FAULTS = {
         aborts,
         exits,
         exits_with_3,
+        leaves,
+        starts_a_thread,
+        changes_the_directory,
         raises,
     )
 }

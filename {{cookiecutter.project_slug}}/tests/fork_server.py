@@ -42,7 +42,7 @@ DIRECTORY = "TEST_FORK_SERVERS"
 SEEDS = 2
 # Where torchrun's agent starts its ranks, and what it and our launcher say of them.
 _TORCHRUN = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-_OF_A_RANK = {"env", "process_group", "start_new_session", "stdout", "stderr"}
+_OF_A_RANK = {"env", "cwd", "process_group", "start_new_session", "stdout", "stderr"}
 PRELOADED = (
     *("torch", "torch._dynamo", "torch.distributed", "torch.distributed.nn.functional"),
     *("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"),

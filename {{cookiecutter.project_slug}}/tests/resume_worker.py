@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from .project import trainer
+from .project import load, trainer
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):
@@ -32,7 +32,7 @@ class Augmented(Dataset[tuple[Tensor, int]]):
 
 
 class Model(trainer.TrainingModule):
-    """Dropout, a shuffled loader, a scheduler, an epoch's mean and an optimizer with state."""
+    """Dropout, a shuffled loader, schedulers, an epoch's mean and an optimizer with state."""
 
     def __init__(self, loader_workers: int) -> None:
         super().__init__()
@@ -54,7 +54,10 @@ class Model(trainer.TrainingModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+        step = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        # No validation loss meets its threshold: the rate falls after each.
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
+        return [optimizer], [step, {"scheduler": plateau, "monitor": "val_loss"}]
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(Augmented(), batch_size=4, num_workers=self.loader_workers)
@@ -80,7 +83,7 @@ def main(processes: int, loader_workers: int, folder: Path) -> None:
             same = all(torch.equal(weights[key], found[key]) for key in weights)
             print(
                 json.dumps(
-                    {"step": step, "weights": same, "metrics": logged == tail(metrics, step)}
+                    {"step": step, "weights": same, "metrics": logged == tail(whole, checkpoint)}
                 )
             )
 
@@ -112,9 +115,10 @@ def result(run: Any) -> tuple[dict[str, Tensor], list[str]]:
     return run.weights, (run.run_directory / "metrics.csv").read_text().splitlines()[1:]
 
 
-def tail(rows: list[str], step: int) -> list[str]:
-    """What an uninterrupted log holds after a step's checkpoint."""
-    return [row for row in rows if int(row.split(",")[0]) > step]
+def tail(run: Any, checkpoint: Path) -> list[str]:
+    """The rows of an uninterrupted log that were written after a checkpoint."""
+    written = load("trainer.checkpoint").Checkpoint(checkpoint).state()["logs"]["csv"]
+    return (run.run_directory / "metrics.csv").read_bytes()[written:].decode().splitlines()
 
 
 def is_main(run: Any) -> bool:

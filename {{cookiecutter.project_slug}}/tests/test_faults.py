@@ -223,9 +223,20 @@ def test_a_rank_that_leaves_without_an_error_ends_all(tmp_path, launcher, rank):
     ended = fail(launcher, "exits", tmp_path, rank)
     assert ended.seconds < 20
     assert ended.code == 1
-    assert f"rank {rank} called sys.exit(0), at:\n  File " in ended.error
-    assert f"rank {rank} called sys.exit(0): rank {1 - rank} waited in vain (" in ended.error
-    assert re.search(r"in training_step\n  File .* in exits\nrank", ended.error)
+    told = f"rank {rank}: error: user code called sys.exit(0) in step 3, before fit ended (File "
+    assert told in ended.error
+    assert re.search(r"in exits\): return instead, or raise an error$", ended.error, re.M)
+
+
+@pytest.mark.parametrize("launcher", ["ddp_fork", pytest.param("ours", marks=slow)])
+def test_a_rank_that_is_gone_without_a_word_ends_all(tmp_path, launcher):
+    ended = fail(launcher, "leaves", tmp_path)
+    assert ended.seconds < SOON
+    assert ended.code == 1
+    assert ended.last == (
+        "rank 1 ended with exit code 0 before its work was done: user code, or a library, called "
+        "os._exit(0)"
+    )
 
 
 def test_a_rank_that_leaves_with_a_code_is_said_to(tmp_path):

@@ -18,7 +18,7 @@ checkpoint = load("trainer.checkpoint")
 SUBJECT = "tests.function_subject"
 METHODS = ["ddp_spawn", "ddp_fork"]
 HEAD = f"""
-import json, sys
+import json, os, sys
 import torch
 from safetensors.torch import save_file
 from {PACKAGE}.trainer import Trainer, UserError
@@ -63,12 +63,12 @@ report = {
     "metrics": first.metrics,
     "steps": first.global_step,
     "epoch": first.current_epoch,
-    "directory": str(first.run_directory),
+    "directory": os.path.relpath(first.run_directory),
     "validated": first.validate(net),
     "tested": first.test(net),
 }
 predicted = torch.cat(first.predict(net))
-report["left"] = [first.global_step, str(first.run_directory)]
+report["left"] = [first.global_step, os.path.relpath(first.run_directory)]
 second = make(sys.argv[1], run_name="second", max_epochs=1)
 second.fit(net)
 if second.global_rank == 0:

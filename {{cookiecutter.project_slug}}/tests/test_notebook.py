@@ -146,7 +146,7 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
         trainer.fit(Interrupts())
         """
     again = """
-        assert trainer.run_directory == pathlib.Path("runs/run{0}")
+        assert trainer.run_directory == pathlib.Path("runs/run{0}").absolute()
         steps = trainer.global_step + 1
         make(devices={0}, resume=str(trainer.run_directory), max_steps=steps).fit(Line())
         """

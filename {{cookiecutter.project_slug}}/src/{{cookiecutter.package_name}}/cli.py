@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from . import configuration, strategy_help
 from .configuration import COMMANDS, Run
-from .trainer import interruption, outcome
+from .trainer import interruption, leftover_threads, outcome
 from .trainer.errors import ConfigurationError, UserError, nearest
 from .trainer.launch import describe, is_reported
 
@@ -27,6 +27,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [word for word in words if word != told]
     if "" not in sys.path:
         sys.path.insert(0, "")  # a console script too finds the user's classes where it is started
+    code: int | None = 0
+    try:
+        _end_with_a_code(words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int | None) else 1
+        raise
+    finally:
+        if arguments is None:  # nothing comes after this
+            leftover_threads.end_with_main_thread(code or 0)
+
+
+def _end_with_a_code(words: list[str]) -> None:
     try:
         _run(words)
     except KeyboardInterrupt as interrupt:

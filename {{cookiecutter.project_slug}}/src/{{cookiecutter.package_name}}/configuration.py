@@ -136,7 +136,8 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
     checkpoint = _checkpoint(parsed.get(_CHECKPOINT), problems)
     problems.raise_any()
     made["trainer"].configuration = parser.dump(parsed, skip_unset=False)
-    root, name = Path(parsed.trainer.default_root_dir), parsed.trainer.run_name
+    # Absolute, as the trainer's own: user code may change the working directory.
+    root, name = Path(parsed.trainer.default_root_dir).absolute(), parsed.trainer.run_name
     results = Results(checkpoint, root, name)
     return Run(**made, checkpoint=str(checkpoint) if checkpoint else None, results=results)
 

@@ -24,6 +24,7 @@ class Results:
         self._checkpoint = checkpoint
         self._root = root
         self._name = name
+        self._started_in = Path.cwd()
 
     def write_metrics(self, metrics: dict[str, float]) -> None:
         """Write what a test has computed, and print where."""
@@ -37,7 +38,7 @@ class Results:
         }
         replaced = _replaced(path)
         files.write_atomically(path, json.dumps(content, indent=2) + "\n")
-        print(f"test results written to {path}{replaced}", flush=True)
+        print(f"test results written to {self._shown(path)}{replaced}", flush=True)
 
     def write_predictions(self, predictions: Any) -> None:
         """Write a tensor of predictions, and print how many and where."""
@@ -48,7 +49,11 @@ class Results:
         beside = path.with_name(f".{path.name}.partial")
         safetensors_writer.write(beside, {"predictions": predictions}, {})
         beside.replace(path)
-        print(f"{len(predictions)} predictions written to {path}{replaced}", flush=True)
+        written = f"{len(predictions)} predictions written to {self._shown(path)}"
+        print(f"{written}{replaced}", flush=True)
+
+    def _shown(self, path: Path) -> Path:
+        return files.shown(path, self._started_in)
 
     def _path(self, stem: str, suffix: str) -> Path:
         # A file a checkpoint: results of another one stay.
@@ -65,8 +70,7 @@ def _run_of(checkpoint: Path) -> Path | None:
     found = run_of(checkpoint.absolute())
     if found is None or not os.access(found, os.W_OK):
         return None
-    here = Path.cwd()
-    return found.relative_to(here) if found.is_relative_to(here) else found
+    return found
 
 
 def _replaced(path: Path) -> str:

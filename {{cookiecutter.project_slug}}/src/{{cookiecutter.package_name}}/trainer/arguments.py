@@ -12,6 +12,8 @@ import torch
 from . import (
     activation_checkpointing,
     cluster,
+    files,
+    hooks,
     idle_gpus,
     launch,
     legacy,
@@ -44,7 +46,8 @@ class Arguments:
     """A trainer's arguments after all checks.
 
     ``given``: as the user gave them, in modern spelling; ``node_devices``: of all processes of a
-    node.
+    node; ``started_in``: the working directory when the trainer was made, to which relative paths
+    refer, for user code may change it.
     """
 
     given: dict[str, Any]
@@ -57,6 +60,7 @@ class Arguments:
     clip: Clip | None
     learning_rate: LearningRate
     request: Request
+    started_in: Path
 
     @property
     def local_processes(self) -> int:
@@ -79,6 +83,10 @@ class Arguments:
         """The same in a process that a launcher has started since."""
         return replace(self, layout=cluster.detect())
 
+    def shown(self, path: Path) -> Path:
+        """A path as the user would write it where the program was started."""
+        return files.shown(path, self.started_in)
+
     def check_module(self, module: TrainingModule) -> None:
         """Check what a module asks of the strategy and of the arguments.
 
@@ -88,6 +96,8 @@ class Arguments:
         problems = Problems()
         if self.given["max_epochs"] is None and self.given["max_steps"] is None:
             problems.add("neither max_epochs nor max_steps is given: no end to training")
+        needed = ["training_step", "configure_optimizers"][: 1 + self.strategy.needs_optimizers]
+        problems.lines.extend(hooks.missing(module, needed))
         if not module.automatic_optimization:
             _check_manual(self, type(module).__name__, problems)
         with problems:
@@ -175,6 +185,7 @@ def check(given: dict[str, Any]) -> Arguments:
         clip=_clip(given),
         learning_rate=learning_rate,
         request=_request(given),
+        started_in=Path.cwd(),
     )
 
 
@@ -367,8 +378,9 @@ def _torch_device(accelerator: Accelerator, index: int) -> torch.device:
 
 
 def _request(given: dict[str, Any]) -> Request:
-    root, resume = Path(given["default_root_dir"]), given["resume"]
-    resume = None if resume is None else str(resume)
+    root, resume = Path(given["default_root_dir"]).absolute(), given["resume"]
+    if resume not in (None, "auto"):
+        resume = str(Path(resume).absolute())
     return Request(root, given["run_name"], resume, given["overwrite"])
 
 

@@ -114,6 +114,12 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is whole; ``None`` if there is none."""
+        self.wait()
+        found = complete(self._directory)
+        return found[-1] if found else None
+
     def close(self) -> None:
         """Wait, and end the writer."""
         try:

@@ -21,6 +21,10 @@ class CheckpointError(UserError):
     """A checkpoint is missing, damaged, or holds something that training did not write."""
 
 
+class EarlyExit(RuntimeError):
+    """User code has called ``sys.exit(0)`` before its command ended: that is no success."""
+
+
 class Problems:
     """Collects what is wrong, so that the user hears of everything at once.
 

@@ -1,6 +1,5 @@
 """Batches on their way to the loop, each with what the loop must know of it."""
 
-import multiprocessing
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -9,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from . import distributed, preemption, randomness, scaling
+from . import distributed, randomness, scaling
 from .errors import UserError
+from .reading import read
 from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
 
 UNEVEN = ("refuse", "join")
@@ -89,7 +89,7 @@ class OrderedFeed(Feed):
         last, accumulate = plan.batches - 1, plan.accumulate
         first_irregular = plan.samples // plan.global_batch * accumulate
         self._order.set_position(epoch, start)
-        batches = _read(self._loader)
+        batches = read(self._loader)
         for index, data in enumerate(_isolated(batches, self._stream), start):
             if index < first_irregular:
                 samples, weight = plan.batch_size, 1.0 / accumulate
@@ -172,7 +172,7 @@ class ReplayFeed(Feed):
             if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
                 generator.manual_seed(randomness.mix(self._seed, epoch, self._replica))
         with stream:
-            batches = _read(self._loader)
+            batches = read(self._loader)
         return _isolated(batches, stream)
 
 
@@ -205,6 +205,7 @@ def feed_training(
         batch_size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
     samples = _samples(loader)
     plan = BatchPlan(samples, batch_size, share.replicas, accumulate, loader.drop_last)
+    _refuse_empty(samples)
     if plan.batches == 0:
         raise UserError(
             f"the data set has {samples} samples and a step takes {plan.global_batch}: "
@@ -227,6 +228,7 @@ def feed_evaluation(
     """
     if not (in_global_order and can_be_ordered(loader)):
         return ReplayFeed(loader, share, 1, "join" if together else "allow")
+    _refuse_empty(_samples(loader))
     plan = BatchPlan(_samples(loader), loader.batch_size or 1, share.replicas)
     return _ordered(loader, plan, share, shuffle=False, fill=together)
 
@@ -241,17 +243,13 @@ def _ordered(
     return OrderedFeed(order_globally(loader, order), order, share.seed)
 
 
+def _refuse_empty(samples: int) -> None:
+    if samples == 0:
+        raise UserError("the data set is empty: it has no samples to make batches of")
+
+
 def _samples(loader: DataLoader[Any]) -> int:
     return len(loader.dataset)  # type: ignore[arg-type]
-
-
-def _read(loader: Iterable[Any]) -> Iterator[Any]:
-    """A loader's batches, from workers that Ctrl-C does not end before the run has saved."""
-    if not getattr(loader, "num_workers", 0):
-        return iter(loader)
-    context = getattr(loader, "multiprocessing_context", None) or multiprocessing
-    with preemption.children_deaf_to_interrupts(context.get_start_method()):
-        return iter(loader)
 
 
 def _isolated(batches: Iterator[Any], stream: randomness.Stream | None) -> Iterator[Any]:

@@ -6,6 +6,11 @@ import secrets
 from pathlib import Path
 
 
+def shown(path: Path, directory: Path) -> Path:
+    """A path as a user would write it in a directory: relative if it is below."""
+    return path.relative_to(directory) if path.is_relative_to(directory) else path
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old one or the new one, never a part."""
     beside = _written_beside(path, text)

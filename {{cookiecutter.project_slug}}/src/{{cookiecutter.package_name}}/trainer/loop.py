@@ -4,7 +4,7 @@ parameters, gradients and data is the strategy's business."""
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from typing import Any, Literal
 
 from torch import Tensor
@@ -16,13 +16,13 @@ from .cluster import Layout
 from .dtensors import is_divided
 from .errors import CheckpointError
 from .feed import Feed, MicroBatch
+from .finite import FiniteGuard
 from .loggers import Logger
 from .manual_optimization import ManualOptimization
-from .metrics import Recorder
 from .module import TrainingModule
 from .optimization import Optimization
+from .outputs import Outputs
 from .preemption import Preempted, Preemption
-from .progress import Progress
 from .schedule import Clip, Position, SavedPosition, Schedule, is_last_step
 from .stored_tensors import read_all
 from .strategies import SingleDevice
@@ -35,24 +35,6 @@ _NOT_OF_THIS_MODEL = (
     AttributeError,
     OverflowError,
 )
-
-
-@dataclass
-class Outputs:
-    """Where a run's values go. Only the main process has loggers."""
-
-    recorder: Recorder
-    progress: Progress
-    loggers: dict[str, Logger] = field(default_factory=dict)
-    latest: dict[str, float] = field(default_factory=dict)
-    validated: dict[str, float] = field(default_factory=dict)
-
-    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Log values and remember them."""
-        if values:
-            self.latest.update(values)
-            for logger in self.loggers.values():
-                logger.write(step, epoch, values)
 
 
 class FitLoop:
@@ -105,6 +87,12 @@ class FitLoop:
         self.preemption = Preemption(strategy.device)
         self.samples_per_second: float | None = None
         self._saved_at = self._validated_at = -1
+        scaler = strategy.precision.scaler
+        self._guard = FiniteGuard(strategy.device, scaler, position, checkpoints.newest)
+        self._guard.is_on = schedule.stop_on_nonfinite_loss
+        strategy.note_loss = self._guard.note
+        # Of the epoch whose batches are done, until they are written.
+        self._epoch_values: dict[str, float] = {}
         # Of the step that training ends with, if only that is why it is logged.
         self._last_values: dict[str, float] = {}
         self._log_positions: dict[str, int] = {}
@@ -118,8 +106,11 @@ class FitLoop:
         started, first_step = time.monotonic(), self.position.global_step
         self.outputs.progress.start(first_step)
         try:
+            if self.position.epoch_done:
+                self._finish_epoch()
             while not self._is_done():
                 self._run_epoch()
+            self._guard.check()
             # Saved first: a run that is resumed from here must not see that training ended here.
             self._save_once()
             self._write_last_values()
@@ -133,6 +124,7 @@ class FitLoop:
 
     def close(self) -> None:
         """Wait for what is being written, and close the logs."""
+        self.strategy.note_loss = None
         try:
             self.checkpoints.close()
         finally:
@@ -141,7 +133,8 @@ class FitLoop:
 
     def _is_done(self) -> bool:
         epochs, steps = self.schedule.max_epochs, self.schedule.max_steps
-        return (epochs is not None and self.position.epoch >= epochs) or (
+        trained = self.position.epoch + self.position.epoch_done
+        return (epochs is not None and trained >= epochs) or (
             steps is not None and self.position.global_step >= steps
         )
 
@@ -207,7 +200,9 @@ class FitLoop:
     def _after_step(self) -> None:
         step, schedule, recorder = self.position.global_step, self.schedule, self.outputs.recorder
         if recorder.recording:
-            self._log_step(recorder.take_step() | self._learning_rates())
+            self._guard.check()
+            rates = self.optimization.learning_rates(self.rate(step - 1))
+            self._log_step(recorder.take_step() | rates)
         self._step_schedules("step")
         self.outputs.progress.step(step, recorder.latest)
         if self.position.is_last_batch:
@@ -231,32 +226,34 @@ class FitLoop:
             self._last_values = values
 
     def _end_epoch(self) -> None:
-        position, outputs = self.position, self.outputs
         self.module.on_train_epoch_end()
-        outputs.write(position.global_step, position.epoch, outputs.recorder.take_epoch())
+        self._epoch_values = self.outputs.recorder.take_epoch()
+        self.position.epoch_done = True
+        # Before validation, which may fail or take long: the epoch would be lost.
+        self._save_once()
+        self._finish_epoch()
+
+    def _finish_epoch(self) -> None:
+        """What comes after the save of an epoch's end; a resume from it does this again."""
+        position, outputs = self.position, self.outputs
+        outputs.write(position.global_step, position.epoch, self._epoch_values)
         if (position.epoch + 1) % self.schedule.check_val_every_n_epoch == 0:
             self._validate_once()
         self._step_schedules("epoch")
         outputs.progress.show(position.global_step, outputs.recorder.latest | outputs.validated)
         position.epoch += 1
         position.batch = 0
-        self._save_once()
+        position.epoch_done = False
+        self._epoch_values = {}
 
     def _step_schedules(self, interval: Literal["step", "epoch"]) -> None:
-        for entry in self.optimization.schedules if self.manual is None else []:
-            if entry.interval == interval:
-                entry.step(self.outputs.latest)
-
-    def _learning_rates(self) -> dict[str, float]:
-        factor = self.rate(self.position.global_step - 1)
-        rates = [each.param_groups[0]["lr"] * factor for each in self.optimization.optimizers]
-        if len(rates) == 1:
-            return {"lr": float(rates[0])}
-        return {f"lr-{index}": float(rate) for index, rate in enumerate(rates)}
+        if self.manual is None:
+            self.optimization.step_schedules(interval, self.outputs.latest)
 
     def _validate_once(self) -> None:
         position = self.position
         if self.validate is not None and self._validated_at != position.global_step:
+            self._guard.check()
             self._validated_at = position.global_step
             self.outputs.validated = self.validate()
             self.outputs.write(position.global_step, position.epoch, self.outputs.validated)
@@ -265,23 +262,20 @@ class FitLoop:
 
     def _save_once(self) -> None:
         if self._saved_at != self.position.global_step:
+            self._guard.check()
+            state = self.state()
+            self._guard.check_weights(state["model"], self.module)
             self._saved_at = self.position.global_step
-            self.checkpoints.save(self.position.global_step, self.state(), self.own_state())
+            self.checkpoints.save(self.position.global_step, state, self.own_state())
 
     def state(self) -> dict[str, Any]:
         """What is the same on every process."""
-        position, feed = self.position, self.feed
         return {
             **self.strategy.state(self.optimization),
             "schedules": [entry.scheduler.state_dict() for entry in self.optimization.schedules],
             "precision": self.strategy.precision.state(),
-            "position": {
-                "epoch": position.epoch,
-                "step_in_epoch": position.batch // feed.accumulate,
-                "samples_per_step": feed.samples_per_step,
-                "global_step": position.global_step,
-                "validated_at": self._validated_at,
-            },
+            "position": asdict(SavedPosition.of(self.position, self.feed, self._validated_at)),
+            "epoch_values": self._epoch_values,
             "latest": dict(self.outputs.latest),
             "last_values": self._last_values,
             "logs": {name: each.position() for name, each in self.outputs.loggers.items()},
@@ -304,9 +298,7 @@ class FitLoop:
         }
 
     def _waiting(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
-        """Gradients that a step with manual optimization has not used yet, of one kind."""
-        gradients = self.manual.gradients() if self.manual is not None else {}
-        return {name: each for name, each in gradients.items() if kind(each)}
+        return self.manual.gradients(kind) if self.manual is not None else {}
 
     def resume(self, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
         """Continue from a checkpoint, as if training had not been interrupted.
@@ -333,11 +325,14 @@ class FitLoop:
         self, checkpoint: Checkpoint, state: dict[str, Any], layout: Layout, same_run: bool
     ) -> list[str]:
         position = SavedPosition.read(state["position"], checkpoint.step)
+        configured = self.optimization.configured_rates()
         self.strategy.load_state(state, self.optimization)
         for entry, saved in zip(self.optimization.schedules, state["schedules"], strict=True):
             entry.scheduler.load_state_dict(read_all(saved))
         self.strategy.precision.load_state(state["precision"])
-        remarks = self._resume_position(position)
+        remarks = self.optimization.other_rates(configured)
+        remarks += self._resume_position(position)
+        self._epoch_values = state["epoch_values"] if position.epoch_done else {}
         self._saved_at = self.position.global_step if same_run else -1
         self.outputs.latest.update(state["latest"])
         if self._is_done():
@@ -373,7 +368,10 @@ class FitLoop:
     def _resume_position(self, saved: SavedPosition) -> list[str]:
         position, samples = self.position, self.feed.samples_per_step
         position.epoch, position.global_step = saved.epoch, saved.global_step
+        position.epoch_done = saved.epoch_done
         self._validated_at = saved.validated_at
+        if position.epoch_done:
+            return []
         steps, rest = saved.step_in_epoch, 0
         if samples and saved.samples_per_step:
             steps, rest = divmod(steps * saved.samples_per_step, samples)

@@ -37,13 +37,15 @@ class ManualOptimization:
         As with automatic optimization, the loss is a mean over this process' samples, and weighs
         as much as they are of the global batch.
         """
+        self.strategy.take_loss(loss, "manual_backward")
         with torch.autocast(self.strategy.device.type, enabled=False):
             self.strategy.backward(loss * self.weight, synchronise=self.synchronises)
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Those that no step has used yet, by the names of their parameters."""
+    def gradients(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
+        """Those of one kind that no step has used yet, by the names of their parameters."""
         named = self.strategy.module.named_parameters()
         found = {name: each.grad for name, each in named if each.grad is not None}
+        found = {name: each for name, each in found.items() if kind(each)}
         return sparse.taken_apart(found)
 
     def load_gradients(

@@ -76,6 +76,37 @@ class Optimization:
             _point(entry.scheduler, made)
         return Optimization([made[id(each)] for each in self.optimizers], self.schedules)
 
+    def step_schedules(
+        self, interval: Literal["step", "epoch"], values: Mapping[str, float]
+    ) -> None:
+        """Step the schedules of an interval; ``values`` are the newest logged ones."""
+        for entry in self.schedules:
+            if entry.interval == interval:
+                entry.step(values)
+
+    def learning_rates(self, factor: float) -> dict[str, float]:
+        """What is logged of the learning rates, times a factor of which schedulers do not know."""
+        rates = [float(each.param_groups[0]["lr"] * factor) for each in self.optimizers]
+        if len(rates) == 1:
+            return {"lr": rates[0]}
+        return {f"lr-{index}": rate for index, rate in enumerate(rates)}
+
+    def configured_rates(self) -> list[float]:
+        """The learning rate of each parameter group, before a scheduler changes it."""
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        return [float(group.get("initial_lr", group["lr"])) for group in groups]
+
+    def other_rates(self, configured: Sequence[float]) -> list[str]:
+        """One line if the rates are others than those that were configured."""
+        loaded = self.configured_rates()
+        if loaded == list(configured):
+            return []
+        ours, theirs = (", ".join(f"{rate:g}" for rate in each) for each in (configured, loaded))
+        return [
+            f"the learning rate is the checkpoint's, {theirs}, and not the configured {ours}: a "
+            "resume restores the optimizer's state; start a new run to train at another rate"
+        ]
+
     @contextlib.contextmanager
     def rates_multiplied(self, factor: float) -> Iterator[None]:
         """Step at other learning rates, of which the schedulers know nothing."""

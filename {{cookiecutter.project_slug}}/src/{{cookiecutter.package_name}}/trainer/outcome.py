@@ -13,6 +13,12 @@ from . import files
 FILE = "TRAINER_OUTCOME"
 
 
+def keep_path() -> None:
+    """Have the file stay where it is, should user code change the working directory."""
+    if path := _path():
+        os.environ[FILE] = str(path.absolute())
+
+
 def forget() -> None:
     """Remove what an earlier attempt has told; for the main rank, as it begins."""
     if path := _path():

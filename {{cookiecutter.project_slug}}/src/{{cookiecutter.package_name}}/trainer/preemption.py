@@ -6,6 +6,7 @@ Nothing is done inside the signal handler: a collective or a save there would me
 import contextlib
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ import torch
 
 from . import distributed
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _SHOW_CURSOR = b"\x1b[?25h"
 # About how long a signal waits until all ranks know of it, beside the step that is being made.
@@ -46,6 +47,22 @@ def hear_interrupts() -> None:
     """Undo :func:`children_deaf_to_interrupts` in a process that was started so."""
     if threading.current_thread() is threading.main_thread():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def is_ignored(number: int) -> bool:
+    """Whether this process was started to ignore SIGHUP, as by nohup."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+
+
+def leave_lost_terminal() -> None:
+    """Print nowhere if the terminal is gone: each line would be an error, before the save."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            is_device = stat.S_ISCHR(os.fstat(descriptor).st_mode)
+            if is_device and not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 class Preempted(SystemExit):
@@ -108,6 +125,8 @@ class Preemption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = self._received or number
+        if number == signal.SIGHUP:
+            leave_lost_terminal()
         if number == signal.SIGINT:
             is_interactive = hasattr(sys, "ps1")
             signal.signal(number, signal.default_int_handler if is_interactive else signal.SIG_DFL)

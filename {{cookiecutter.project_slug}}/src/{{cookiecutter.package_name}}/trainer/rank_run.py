@@ -14,6 +14,7 @@ from . import (
     announcements,
     batch_size_trial,
     distributed,
+    hooks,
     outcome,
     randomness,
     restarts,
@@ -25,24 +26,23 @@ from . import (
 from .arguments import Arguments
 from .checkpoint import DIRECTORY, Checkpoint, resolve
 from .checkpoint_writer import Checkpoints, set_aside
-from .errors import CheckpointError, UserError
+from .errors import CheckpointError
 from .evaluation import evaluate, predict
 from .feed import Feed, Share, feed_evaluation, feed_training
+from .hooks import Data
 from .interruption import Interrupted
 from .loggers import make_loggers
-from .loop import FitLoop, Outputs
+from .loop import FitLoop
 from .manual_optimization import ManualOptimization
 from .metrics import Recorder
-from .module import DataModule, Loader, TrainingModule
+from .module import Loader, TrainingModule
 from .optimization import Optimization, read_optimization
+from .outputs import Outputs
 from .preemption import Preempted
 from .progress import Progress
 from .run_choice import Chosen
 from .run_lock import RunLock
 from .schedule import Position
-
-Data = DataModule | Loader | None
-_Stage = Literal["train", "val", "test", "predict"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class RankRun:
         if chosen.checkpoint is not None:
             checkpoint = Checkpoint(chosen.checkpoint)
             remarks = loop.resume(checkpoint, self.checked.layout, chosen.is_same_run)
-            self._say(f"resumed from {chosen.checkpoint}")
+            self._say(f"resumed from {self.checked.shown(chosen.checkpoint)}")
             self._say(*(f"note: {remark}" for remark in remarks))
         if restarts.expected(self.checked.layout):
             restarts.count(chosen.directory, self.global_step, self.checked.layout)
@@ -164,7 +164,7 @@ class RankRun:
         self._say_where(chosen.directory)
         self._train(loop, chosen.directory)
         self.metrics = dict(loop.outputs.latest)
-        self._say(*announcements.closing(loop, chosen.directory))
+        self._say(*announcements.closing(loop, self.checked.shown(chosen.directory)))
 
     def _begin(self, loop: FitLoop, chosen: Chosen) -> None:
         """Write records and open logs: only now nothing can refuse the run any more."""
@@ -195,7 +195,8 @@ class RankRun:
             if asked.signal != signal.SIGINT:
                 raise
             is_command = self._configuration is not None
-            raise Interrupted(self.global_step, str(directory), is_command) from None
+            shown = self.checked.shown(directory)
+            raise Interrupted(self.global_step, str(shown), is_command) from None
 
     def _run(self, loop: FitLoop, directory: Path) -> None:
         try:
@@ -232,15 +233,14 @@ class RankRun:
     ) -> FitLoop:
         strategy, given = self.strategy, self._given
         feed = feed_training(
-            _loader(data, module, "train"),
+            hooks.loader(data, module, "train"),
             self._share(),
             accumulate=given["accumulate_grad_batches"],
             global_batch_size=given["global_batch_size"],
             in_global_order=given["use_distributed_sampler"],
             uneven=given["uneven_inputs"],
         )
-        if val_dataloader is None and _has_loader(data, module, "val"):
-            val_dataloader = _loader(data, module, "val")
+        val_dataloader = hooks.validation_loader(data, module, val_dataloader)
         self._prepare(module)
         self.optimization = strategy.setup(
             module, lambda: read_optimization(module.configure_optimizers())
@@ -296,7 +296,7 @@ class RankRun:
     ) -> dict[str, float]:
         """Validate or test, with the weights of a checkpoint if one is given."""
         feed = self._feed_evaluation(
-            _loader(data, module, "val" if stage == "validation" else stage)
+            hooks.loader(data, module, "val" if stage == "validation" else stage)
         )
         with self._attached(module):
             self._set_up_for_evaluation(module, checkpoint)
@@ -306,7 +306,7 @@ class RankRun:
 
     def predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
         """Predict, with the weights of a checkpoint if one is given."""
-        feed = self._feed_evaluation(_loader(data, module, "predict"))
+        feed = self._feed_evaluation(hooks.loader(data, module, "predict"))
         with self._attached(module):
             self._set_up_for_evaluation(module, checkpoint)
             return predict(module, self.strategy, feed)
@@ -326,7 +326,7 @@ class RankRun:
         with self._attached(module), self._checkpointed(module):
             found = batch_size_trial.find_batch_size(
                 module,
-                _loader(data, module, "train"),
+                hooks.loader(data, module, "train"),
                 self.checked.device,
                 self.checked.precision.name,
                 self.strategy.data_replicas,
@@ -382,24 +382,8 @@ class RankRun:
         """Name the run directory; a command says it even where it shows no progress."""
         is_command = self._configuration is not None
         if self.checked.layout.is_main and (self._given["enable_progress_bar"] or is_command):
-            print(announcements.where(directory), flush=True)
+            print(announcements.where(self.checked.shown(directory)), flush=True)
 
     def _say(self, *lines: str) -> None:
         if lines and self.checked.layout.is_main and self._given["enable_progress_bar"]:
             print(*lines, sep="\n", flush=True)
-
-
-def _has_loader(data: Data, module: TrainingModule, stage: _Stage) -> bool:
-    return (data is None or isinstance(data, DataModule)) and (
-        getattr(data or module, f"{stage}_dataloader")() is not None
-    )
-
-
-def _loader(data: Data, module: TrainingModule, stage: _Stage) -> Loader:
-    if data is not None and not isinstance(data, DataModule):
-        return data
-    loader: Loader | None = getattr(data or module, f"{stage}_dataloader")()
-    if loader is None:
-        owner = type(data or module).__name__
-        raise UserError(f"no batches: {owner} has no {stage}_dataloader, and none was given")
-    return loader

@@ -16,6 +16,8 @@ class Position:
     batch: int = 0
     global_step: int = 0
     is_last_batch: bool = False
+    epoch_done: bool = False
+    """Whether all batches of the epoch are trained on; what an epoch ends with is not done yet."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,25 @@ class SavedPosition:
     samples_per_step: int | None
     global_step: int
     validated_at: int
+    epoch_done: bool
+
+    @classmethod
+    def of(cls, position: Position, feed: Feed, validated_at: int) -> "SavedPosition":
+        """Where training stands now.
+
+        Args:
+            position: of this layout.
+            feed: of this layout.
+            validated_at: the step that was last validated.
+        """
+        return cls(
+            epoch=position.epoch,
+            step_in_epoch=position.batch // feed.accumulate,
+            samples_per_step=feed.samples_per_step,
+            global_step=position.global_step,
+            validated_at=validated_at,
+            epoch_done=position.epoch_done,
+        )
 
     @classmethod
     def read(cls, saved: Mapping[str, Any], step: int) -> "SavedPosition":
@@ -36,12 +57,16 @@ class SavedPosition:
             KeyError, TypeError, ValueError: it cannot be.
         """
         samples = saved["samples_per_step"]
+        # Not there in older ones: an epoch's end was saved when it had been validated.
+        if type(epoch_done := saved.get("epoch_done", False)) is not bool:
+            raise ValueError(f"epoch_done is {epoch_done!r}, not true or false")
         return cls(
             epoch=check_count("epoch", saved["epoch"], 0, MOST_STEPS),
             step_in_epoch=check_count("step_in_epoch", saved["step_in_epoch"], 0, MOST_STEPS),
             samples_per_step=samples and check_count("samples_per_step", samples, 1, MOST_STEPS),
             global_step=check_count("global_step", saved["global_step"], step, step),
             validated_at=check_count("validated_at", saved["validated_at"], -1, step),
+            epoch_done=epoch_done,
         )
 
 
@@ -56,6 +81,7 @@ class Schedule:
         check_val_every_n_epoch: run validation every N epochs.
         val_every_n_steps: run validation every N optimizer steps, too.
         checkpoint_every_n_steps: save every N optimizer steps, besides after each epoch.
+        stop_on_nonfinite_loss: end with an error after a step whose loss is not finite.
     """
 
     max_epochs: int | None
@@ -64,6 +90,7 @@ class Schedule:
     check_val_every_n_epoch: int
     val_every_n_steps: int | None
     checkpoint_every_n_steps: int | None
+    stop_on_nonfinite_loss: bool = True
 
     def logs(self, step: int) -> bool:
         """Whether a step, counted from 1, is logged wherever training ends."""

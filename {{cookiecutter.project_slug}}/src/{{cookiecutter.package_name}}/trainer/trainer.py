@@ -13,11 +13,24 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from . import arguments, interruption, launch, legacy, meta_device, randomness
+from . import (
+    arguments,
+    hooks,
+    interruption,
+    launch,
+    legacy,
+    meta_device,
+    outcome,
+    randomness,
+    stacks,
+)
 from .arguments import Arguments
+from .errors import EarlyExit
+from .hooks import Data
 from .interruption import Interrupted
 from .module import Loader, TrainingModule
-from .rank_run import Data, Outcome, RankRun
+from .preemption import Preempted
+from .rank_run import Outcome, RankRun
 from .strategies import SingleDevice
 
 _Command = partial[Any]  # of a method of RankRun: its keywords are what the user gave
@@ -67,6 +80,9 @@ class Trainer:
         val_every_n_steps: run validation every N optimizer steps, too.
         checkpoint_every_n_steps: save every N optimizer steps, besides after each epoch.
         keep_checkpoints: how many to keep, at least 2.
+        stop_on_nonfinite_loss: end the fit with an error after a step whose loss is NaN or
+            infinite, and save no parameters that are; with a gradient scaler (``"16-mixed"``) such
+            steps are skipped, and the fit ends when its scale falls below 1e-4.
         async_checkpoints: write them while training goes on.
         resume: a run's directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
             of ``run_name``, which must be given, or a new run if there is none.
@@ -122,6 +138,7 @@ class Trainer:
         val_every_n_steps: int | None = None,
         checkpoint_every_n_steps: int | None = None,
         keep_checkpoints: int = 2,
+        stop_on_nonfinite_loss: bool = True,
         async_checkpoints: bool = False,
         resume: str | None = None,
         default_root_dir: str | os.PathLike[str] = "runs",
@@ -142,6 +159,7 @@ class Trainer:
     ) -> None:
         given = dict(locals())
         del given["self"]
+        outcome.keep_path()
         self._checked = arguments.check(given)
         self._outcome = Outcome()
         self.configuration: str | None = None
@@ -181,11 +199,14 @@ class Trainer:
                 how to resume. A second SIGINT does not wait for that.
         """
         self.check_fit(module)
+        hooks.check_given(data, val_dataloader)
+        if val_dataloader is not None:
+            hooks.check(module, "validation_step")
         command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
         try:
             self._outcome = self._launch(module, command)
         except Interrupted as interrupted:
-            directory = Path(interrupted.directory)
+            directory = self._checked.started_in / interrupted.directory
             self._outcome = Outcome(global_step=interrupted.step, run_directory=directory)
             is_told = interruption.is_told_here() and not launch.is_reported()
             interruption.show_in_one_line(interrupted, is_told)
@@ -203,8 +224,14 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
         """Validate, with the weights of a checkpoint or run directory if one is given."""
+        hooks.check(module, "validation_step")
+        hooks.check_given(data)
         command = partial(
-            RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint
+            RankRun.evaluate,
+            stage="validation",
+            module=module,
+            data=data,
+            checkpoint=_absolute(checkpoint),
         )
         return cast(dict[str, float], self._result(module, command))
 
@@ -212,8 +239,14 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
         """Test, with the weights of a checkpoint or run directory if one is given."""
+        hooks.check(module, "test_step")
+        hooks.check_given(data)
         command = partial(
-            RankRun.evaluate, stage="test", module=module, data=data, checkpoint=checkpoint
+            RankRun.evaluate,
+            stage="test",
+            module=module,
+            data=data,
+            checkpoint=_absolute(checkpoint),
         )
         return cast(dict[str, float], self._result(module, command))
 
@@ -221,7 +254,10 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> list[Any]:
         """Predict; one entry a batch, tensors of all processes in the data set's order."""
-        command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
+        hooks.check(module, "predict_step")
+        hooks.check_given(data)
+        path = _absolute(checkpoint)
+        command = partial(RankRun.predict, module=module, data=data, checkpoint=path)
         return cast(list[Any], self._result(module, command))
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
@@ -229,6 +265,8 @@ class Trainer:
 
         Tries real training steps, on a copy of the module, on batches of growing size.
         """
+        hooks.check(module, "training_step", "configure_optimizers")
+        hooks.check_given(data)
         command = partial(RankRun.find_batch_size, module=module, data=data)
         return cast(int, self._result(module, command))
 
@@ -275,7 +313,7 @@ class Trainer:
         if processes == 1 or checked.layout.started_outside:
             return _run_rank(checked, self.configuration, command)
         if checked.strategy.launcher == "subprocess":
-            launch.supervise_copies(processes)
+            launch.supervise_copies(processes, checked.started_in)
         started = partial(_run_started_rank, checked, self.configuration, command, module)
         names = {"model": module, **command.keywords, "trainer": checked}
         outcome: Outcome = launch.run_in_processes(
@@ -285,12 +323,28 @@ class Trainer:
         return outcome
 
 
+def _absolute(path: str | None) -> str | None:
+    """A path that means the same where user code has changed the working directory."""
+    return str(Path(path).absolute()) if path is not None else None
+
+
 def _run_rank(checked: Arguments, configuration: str | None, command: _Command) -> Outcome:
     run = RankRun(checked, configuration)
 
     def work() -> Outcome:
         run.connect()
-        return run.outcome(command(run))
+        try:
+            return run.outcome(command(run))
+        except Preempted:
+            raise
+        except SystemExit as error:
+            if error.code:
+                raise  # whoever has started this sees that it failed
+            place = stacks.of_error(error).rpartition("\n")[2].strip()
+            raise EarlyExit(
+                f"user code called sys.exit({error.code}) in step {run.global_step + 1}, before "
+                f"{command.func.__name__} ended ({place}): return instead, or raise an error"
+            ) from error
 
     return launch.run_external(work, checked.strategy.teardown)
 

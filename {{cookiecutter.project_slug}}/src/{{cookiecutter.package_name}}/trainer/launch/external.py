@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from .failures import note_start, report_failure
+from .. import leftover_threads
+from .failures import is_reported, note_start, report_failure, working
 
 Result = TypeVar("Result")
 
@@ -28,15 +29,18 @@ def run_external(run: Callable[[], Result], teardown: Callable[[], object] = boo
     """
     _die_with_parent()
     note_start()
-    try:
-        return run()
-    except BaseException as error:
-        loss = report_failure(error)
-        if loss is None:
-            raise
-        raise loss from None
-    finally:
-        teardown()
+    with working():
+        try:
+            return run()
+        except BaseException as error:
+            loss = report_failure(error)
+            if loss is None:
+                raise
+            raise loss from None
+        finally:
+            teardown()
+            if is_reported():
+                leftover_threads.end_with_main_thread()
 
 
 def _die_with_parent() -> None:

@@ -7,12 +7,13 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from .. import distributed, files, interruption, outcome, preemption, stacks
-from ..errors import UserError
+from ..errors import EarlyExit, UserError
 from ..interruption import Interrupted
 from ..preemption import Preempted
 from ..watchdog import DIRECTORY, watchdog
@@ -20,7 +21,7 @@ from ..watchdog import DIRECTORY, watchdog
 # How long a rank that only lost its sibling waits to be ended before it tells of its own loss.
 _YIELD_SECONDS = 8.0
 _USER_ERROR = 2
-_INTERRUPTED, _STARTED = "interrupted.json", "started"
+_INTERRUPTED, _STARTED, _WORKING = "interrupted.json", "started", "working"
 
 
 class RankError(RuntimeError):
@@ -140,6 +141,25 @@ def note_start() -> None:
         preemption.hear_interrupts()
 
 
+@contextlib.contextmanager
+def working() -> Iterator[None]:
+    """Tell a launcher of ours for a while that this rank must not end yet, even with code 0."""
+    directory = os.environ.get(DIRECTORY)
+    path = Path(directory) / f"{_WORKING}-{os.environ['RANK']}" if directory else None
+    if path is not None:
+        path.touch()
+    try:
+        yield
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+def has_left(directory: Path, rank: int) -> bool:
+    """Whether a rank that has ended was still :func:`working`."""
+    return (directory / f"{_WORKING}-{rank}").exists()
+
+
 def has_started(directory: Path, rank: int) -> bool:
     """Whether a rank has called :func:`note_start`."""
     return (directory / f"{_STARTED}-{rank}").exists()
@@ -181,6 +201,8 @@ def describe(error: BaseException, prefix: str = "") -> str:
     """What to show of an error: one line a problem for the user's, a traceback for all others."""
     if isinstance(error, UserError):
         return "\n".join(f"{prefix}error: {line}" for line in error.problems)
+    if isinstance(error, EarlyExit):
+        return f"{prefix}error: {error}"
     if isinstance(error, RankError):
         return str(error)
     if isinstance(error, SystemExit):

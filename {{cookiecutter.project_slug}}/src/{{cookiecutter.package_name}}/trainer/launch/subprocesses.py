@@ -18,7 +18,7 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1")
 
 
-def supervise_copies(processes: int) -> NoReturn:
+def supervise_copies(processes: int, directory: Path) -> NoReturn:
     """Start this same command once a rank, watch the ranks, and end as they end.
 
     When one fails, the others are ended and the first failure is shown; its exit code becomes
@@ -26,6 +26,7 @@ def supervise_copies(processes: int) -> NoReturn:
 
     Args:
         processes: ranks to start on this node.
+        directory: in which they start, for relative paths mean something there.
 
     Raises:
         UserError: there is no command that could be started again.
@@ -37,9 +38,9 @@ def supervise_copies(processes: int) -> NoReturn:
             "started once a rank; use strategy='ddp_notebook', write a script, or use torchrun"
         )
     store = rendezvous.loopback_store()
-    with tempfile.TemporaryDirectory(prefix="trainer-failures-") as directory:
-        start = partial(_start_all, processes, store.port, directory)
-        failure = Watcher(start, "fork", Path(directory)).watch()
+    with tempfile.TemporaryDirectory(prefix="trainer-failures-") as told:
+        start = partial(_start_all, processes, store.port, told, directory)
+        failure = Watcher(start, "fork", Path(told)).watch()
     if failure is None:
         sys.exit(0)
     if failure.rank >= 0 or failure.code == interruption.EXIT_CODE:
@@ -48,12 +49,15 @@ def supervise_copies(processes: int) -> NoReturn:
     sys.exit(failure.code)
 
 
-def _start_all(processes: int, port: int, failures: str) -> "list[subprocess.Popen[bytes]]":
+def _start_all(
+    processes: int, port: int, failures: str, directory: Path
+) -> "list[subprocess.Popen[bytes]]":
     command = [sys.executable, *sys.orig_argv[1:]]
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(processes):
-            ranks.append(_start(command, rank, processes, port, failures))
+            variables = rank_variables(rank, processes, port, failures)
+            ranks.append(_start(command, variables, processes, directory))
     except BaseException:
         for each in ranks:
             each.kill()
@@ -62,9 +66,9 @@ def _start_all(processes: int, port: int, failures: str) -> "list[subprocess.Pop
 
 
 def _start(
-    command: list[str], rank: int, processes: int, port: int, failures: str
+    command: list[str], variables: dict[str, str], processes: int, directory: Path
 ) -> "subprocess.Popen[bytes]":
-    variables = {**os.environ, **rank_variables(rank, processes, port, failures)}
+    variables = {**os.environ, **variables}
     variables.setdefault("OMP_NUM_THREADS", threads_each(processes))
     # A process group of its own, so that a rank's loader workers are ended with it.
-    return subprocess.Popen(command, env=variables, process_group=0)
+    return subprocess.Popen(command, env=variables, cwd=directory, process_group=0)

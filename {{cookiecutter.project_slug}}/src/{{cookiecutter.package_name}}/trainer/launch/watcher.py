@@ -91,8 +91,8 @@ class Watcher:
     def watch(self) -> Failure | None:
         """Start the ranks, and wait until all have ended well, or one has not.
 
-        SIGTERM, SIGUSR1 and SIGINT are handed on; a second SIGINT kills the ranks. Those that have
-        not ended after ``TRAINER_SAVE_SECONDS`` (120) are ended.
+        SIGTERM, SIGUSR1, SIGHUP and SIGINT are handed on; a second SIGINT kills the ranks. Those
+        that have not ended after ``TRAINER_SAVE_SECONDS`` (120) are ended.
 
         Returns:
             the first failure, of rank -1 where a signal has ended the run; ``None`` if there was
@@ -100,7 +100,8 @@ class Watcher:
         """
         # Python takes handlers from the main thread alone; in another, signals are its business.
         is_main = threading.current_thread() is threading.main_thread()
-        handed_on = preemption.SIGNALS if is_main else ()
+        handed_on = [each for each in preemption.SIGNALS if not preemption.is_ignored(each)]
+        handed_on = handed_on if is_main else []
         # SIGINT that comes while they are started is handed on when they are; those that have not
         # come to the trainer yet are ended by another signal.
         with preemption.children_deaf_to_interrupts(self._method):
@@ -109,6 +110,8 @@ class Watcher:
         try:
             while self._running() and time.monotonic() < self._asked_until:
                 if any(rank.poll() not in (None, 0) for rank in self._ranks):
+                    break
+                if self._left() is not None:
                     break
                 time.sleep(_POLL_SECONDS)
             return self._conclude()
@@ -122,6 +125,8 @@ class Watcher:
             self._asked_until = -math.inf
             self._signal_all(signal.SIGKILL)
             return
+        if number == signal.SIGHUP:
+            preemption.leave_lost_terminal()
         self._asked_to_end = number
         seconds = float(os.environ.get(SAVE_SECONDS, _DEFAULT_SAVE_SECONDS))
         self._asked_until = min(self._asked_until, time.monotonic() + seconds)
@@ -134,6 +139,14 @@ class Watcher:
 
     def _conclude(self) -> Failure | None:
         codes = [rank.poll() for rank in self._ranks]
+        if (left := self._left()) is not None and {0, None}.issuperset(codes):
+            # Not by sys.exit, of which the rank would have told.
+            return Failure(
+                left,
+                1,
+                f"rank {left} ended with exit code 0 before its work was done: user code, or a "
+                "library, called os._exit(0)",
+            )
         if all(code == 0 for code in codes):
             return None
         if self._asked_to_end is not None or _PREEMPTED.intersection(codes):
@@ -208,6 +221,11 @@ class Watcher:
                 # It is still importing, and has no group of its own yet.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.pid, number)
+
+    def _left(self) -> int | None:
+        """A rank that has ended with code 0 in the midst of its work."""
+        ended = (n for n, rank in enumerate(self._ranks) if rank.poll() == 0)
+        return next((n for n in ended if failures.has_left(self._failures, n)), None)
 
     def _running(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.poll() is None]

@@ -130,6 +130,10 @@ class DeepSpeed(ProcessGroupStrategy):
             *deepspeed_process.rejected(deepspeed_config.completed(self.config), accelerator),
         ]
 
+    @property
+    def needs_optimizers(self) -> bool:
+        return deepspeed_config.kind(self.config, "optimizer") is None
+
     def problems_of(self, module: TrainingModule) -> list[str]:
         lines = sparse.problems_of(module, "ZeRO flattens gradients")
         return lines + deepspeed_optimizer.early_problems(self.config, module)

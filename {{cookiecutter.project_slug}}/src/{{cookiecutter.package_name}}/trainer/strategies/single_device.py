@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from .. import devices, distributed, meta_device, stored_tensors
 from ..cluster import Layout
 from ..distributed import How
+from ..errors import UserError
 from ..module import TrainingModule
 from ..optimization import (
     Optimization,
@@ -66,6 +67,9 @@ class SingleDevice:
     """Whether a process holds a part of the parameters alone. Then all processes take part in every
     forward, and after a fit the weights lie in its checkpoints."""
 
+    note_loss: Callable[[Tensor], None] | None = None
+    """Told of each loss before its backward: it stops a fit whose losses are not finite."""
+
     layout: Layout
     device: torch.device
     devices: Sequence[torch.device]
@@ -81,6 +85,11 @@ class SingleDevice:
             given: the trainer's arguments, by name.
         """
         return []
+
+    @property
+    def needs_optimizers(self) -> bool:
+        """Whether the module must have a ``configure_optimizers``."""
+        return True
 
     def problems_of(self, module: TrainingModule) -> list[str]:
         """One line for each thing about a module that the strategy cannot train."""
@@ -160,6 +169,7 @@ class SingleDevice:
             synchronise: False while gradients are accumulated: they need not be averaged yet.
         """
         loss = self.read_loss(self.forward("training", batch, batch_idx))
+        self.take_loss(loss, "training_step")
         self.backward(loss if weight == 1.0 else loss * weight, synchronise=synchronise)
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
@@ -179,6 +189,20 @@ class SingleDevice:
     def read_loss(self, outputs: Any) -> Tensor:
         """The loss in what a training step, and its end, returned."""
         return read_loss(outputs)
+
+    def take_loss(self, loss: Tensor, source: str) -> None:
+        """Check a loss before its backward, and note it.
+
+        Args:
+            loss: the user's.
+            source: what gave it, for the error.
+
+        Raises:
+            UserError: it has no gradient.
+        """
+        check_loss(loss, source)
+        if self.note_loss is not None:
+            self.note_loss(loss)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """Run the user's step; the place where a wrapped module's ``forward`` is called instead."""
@@ -283,14 +307,32 @@ def read_loss(outputs: Any) -> Tensor:
     """The loss in what a training step returned.
 
     Raises:
-        TypeError: there is none, or it is not a scalar.
+        UserError: there is none, or it is not a scalar.
     """
     if isinstance(outputs, Tensor) and outputs.numel() == 1:
         return outputs
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
-        raise TypeError(
+        raise UserError(
             f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
         )
     return loss
+
+
+def check_loss(loss: Tensor, source: str) -> None:
+    """Raise UserError if backward cannot be called on a loss."""
+    if loss.numel() != 1:
+        raise UserError(
+            f"{source} gave a loss of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
+        )
+    if not loss.is_floating_point():
+        raise UserError(
+            f"{source} gave a loss of type {loss.dtype}: give a floating-point one, computed from "
+            "the module's parameters"
+        )
+    if not loss.requires_grad:
+        raise UserError(
+            f"{source} gave a loss without a gradient: compute it from the module's parameters, "
+            "without detach(), item() or torch.no_grad()"
+        )

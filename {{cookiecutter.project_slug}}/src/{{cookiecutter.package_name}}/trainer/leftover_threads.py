@@ -1,0 +1,83 @@
+"""Ends a process that has done its work, though a thread of the user's still runs.
+
+Python waits for every thread that is no daemon before it exits: one that never ends would keep a
+rank, and with it all the others' launcher, for ever.
+"""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+SECONDS = "TRAINER_EXIT_SECONDS"
+_DEFAULT_SECONDS = 5.0
+_POLL_SECONDS = 0.2
+
+
+class _Watch:
+    """What ends this process; one of it is enough."""
+
+    def __init__(self) -> None:
+        self.code = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None or not self._thread.is_alive():  # nor is it in a forked process
+            self._thread = threading.Thread(target=self._run, name="leftover-threads", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        # Of Python's own it is alive until the program has come to its end.
+        while threading.main_thread().is_alive():
+            time.sleep(_POLL_SECONDS)
+        deadline = time.monotonic() + float(os.environ.get(SECONDS, _DEFAULT_SECONDS))
+        while left := _left():
+            if time.monotonic() > deadline:
+                self._end(left)
+            time.sleep(_POLL_SECONDS)
+
+    def _end(self, left: list[str]) -> None:
+        code = self.code or int(getattr(sys, "last_value", None) is not None)
+        rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+        _print(
+            f"{rank}note: ended though threads of the program are still running: "
+            f"{', '.join(left)}; end them, or start them with daemon=True"
+        )
+        _within(_DEFAULT_SECONDS, atexit._run_exitfuncs)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+_watch = _Watch()
+
+
+def end_with_main_thread(code: int | None = None) -> None:
+    """Have this process end some seconds after its main thread has.
+
+    Args:
+        code: the exit code then; by default what was last given, or 1 after an uncaught error.
+    """
+    if code is not None:
+        _watch.code = code
+    _watch.start()
+
+
+def _left() -> list[str]:
+    main = threading.main_thread()
+    return [each.name for each in threading.enumerate() if each is not main and not each.daemon]
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)

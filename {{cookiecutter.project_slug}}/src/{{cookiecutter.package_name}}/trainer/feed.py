@@ -204,12 +204,10 @@ def feed_training(
     if global_batch_size is not None:
         batch_size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
     samples = _samples(loader)
+    scaling.check_samples(samples, batch_size, share.replicas, accumulate, global_batch_size)
     plan = BatchPlan(samples, batch_size, share.replicas, accumulate, loader.drop_last)
     if plan.batches == 0:
-        raise UserError(
-            f"the data set has {samples} samples and a step takes {plan.global_batch}: "
-            "with drop_last there is nothing to read"
-        )
+        raise UserError("the data set is empty: there is nothing to read")
     return _ordered(loader, plan, share, shuffle=True, fill=True)
 
 

@@ -87,6 +87,29 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
     return global_batch_size // shares
 
 
+def check_samples(
+    samples: int, batch_size: int, replicas: int, accumulate: int, global_batch_size: int | None
+) -> None:
+    """Check that a step's batch is no larger than the data set, which it is believed to be.
+
+    Raises:
+        ConfigurationError: a step can never hold that many samples.
+    """
+    total = batch_size * replicas * accumulate
+    if not 0 < samples < total:
+        return
+    given = (
+        f"global_batch_size={global_batch_size}"
+        if global_batch_size is not None
+        else f"batch_size={batch_size} x {replicas} replicas x accumulate_grad_batches={accumulate}"
+        f" = {total}"
+    )
+    raise ConfigurationError(
+        f"{given}: an optimizer step takes more samples than the {samples} of the data set; use at "
+        f"most {samples}"
+    )
+
+
 def total_steps(
     steps_per_epoch: int | None, max_epochs: int | None, max_steps: int | None
 ) -> int | None:

@@ -3,6 +3,7 @@
 The only place that knows everybody.
 """
 
+import inspect
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,8 +14,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from . import arguments, interruption, launch, legacy, meta_device, randomness
+from . import arguments, interruption, launch, legacy, meta_device, paths, randomness, values
 from .arguments import Arguments
+from .errors import ConfigurationError
 from .interruption import Interrupted
 from .module import Loader, TrainingModule
 from .rank_run import Data, Outcome, RankRun
@@ -142,7 +144,7 @@ class Trainer:
     ) -> None:
         given = dict(locals())
         del given["self"]
-        self._checked = arguments.check(given)
+        self._checked = arguments.check(given, _DEFAULTS, _TYPES)
         self._outcome = Outcome()
         self.configuration: str | None = None
         randomness.use_deterministic_algorithms(deterministic)
@@ -202,7 +204,8 @@ class Trainer:
     def validate(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
-        """Validate, with the weights of a checkpoint or run directory if one is given."""
+        """Validate, with the weights of a checkpoint or run directory, or else the module's own."""
+        checkpoint = _expanded(checkpoint)
         command = partial(
             RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint
         )
@@ -211,7 +214,8 @@ class Trainer:
     def test(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
-        """Test, with the weights of a checkpoint or run directory if one is given."""
+        """Test, with the weights of a checkpoint or run directory, or else the module's own."""
+        checkpoint = _expanded(checkpoint)
         command = partial(
             RankRun.evaluate, stage="test", module=module, data=data, checkpoint=checkpoint
         )
@@ -221,6 +225,7 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> list[Any]:
         """Predict; one entry a batch, tensors of all processes in the data set's order."""
+        checkpoint = _expanded(checkpoint)
         command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
         return cast(list[Any], self._result(module, command))
 
@@ -253,6 +258,11 @@ class Trainer:
         return self._outcome.run_directory
 
     @property
+    def default_root_dir(self) -> Path:
+        """Where runs are, with ``~`` and variables of the environment replaced."""
+        return self._checked.root
+
+    @property
     def global_rank(self) -> int:
         """This process among all."""
         return self._checked.layout.rank
@@ -283,6 +293,20 @@ class Trainer:
         )
         module.load_state_dict(outcome.weights or {})
         return outcome
+
+
+def _expanded(checkpoint: Any) -> str | None:
+    """A checkpoint's path as it was given, with ``~`` and variables replaced."""
+    expected = str | os.PathLike[str] | None
+    if not values.fits(expected, checkpoint):
+        raise ConfigurationError(values.refusal("checkpoint", checkpoint, expected))
+    return None if checkpoint is None else paths.expand("checkpoint", checkpoint)
+
+
+_TYPES = values.hints(Trainer)
+_DEFAULTS = {
+    name: parameter.default for name, parameter in inspect.signature(Trainer).parameters.items()
+}
 
 
 def _run_rank(checked: Arguments, configuration: str | None, command: _Command) -> Outcome:

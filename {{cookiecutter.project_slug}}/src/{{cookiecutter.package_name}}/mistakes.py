@@ -28,13 +28,15 @@ def gather(arguments: Sequence[str], sections: Collection[str], problems: Proble
         problems: takes a line for what cannot be read, and for every section that is none.
     """
     given: dict[str, Any] = {}
+    unreadable = Problems()
     options = list(_options(arguments, problems))
     for key, text in options:
         if key == "config":
-            with problems:
+            with unreadable:
                 _merge(given, _sections(config_files.read(text), sections, problems))
-    if problems.lines:
-        return given
+    problems.lines += unreadable.lines
+    if unreadable.lines:
+        return given  # what is wrong with the rest may be said by what cannot be read
     for key, text in options:
         name, *rest = key.removesuffix("+").split(".")
         if name not in sections:
@@ -45,6 +47,11 @@ def gather(arguments: Sequence[str], sections: Collection[str], problems: Proble
         with problems:
             found = config_files.value(f"--{shorten(key)}", text)
             _put(given, [name, *rest], found, problems)
+    for section in ("model", "data"):
+        value = given.get(section)
+        if value is not None and not isinstance(_entry(value).get("class_path"), str):
+            problems.add(f"{section}: give a class_path, and what the class takes under init_args")
+            given[section] = None
     return given
 
 
@@ -61,7 +68,7 @@ def find(arguments: Sequence[str], sections: Collection[str]) -> list[str]:
     good = _check_values("trainer", Trainer, given.get("trainer") or {}, problems)
     with problems:
         Trainer(**good)
-    if given.get("model") is None:
+    if given.get("model") is None and not any(line.startswith("model:") for line in problems.lines):
         problems.add("model: not given; name its class in a config file or by --model CLASS")
     return problems.lines
 
@@ -151,11 +158,15 @@ def _of_section(section: str, text: str) -> Any:
     return text if section == "trainer" else {"class_path": text}
 
 
+def _entry(value: Any) -> dict[Any, Any]:
+    """What a section says of a class, however it is written; empty where it says nothing."""
+    if isinstance(value, str):
+        return {"class_path": value}
+    return value if isinstance(value, dict) else {}
+
+
 def _check_class(section: str, value: Any, problems: Problems) -> None:
-    entry = {"class_path": value} if isinstance(value, str) else value
-    if not isinstance(entry, dict) or not isinstance(entry.get("class_path"), str):
-        problems.add(f"{section}: give a class_path, and what the class takes under init_args")
-        return
+    entry = _entry(value)
     for key in entry.keys() - {"class_path", "init_args", "dict_kwargs"}:
         problems.add(f"{section}.{shorten(str(key))}: unknown; use class_path and init_args")
     arguments = entry.get("init_args") or {}

@@ -144,7 +144,7 @@ def check(
     skip = [*legacy.ARGUMENTS, *(["strategy"] if isinstance(given["strategy"], type) else [])]
     given = values.typed(given, defaults, types, problems, skip)
     mistyped = len(problems.lines)
-    if given["tpu_cores"] not in (None, legacy.NOT_GIVEN) and "xla" not in strategies.names():
+    if given["tpu_cores"] is not None and "xla" not in strategies.names():
         problems.add(f"tpu_cores={shown(given['tpu_cores'])}: TPUs are not supported; use devices")
         given["tpu_cores"] = None
     with problems:

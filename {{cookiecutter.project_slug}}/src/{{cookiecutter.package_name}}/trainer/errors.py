@@ -80,6 +80,8 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:  # an int of more digits than Python writes, or an object of the user's
         text = f"<{type(value).__name__}>"
+    if " at 0x" in text:
+        text = f"<{type(value).__name__}>"
     return shorten(text)
 
 

@@ -199,7 +199,9 @@ def feed_training(
         UserError: there is nothing to read.
     """
     if not (in_global_order and can_be_ordered(loader)):
-        return ReplayFeed(loader, share, accumulate, uneven)
+        replayed = ReplayFeed(loader, share, accumulate, uneven)
+        scaling.check_batches(replayed.batches, accumulate)
+        return replayed
     batch_size = loader.batch_size or 1
     if global_batch_size is not None:
         batch_size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)

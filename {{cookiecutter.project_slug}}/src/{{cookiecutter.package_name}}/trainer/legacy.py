@@ -258,12 +258,12 @@ def _precision(older: _Values, newer: _Values) -> dict[str, Any]:
 
 
 def _check_amp_backend(value: Any) -> None:
-    if value == "apex":
+    if isinstance(value, str) and value == "apex":
         # https://github.com/NVIDIA/apex/pull/1896
         raise ConfigurationError(
             "amp_backend='apex': apex has no mixed precision since 2025; use 'native', torch's own"
         )
-    if value != "native":
+    if not isinstance(value, str) or value != "native":
         raise ConfigurationError(f"amp_backend={_shown(value)} is unknown; known: native")
 
 

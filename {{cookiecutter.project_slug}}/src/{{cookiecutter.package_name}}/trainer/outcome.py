@@ -35,7 +35,7 @@ def tell_failure(reason: str) -> None:
     lines = reason.strip().splitlines()
     if (path := _path()) and lines:
         # What has failed is shown, too; that it cannot be told must not take its place.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             files.write_first(path, f"failed {lines[-1]}\n")
 
 

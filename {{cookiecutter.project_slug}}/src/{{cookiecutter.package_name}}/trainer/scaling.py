@@ -110,6 +110,19 @@ def check_samples(
     )
 
 
+def check_batches(batches: int | None, accumulate: int) -> None:
+    """Check that a loader gives enough batches for one step, where it tells how many it gives.
+
+    Raises:
+        ConfigurationError: a step can never hold as many.
+    """
+    if batches is not None and 0 < batches < accumulate:
+        raise ConfigurationError(
+            f"accumulate_grad_batches={accumulate}: an optimizer step takes more batches than the "
+            f"{batches} of the loader; use at most {batches}"
+        )
+
+
 def total_steps(
     steps_per_epoch: int | None, max_epochs: int | None, max_steps: int | None
 ) -> int | None:

@@ -10,11 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .project import PACKAGE
-
-DIGITS = 5000
-BIG = "9" * DIGITS
-CPU = {"accelerator": "cpu"}
+from .bad_files import BIG, BOMB, DIGITS, FILES, SECTIONS
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class Bad:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-# --- values of the wrong type, or out of range -----------------------------------------------------
+# --- values of the wrong type, or out of range ----------------------------------------------------
 
 _NUMBERS = ("three", "1.5", "true", "[1]", "{a: 1}", "null", "0", "-1", "nan", "1e400", BIG)
 _OPTIONAL_NUMBERS = tuple(text for text in _NUMBERS if text != "null")
@@ -111,7 +107,7 @@ ALSO = {
     "strategy_options": ("strategy_options",),
 }
 
-# --- names that are not built, or are elsewhere ----------------------------------------------------
+# --- names that are not built, or are elsewhere ---------------------------------------------------
 
 NAMES: dict[str, tuple[str, ...]] = {
     "strategy": (
@@ -128,7 +124,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "amp_backend": ("apex",),
 }
 
-# --- Python ----------------------------------------------------------------------------------------
+# --- Python ---------------------------------------------------------------------------------------
 
 
 class Odd:
@@ -173,107 +169,7 @@ PYTHON: dict[str, list[Any]] = {
     "learning_rate_scaling": [5, None, True],
 }
 
-# --- files -----------------------------------------------------------------------------------------
-
-_MODEL = f"model: {PACKAGE}.tasks.image_classifier.ImageClassifier\n"
-_BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
-)
-# Contents, and what the line names beside the file.
-FILES: list[tuple[str, str | bytes, str]] = [
-    ("empty", "", "no sections"),
-    ("a comment alone", "# nothing\n", "no sections"),
-    ("a text", "hello", "no sections"),
-    ("a number", "5", "no sections"),
-    ("a list", "- a\n- b", "no sections"),
-    ("null", "null", "no sections"),
-    ("an open list", "trainer: [", "not YAML"),
-    ("an open brace", "trainer: {", "not YAML"),
-    ("an open quote", 'trainer: {run_name: "a', "not YAML"),
-    ("a tab", "trainer:\n\tmax_epochs: 1", "not YAML"),
-    ("wrong indentation", "trainer:\n  a: 1\n b: 2", "not YAML"),
-    ("two documents", "trainer: {}\n---\ntrainer: {}", "not YAML"),
-    ("a tag of Python's", "trainer: !!python/object/apply:os.getcwd []", "not YAML"),
-    ("an unknown tag", "trainer: !mine {}", "not YAML"),
-    ("an alias of nothing", "trainer: *gone", "not YAML"),
-    ("an anchor that holds itself", "trainer: &a {strategy_options: *a}", "'a' holds itself"),
-    ("a key that is a list", "? [a, b]\n: 1", "not YAML"),
-    ("a key that is a dict", "? {a: 1}\n: 1", "not YAML"),
-    ("bytes that are no text", b"\xff\xfe\x00trainer", "not YAML"),
-    ("a zero byte", b"trainer: \x00", "not YAML"),
-    ("UTF-16", "trainer: {}".encode("utf-16"), "not YAML"),
-    ("a picture", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "not YAML"),
-    ("JSON that is cut off", '{"trainer": {"max_epochs": 1', "not YAML"),
-    ("Python", "trainer = Trainer(max_epochs=1)", "no sections"),
-    ("TOML", "[trainer]\nmax_epochs = 1", "not YAML"),
-    ("100,000 brackets", "trainer: " + "[" * 100_000, "nested more than 50"),
-    ("100,000 braces", "trainer: " + "{a: " * 25_000, "nested more than 50"),
-    ("100 levels", "trainer: " + "[" * 100 + "]" * 100, "nested more than 50"),
-    ("100 dashes", "- " * 100 + "x", "nested more than 50"),
-    ("a bomb of aliases", _BOMB, "expand to more than"),
-    ("a number of 5,000 digits", f"trainer: {{seed: {BIG}}}", "cannot be read"),
-    ("a date that is none", "trainer: {run_name: 2026-13-45}", "cannot be read"),
-    ("larger than a configuration", "#" * 300_000, "larger than"),
-    (
-        "the trainer twice",
-        "trainer: {max_epochs: 1}\ntrainer: {seed: 1}\n",
-        "'trainer' is given twice",
-    ),
-    ("the model twice", _MODEL * 2, "'model' is given twice"),
-    ("an option twice", "trainer:\n  seed: 1\n  seed: 2\n", "'seed' is given twice"),
-    ("an option twice, in braces", "trainer: {seed: 1, seed: 2}", "'seed' is given twice"),
-    (
-        "an argument twice",
-        "model:\n  class_path: a.B\n  init_args: {width: 1, width: 2}\n",
-        "'width' is given twice",
-    ),
-    (
-        "an option of a strategy twice",
-        "trainer: {strategy_options: {a: 1, a: 1}}",
-        "'a' is given twice",
-    ),
-]
-# Sections, and what each of the lines that refuse them begins with.
-SECTIONS: list[tuple[str, str, tuple[str, ...]]] = [
-    *(
-        (f"trainer: {value}", f"trainer: {value}\n{_MODEL}", ("trainer:",))
-        for value in ("5", "[a]", "[]", "text", "true", "1.5", "", "null", "~", "2026-01-01")
-    ),
-    *(
-        (f"an unknown section {name}", f"{name}:{value}\n{_MODEL}", (f"{name}:",))
-        for name in ("trianer", "optimizer", "Model", "callbacks", "fit", "config", "seed", "lr")
-        for value in ("", " {}", " 5", " [a]")
-    ),
-    *(
-        (f"model: {value}", f"model: {value}\n", ("model",))
-        for value in ("5", "[a]", "{}", "{a: 1}", "true", "", "a", "a.b", ".a", "a.", "math.floor")
-    ),
-    *(
-        (f"data: {value}", f"{_MODEL}data: {value}\n", ("data",))
-        for value in ("5", "[a]", "{}", "{a: 1}", "true", "a", "a.b", ".a", "os.path", "0", "[]")
-    ),
-    *(
-        (
-            f"model.init_args: {value}",
-            f"model:\n  class_path: {PACKAGE}.tasks.image_classifier.ImageClassifier\n"
-            f"  init_args: {value}\n",
-            ("model.",),
-        )
-        for value in ("5", "[1]", "text", "{widht: 3}", "{width: x}", "{width: null}", "{1: 2}")
-    ),
-    (
-        "keys that are no text",
-        f"7: 2\n2.5: x\ntrue: y\nnull: z\n{_MODEL}",
-        ("7:", "2.5:", "True:", "None:"),
-    ),
-    (
-        "several options",
-        f"trainer: {{max_epoch: 1, seed: x, devices: [1, 1], strategy: dpd}}\n{_MODEL}",
-        ("trainer.max_epoch:", "trainer.seed=", "devices=", "strategy="),
-    ),
-]
-
-# --- options of other shapes -----------------------------------------------------------------------
+# --- options of other shapes ----------------------------------------------------------------------
 
 WORDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     *(
@@ -317,7 +213,7 @@ WORDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("a value of 5,000 characters", ("--trainer.strategy", "x" * DIGITS), ("strategy=",)),
     ("an option of 5,000 characters", (f"--{'x' * DIGITS}", "1"), ("x" * 20,)),
     ("100,000 brackets", ("--trainer.loggers", "[" * 100_000), ("--trainer.loggers",)),
-    ("a bomb of aliases", ("--trainer.strategy_options", _BOMB), ("--trainer.strategy_options",)),
+    ("a bomb of aliases", ("--trainer.strategy_options", BOMB), ("--trainer.strategy_options",)),
     (
         "a key twice",
         ("--trainer.strategy_options", "{a: 1, a: 2}"),
@@ -359,10 +255,19 @@ WORDS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
 ]
 CLASSES = ("Refuses", "Crashes", "NeedsWidth")
 
-# --- environments ----------------------------------------------------------------------------------
+# --- environments ---------------------------------------------------------------------------------
 
-_RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-_RANK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+RANK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+# What a command inherits from rank 1 of a run of our launcher that starts it.
+INHERITED = {
+    **RANK,
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "TRAINER_CLUSTER": "environment",
+    "TRAINER_PARENT_PID": "1234567",
+    "TRAINER_RANK_PID": "1234568",
+}
 _SLURM = {
     "SLURM_STEP_ID": "0",
     "SLURM_PROCID": "0",
@@ -394,15 +299,15 @@ ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
         for value in ("nope0", "lo,nope0", ",")
     ),
     *(
-        (_RANK | {name: value}, name)
-        for name in _RANK
+        (RANK | {name: value}, name)
+        for name in RANK
         if name != "MASTER_ADDR"
         for value in ("", "x", "1.5", BIG)
     ),
-    *((_RANK | {name: "-1"}, "environment") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
-    *((_RANK | {name: "-1"}, name) for name in ("LOCAL_WORLD_SIZE", "MASTER_PORT")),
-    *((_RANK | {"MASTER_PORT": value}, "MASTER_PORT") for value in ("0", "99999", "65536")),
-    *((_RANK | {"RANK": value}, "rank") for value in ("2", "100")),
+    *((RANK | {name: "-1"}, "environment") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
+    *((RANK | {name: "-1"}, name) for name in ("LOCAL_WORLD_SIZE", "MASTER_PORT")),
+    *((RANK | {"MASTER_PORT": value}, "MASTER_PORT") for value in ("0", "99999", "65536")),
+    *((RANK | {"RANK": value}, "rank") for value in ("2", "100")),
     *(
         (_SLURM | {name: value}, "srun")
         for name in _SLURM
@@ -431,8 +336,7 @@ def options() -> Iterator[Bad]:
 def files() -> Iterator[Bad]:
     """Bad configuration files."""
     for what, content, said in FILES:
-        content = content if isinstance(content, bytes) else content.encode()
-        yield Bad(what, (said,), file=content)
+        yield Bad(what, (said,), file=content if isinstance(content, bytes) else content.encode())
     for what, text, named in SECTIONS:
         yield Bad(what, named, file=text.encode())
 

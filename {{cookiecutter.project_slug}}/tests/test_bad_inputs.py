@@ -70,7 +70,7 @@ RIGHT = (*MODEL, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu")
 
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [*bad_inputs._RANK, "TORCHELASTIC_RUN_ID", *environment.KNOWN]:
+    for name in [*bad_inputs.RANK, "TORCHELASTIC_RUN_ID", *environment.KNOWN]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
@@ -193,7 +193,7 @@ def test_bad_arguments_from_python() -> None:
     attack(KINDS["arguments from Python"](), attempt)
 
 
-# --- whatever it is --------------------------------------------------------------------------------
+# --- whatever it is -------------------------------------------------------------------------------
 
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -216,11 +216,7 @@ def test_whatever_value_is_taken_or_refused_in_a_line(name: str, value: Any) -> 
     if name in ("compile", "deterministic") and value is True:
         return  # a switch of the whole process
     given = {"max_epochs": 1, "accelerator": "cpu", name: value}
-    try:
-        trainer.Trainer(**given)
-    except ConfigurationError as error:
-        assert error.problems
-        assert all("\n" not in line and line.strip() for line in error.problems)
+    assert_lines(lambda: trainer.Trainer(**given))
 
 
 @_UNHURRIED
@@ -228,14 +224,22 @@ def test_whatever_value_is_taken_or_refused_in_a_line(name: str, value: Any) -> 
 def test_whatever_file_is_taken_or_refused_in_a_line(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "any.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    words = ["--config", str(path), *RIGHT]
+    assert_lines(lambda: configuration.read_run("program", "fit", words))
+
+
+def assert_lines(attempt: Callable[[], object]) -> None:
+    """Nothing is raised but a ConfigurationError of whole lines."""
+    lines = ["none"]
     try:
-        configuration.read_run("program", "fit", ["--config", str(path), *RIGHT])
+        attempt()
     except ConfigurationError as error:
-        assert error.problems
-        assert all("\n" not in line and line.strip() for line in error.problems)
+        lines = error.problems
+    assert lines
+    assert all("\n" not in line and line.strip() for line in lines)
 
 
-# --- one by one ------------------------------------------------------------------------------------
+# --- one by one -----------------------------------------------------------------------------------
 
 
 def test_all_mistakes_from_python_are_told_at_once() -> None:
@@ -307,7 +311,7 @@ def test_no_name_that_is_not_built_is_registered() -> None:
     assert len(elsewhere.STRATEGIES) > 60
 
 
-# --- variables -------------------------------------------------------------------------------------
+# --- variables ------------------------------------------------------------------------------------
 
 
 def test_every_variable_of_the_trainer_is_known() -> None:
@@ -329,24 +333,23 @@ def test_a_misspelt_variable_is_named_once(
     )
 
 
-def test_what_a_rank_has_set_silences_no_command_that_it_starts(tmp_path: Path) -> None:
-    """In each form: all variables of a rank, and the directory alone."""
-    rank = {
-        **bad_inputs._RANK,
-        "TRAINER_CLUSTER": "environment",
-        "TRAINER_FAILURE_DIR": str(tmp_path),
-        "TRAINER_PARENT_PID": "1234567",
-        "TRAINER_RANK_PID": "1234568",
-    }
-    bad = ["-m", PACKAGE, "fit", *RIGHT[2:], "--model", "nowhere.Nope"]
-    expected = "error: model.class_path='nowhere.Nope': No module named 'nowhere'"
-    for variables, notes in ((rank, 1), ({"TRAINER_FAILURE_DIR": str(tmp_path)}, 0)):
-        done = run(bad, cwd=tmp_path, extra=variables)
-        assert done.returncode == 2
-        *others, last = done.stderr.splitlines()
-        assert last == expected
-        assert len(others) == notes
-        assert all(line.startswith("note: rank 0 of another run") for line in others)
+@pytest.mark.parametrize("is_whole", [True, False], ids=["a rank's variables", "the directory"])
+def test_what_a_rank_has_set_silences_no_command_that_it_starts(
+    is_whole: bool, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = bad_inputs.INHERITED if is_whole else {}
+    for name, value in {**rank, "TRAINER_FAILURE_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["fit", *RIGHT[2:], "--model", "nowhere.Nope"])
+    assert ended.value.code == 2
+    *notes, last = capfd.readouterr().err.splitlines()
+    assert last == "error: model.class_path='nowhere.Nope': No module named 'nowhere'"
+    note = (
+        "note: rank 1 of another run has started this process; that run's launch variables are "
+        "ignored"
+    )
+    assert notes == [note] * is_whole
     assert list(tmp_path.iterdir()) == []
 
 
@@ -363,9 +366,7 @@ print(subprocess.run([sys.executable, "-c", layout], capture_output=True, text=T
 @pytest.mark.slow
 def test_a_script_that_a_rank_starts_is_alone(tmp_path: Path) -> None:
     rank = {
-        **bad_inputs._RANK,
-        "RANK": "1",
-        "LOCAL_RANK": "1",
+        **bad_inputs.INHERITED,
         "TRAINER_FAILURE_DIR": str(tmp_path),
         "TRAINER_PARENT_PID": str(os.getpid()),
         "TRAINER_RANK_PID": "",
@@ -391,7 +392,7 @@ def test_a_variable_that_torch_refuses_is_one_line(name: str, value: str) -> Non
     assert line.endswith("; unset it, or correct it")
 
 
-# --- the batch -------------------------------------------------------------------------------------
+# --- the batch ------------------------------------------------------------------------------------
 
 
 def test_a_batch_larger_than_the_data_set_is_refused_before_the_first_step(

@@ -290,7 +290,9 @@ def test_more_micro_batches_than_a_loader_has_are_one_line() -> None:
 
 
 def test_an_empty_data_set_is_one_line() -> None:
-    with pytest.raises(errors.UserError, match="^the data set is empty: there is nothing to read$"):
+    with pytest.raises(
+        errors.UserError, match=r"^the data set is empty: there is nothing to read$"
+    ):
         training(DataLoader(TensorDataset(torch.ones(0, 1)), 4))
 
 

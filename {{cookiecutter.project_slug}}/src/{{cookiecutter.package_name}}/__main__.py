@@ -27,7 +27,8 @@ def main() -> None:
 def _explain(error: Exception) -> None:
     """End in one line, if what is imported (torch) refuses a variable of its own."""
     text = str(error)
-    for name, value in os.environ.items():
+    # The longest first: a short value may be in the text by chance.
+    for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
         if name.startswith(_IMPORTED) and value and (name in text or value in text):
             reason = text.strip().splitlines()[0][:200].rstrip(".")
             sys.stderr.write(f"error: {name}={value[:100]!r}: {reason}; unset it, or correct it\n")

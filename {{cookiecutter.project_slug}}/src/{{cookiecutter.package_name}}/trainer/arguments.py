@@ -14,6 +14,7 @@ import torch
 from . import (
     activation_checkpointing,
     cluster,
+    elsewhere,
     environment,
     idle_gpus,
     launch,
@@ -150,7 +151,9 @@ def check(
     with problems:
         given = legacy.translate(given)
     if len(problems.lines) > mistyped:
-        given = {**given, **_PLAIN}
+        is_elsewhere = elsewhere.about("accelerator", given["accelerator"]) is not None
+        kept = {"accelerator": given["accelerator"]} if is_elsewhere else {}
+        given = {**given, **_PLAIN, **kept}
     given = paths.expanded(given, _PATHS, problems)
     accelerator: Accelerator = "cpu"
     with problems:

@@ -155,7 +155,5 @@ def about(option: str, name: object) -> str | None:
 
 def unknown(option: str, name: object, known: Iterable[str]) -> str:
     """The line for a name that is none of those that are known."""
-    return (
-        about(option, name)
-        or f"{option}={shown(name)} is unknown{nearest(name if isinstance(name, str) else shown(name), known)}"
-    )
+    text = name if isinstance(name, str) else shown(name)
+    return about(option, name) or f"{option}={shown(name)} is unknown{nearest(text, known)}"

@@ -249,7 +249,8 @@ def _precision(older: _Values, newer: _Values) -> dict[str, Any]:
     value = newer["precision"]
     if shown(value).strip("'") in _PRECISIONS:
         return {"precision": _PRECISIONS[str(value)]}
-    if line := elsewhere.about("precision", value):
+    is_in_bits = not isinstance(value, str) or value.isdecimal()  # of others, precision.py says it
+    if is_in_bits and (line := elsewhere.about("precision", value)):
         raise ConfigurationError(line)
     if not isinstance(value, str):
         known = ", ".join(f"{old} ({new!r})" for old, new in _PRECISIONS.items())

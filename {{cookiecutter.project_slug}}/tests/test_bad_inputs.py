@@ -410,7 +410,7 @@ def test_a_batch_larger_than_the_data_set_is_refused_before_the_first_step(
         )
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        "error: global_batch_size=64000: an optimizer step takes more samples than the 1348 of the "
-        "data set; use at most 1348\n"
+        "error: global_batch_size=64000: an optimizer step takes more samples than the 1349 of the "
+        "data set; use at most 1349\n"
     )
     assert not list(tmp_path.glob("there/*/metrics.csv"))

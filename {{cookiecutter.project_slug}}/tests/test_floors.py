@@ -12,7 +12,7 @@ FLOORS = [
     {"errors", "distributed", "dtensors", "randomness", "progress", "pickling", "stacks"},
     {"safetensors_reader", "safetensors_writer", "run_lock"},
     {"files", "preemption", "stored_tensors", "checkpoint_state", "elsewhere"},
-    {"paths", "values"},
+    {"paths", "ranges", "values"},
     {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome"},
     {"metrics", "scaling", "optimization", "precision", "interruption"},
     {"sync_batchnorm", "activation_checkpointing", "batch_size", "watchdog", "restarts"},

@@ -1,7 +1,6 @@
 """What a trainer is asked for, checked as a whole: every mistake is reported, all at once."""
 
 import contextlib
-import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from . import (
     legacy,
     loggers,
     paths,
+    ranges,
     restarts,
     run_choice,
     run_directory,
@@ -169,7 +169,7 @@ def check(
     is_layout_known = not problems.lines
     with problems:
         environment.check(several=max(len(devices), layout.world_size) > 1)
-    _check_numbers(given, problems)
+    ranges.check(given, problems)
     _check_choices(given, problems)
     _check_run(given, layout, problems)
     _check_layout(given, name, strategy, len(devices), layout, problems)
@@ -228,30 +228,6 @@ def _learning_rate(given: dict[str, Any]) -> LearningRate:
             "the batch that the rate was chosen for"
         )
     return found
-
-
-def _check_numbers(given: dict[str, Any], problems: Problems) -> None:
-    at_least_one = ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch")
-    optional = (
-        "max_epochs",
-        "max_steps",
-        "val_every_n_steps",
-        "checkpoint_every_n_steps",
-        "num_nodes",
-    )
-    for name in (*at_least_one, *optional):
-        value = given[name]
-        if (value is not None or name in at_least_one) and (type(value) is not int or value < 1):
-            problems.add(f"{name}={value!r}: give a whole number of at least 1")
-    bound = given["gradient_clip_val"]
-    if bound is not None and not 0 < bound < math.inf:
-        problems.add(f"gradient_clip_val={bound!r}: give a number above 0, or none")
-    if given["keep_checkpoints"] < 2:
-        problems.add(
-            f"keep_checkpoints={given['keep_checkpoints']}: keep at least 2; one is always whole"
-        )
-    if not 0 <= given["seed"] < 2**63:
-        problems.add(f"seed={given['seed']}: give a number from 0 to 2**63 - 1")
 
 
 def _check_choices(given: dict[str, Any], problems: Problems) -> None:

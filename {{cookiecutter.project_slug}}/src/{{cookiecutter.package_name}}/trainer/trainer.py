@@ -260,7 +260,7 @@ class Trainer:
     @property
     def default_root_dir(self) -> Path:
         """Where runs are, with ``~`` and variables of the environment replaced."""
-        return self._checked.root
+        return self._checked.request.root
 
     @property
     def global_rank(self) -> int:

@@ -443,7 +443,7 @@ def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
         ),
         (
             LAUNCHED | {"RANK": "one"},
-            "environment: a variable is no number (invalid literal for int() with base 10: 'one')",
+            "environment: RANK='one' is no number; the launch is broken",
         ),
     ],
 )

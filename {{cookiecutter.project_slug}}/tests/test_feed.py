@@ -123,14 +123,15 @@ def test_a_stream_has_no_length_but_an_end() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    samples=st.integers(1, 30),
+    more=st.integers(0, 29),
     batch_size=st.integers(1, 4),
     replicas=st.integers(1, 4),
     accumulate=st.integers(1, 3),
 )
 def test_weights_make_the_mean_of_the_global_batch(
-    samples: int, batch_size: int, replicas: int, accumulate: int
+    more: int, batch_size: int, replicas: int, accumulate: int
 ) -> None:
+    samples = batch_size * replicas * accumulate + more
     shares = [Share(replica, replicas, 0) for replica in range(replicas)]
     ranks = [
         list(training(tensors(samples, batch_size), share, accumulate=accumulate).epoch(0, 0))
@@ -259,12 +260,40 @@ def test_a_global_batch_size_that_does_not_divide_is_refused() -> None:
     ]
 
 
-def test_drop_last_with_nothing_left_is_one_line() -> None:
-    with pytest.raises(errors.UserError) as raised:
-        training(tensors(7, 4, drop_last=True), Share(0, 2, 0))
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_step_larger_than_the_data_set_is_one_line(drop_last: bool) -> None:
+    with pytest.raises(errors.ConfigurationError) as raised:
+        training(tensors(7, 4, drop_last=drop_last), Share(0, 2, 0))
     assert raised.value.problems == [
-        "the data set has 7 samples and a step takes 8: with drop_last there is nothing to read"
+        "batch_size=4 x 2 replicas x accumulate_grad_batches=1 = 8: an optimizer step takes more "
+        "samples than the 7 of the data set; use at most 7"
     ]
+    assert training(tensors(8, 4, drop_last=drop_last), Share(0, 2, 0)).steps == 1
+
+
+def test_a_global_batch_larger_than_the_data_set_is_one_line() -> None:
+    with pytest.raises(errors.ConfigurationError) as raised:
+        training(tensors(7, 4), global_batch_size=64_000)
+    assert raised.value.problems == [
+        "global_batch_size=64000: an optimizer step takes more samples than the 7 of the data set; "
+        "use at most 7"
+    ]
+
+
+def test_more_micro_batches_than_a_loader_has_are_one_line() -> None:
+    with pytest.raises(errors.ConfigurationError) as raised:
+        training([torch.ones(2)] * 3, accumulate=4)
+    assert raised.value.problems == [
+        "accumulate_grad_batches=4: an optimizer step takes more batches than the 3 of the loader; "
+        "use at most 3"
+    ]
+
+
+def test_an_empty_data_set_is_one_line() -> None:
+    with pytest.raises(
+        errors.UserError, match=r"^the data set is empty: there is nothing to read$"
+    ):
+        training(DataLoader(TensorDataset(torch.ones(0, 1)), 4))
 
 
 def test_drop_last_leaves_out_the_step_that_is_not_full() -> None:

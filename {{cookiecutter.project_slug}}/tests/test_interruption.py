@@ -108,7 +108,14 @@ def test_a_second_one_ends_at_once(tmp_path, devices, expected):
 def test_outside_a_fit_it_is_one_short_line(tmp_path):
     config = fit()[3:]
     arguments = ["-m", PACKAGE, "test", *config, *CPU, "--trainer.devices", "1"]
-    arguments += ["--data.num_workers", "1", "--model", "tests.interrupted_subject.SlowTest"]
+    arguments += [
+        "--checkpoint",
+        "none",
+        "--data.num_workers",
+        "1",
+        "--model",
+        "tests.interrupted_subject.SlowTest",
+    ]
     code, error = interrupt(arguments, tmp_path, (tmp_path / "testing-0").exists)
     assert (code, error) == (130, "interrupted\n")
     assert (tmp_path / "outcome").read_text() == "failed interrupted\n"

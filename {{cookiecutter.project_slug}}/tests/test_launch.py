@@ -161,6 +161,7 @@ def validate(processes: int) -> dict[str, float]:
             *("-m", PACKAGE, "validate", "--trainer.devices", str(processes)),
             *("--trainer.accelerator", "cpu"),
             *("--model", f"{SUBJECT}.Counts", "--data", f"{SUBJECT}.AllDigits"),
+            *("--checkpoint", "none"),
         ]
     )
     assert done.returncode == 0, done.stderr

@@ -494,13 +494,11 @@ def test_a_contradiction_is_refused_in_one_line(given: Any, line: str) -> None:
         ),
         (
             {"precision": 64},
-            "precision=64: there is no such; known: 16 ('16-mixed'), 32 ('32-true'), "
-            "bf16 ('bf16-mixed')",
+            "precision=64 (double precision) is not built; use '32-true'",
         ),
         (
             {"precision": "64"},
-            "precision='64': there is no such; known: 16 ('16-mixed'), 32 ('32-true'), "
-            "bf16 ('bf16-mixed')",
+            "precision='64' (double precision) is not built; use '32-true'",
         ),
         ({"amp_backend": "amp"}, "amp_backend='amp' is unknown; known: native"),
         ({"replace_sampler_ddp": 1}, "replace_sampler_ddp=1: give True or False"),

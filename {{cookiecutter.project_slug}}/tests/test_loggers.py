@@ -130,7 +130,7 @@ def test_names() -> None:
         loggers.check_names(["cvs", "csv", "wandb"])
     assert raised.value.problems == [
         "loggers: 'cvs' is unknown; did you mean 'csv'?",
-        "loggers: 'wandb' is unknown; known: csv, tensorboard",
+        "loggers='wandb' is not built; use 'csv' or 'tensorboard'",
     ]
     with pytest.raises(ConfigurationError) as raised:
         loggers.check_names(["csv", "csv"])

@@ -162,10 +162,10 @@ def test_every_name_can_be_made() -> None:
         ("bf16-mixd", "precision='bf16-mixd' is unknown; did you mean 'bf16-mixed' or '16-mixed'?"),
         ("bf16true", "precision='bf16true' is unknown; did you mean 'bf16-true' or '16-true'?"),
         (
-            "double",
-            "precision='double' is unknown; known: 16-mixed, 16-true, 32-true, bf16-mixed, "
-            "bf16-true",
+            "qq",
+            "precision='qq' is unknown; known: 16-mixed, 16-true, 32-true, bf16-mixed, bf16-true",
         ),
+        ("double", "precision='double' (double precision) is not built; use '32-true'"),
     ],
 )
 def test_an_unknown_name_is_refused(name: str, line: str) -> None:

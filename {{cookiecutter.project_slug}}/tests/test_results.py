@@ -68,8 +68,28 @@ def test_another_checkpoint_has_a_file_of_its_own_and_replacing_is_said(
     assert [json.loads(path.read_text())["step"] for path in paths] == [2, 3]
 
 
-def test_without_a_checkpoint_there_is_a_new_run(capsys: Any) -> None:
-    command("test", "--trainer.run_name", "untrained")
+@pytest.mark.parametrize("name", ["validate", "test", "predict"])
+def test_random_weights_are_not_scored_unless_they_are_asked_for(name: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(name)
+    assert ended.value.code == 2
+    assert capsys.readouterr() == (
+        "",
+        "error: checkpoint: not given; add --checkpoint with a run's directory or a checkpoint, or "
+        "--checkpoint none for the weights that the module begins with\n",
+    )
+    assert not Path("runs").exists()
+
+
+def test_a_checkpoint_in_the_home_directory(trained: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    command("test", "--checkpoint=~/runs/mine")
+    path = trained / "test-step-00000003.json"
+    assert capsys.readouterr().out.splitlines()[-1] == f"test results written to {path}"
+
+
+def test_initial_weights_are_tested_in_a_new_run(capsys: Any) -> None:
+    command("test", "--trainer.run_name", "untrained", "--checkpoint", "none")
     path = Path("runs/untrained/test.json")
     assert capsys.readouterr().out.splitlines()[-1] == f"test results written to {path}"
     assert json.loads(path.read_text())["checkpoint"] is None

@@ -2,7 +2,11 @@
 
 import os
 import signal
+import sys
 from types import FrameType
+
+# Variables that torch reads while it is imported.
+_IMPORTED = ("TORCH", "PYTORCH", "GLOO", "NCCL")
 
 
 def main() -> None:
@@ -10,11 +14,25 @@ def main() -> None:
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         signal.signal(signal.SIGINT, _end)
-    from .cli import main as run
-
+    try:
+        from .cli import main as run
+    except Exception as error:
+        _explain(error)
+        raise
     if is_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
+
+
+def _explain(error: Exception) -> None:
+    """End in one line, if what is imported (torch) refuses a variable of its own."""
+    text = str(error)
+    # The longest first: a short value may be in the text by chance.
+    for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
+        if name.startswith(_IMPORTED) and value and (name in text or value in text):
+            reason = text.strip().splitlines()[0][:200].rstrip(".")
+            sys.stderr.write(f"error: {name}={value[:100]!r}: {reason}; unset it, or correct it\n")
+            sys.exit(2)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

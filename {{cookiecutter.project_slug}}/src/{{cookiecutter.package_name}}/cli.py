@@ -9,8 +9,8 @@ from typing import NoReturn
 from . import configuration, strategy_help
 from .configuration import COMMANDS, Run
 from .trainer import interruption, leftover_threads, outcome
-from .trainer.errors import ConfigurationError, UserError, nearest
-from .trainer.launch import describe, is_reported
+from .trainer.errors import ConfigurationError, UserError, nearest, shorten
+from .trainer.launch import describe, disown, is_reported
 
 _USAGE = 2
 
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [word for word in words if word != told]
     if "" not in sys.path:
         sys.path.insert(0, "")  # a console script too finds the user's classes where it is started
+    disown()
     code: int | None = 0
     try:
         _end_with_a_code(words)
@@ -56,7 +57,9 @@ def _run(words: list[str]) -> None:
         return
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
-        raise ConfigurationError(f"{command!r} is no command{nearest(command, COMMANDS)}")
+        raise ConfigurationError(
+            f"{shorten(repr(command))} is no command{nearest(command, COMMANDS)}"
+        )
     if (name := strategy_help.asked_for(rest)) is not None:
         print(strategy_help.describe(name))
         return

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,26 @@ import torch
 from . import (
     activation_checkpointing,
     cluster,
+    elsewhere,
+    environment,
     files,
     hooks,
     idle_gpus,
     launch,
     legacy,
     loggers,
+    paths,
+    ranges,
     restarts,
     run_choice,
     run_directory,
     scaling,
     strategies,
+    values,
 )
 from .cluster import Layout
 from .devices import Accelerator, choose_accelerator, parse_devices
-from .errors import ConfigurationError, Problems, nearest
+from .errors import ConfigurationError, Problems, nearest, shown
 from .feed import UNEVEN
 from .module import TrainingModule
 from .precision import Precision
@@ -36,7 +42,8 @@ from .schedule import Clip, Schedule
 from .strategies import Asked, Limits, SingleDevice
 
 _CLIP_ALGORITHMS = ("norm", "value")
-_CHOSEN_GPUS = "TRAINER_GPUS"
+# Paths, and what is checked in their place where they cannot be.
+_PATHS = {"default_root_dir": ".", "resume": None}
 # Checked in the place of what could not be translated, which has its own line already.
 _PLAIN = {"accelerator": "auto", "devices": "auto", "strategy": "auto", "precision": "32-true"}
 
@@ -128,32 +135,51 @@ def _check_manual(checked: Arguments, module: str, problems: Problems) -> None:
         )
 
 
-def check(given: dict[str, Any]) -> Arguments:
+def check(
+    given: dict[str, Any], defaults: Mapping[str, Any], types: Mapping[str, Any]
+) -> Arguments:
     """Check a trainer's arguments together.
 
     Args:
         given: by name, as :class:`~.trainer.Trainer` takes them.
+        defaults: by name, of all arguments.
+        types: by name, of all arguments.
 
     Raises:
         ConfigurationError: one line for every mistake.
     """
+    launch.disown()
+    environment.warn()
     problems = Problems()
+    # Older arguments are checked as they are translated, and a class says what to do with it.
+    skip = [*legacy.ARGUMENTS, *(["strategy"] if isinstance(given["strategy"], type) else [])]
+    given = values.typed(given, defaults, types, problems, skip)
+    mistyped = len(problems.lines)
+    if given["tpu_cores"] is not None and "xla" not in strategies.names():
+        problems.add(f"tpu_cores={shown(given['tpu_cores'])}: TPUs are not supported; use devices")
+        given["tpu_cores"] = None
     with problems:
         given = legacy.translate(given)
-    if problems.lines:
-        given = {**given, **_PLAIN}
+    if len(problems.lines) > mistyped:
+        is_elsewhere = elsewhere.about("accelerator", given["accelerator"]) is not None
+        kept = {"accelerator": given["accelerator"]} if is_elsewhere else {}
+        given = {**given, **_PLAIN, **kept}
+    given = paths.expanded(given, _PATHS, problems)
     accelerator: Accelerator = "cpu"
     with problems:
         accelerator = choose_accelerator(given["accelerator"])
     layout = Layout()
     with problems:
         layout = cluster.detect()
+        _check_port(layout)
     devices = [0]
     with problems:
         devices = _devices(given, accelerator, layout)
     name, strategy = _strategy(given, len(devices), layout, problems)
     is_layout_known = not problems.lines
-    _check_numbers(given, problems)
+    with problems:
+        environment.check(several=max(len(devices), layout.world_size) > 1)
+    ranges.check(given, problems)
     _check_choices(given, problems)
     _check_run(given, layout, problems)
     _check_layout(given, name, strategy, len(devices), layout, problems)
@@ -189,6 +215,13 @@ def check(given: dict[str, Any]) -> Arguments:
     )
 
 
+def _check_port(layout: Layout) -> None:
+    if not 0 <= layout.main_port < 2**16:
+        raise ConfigurationError(
+            f"{layout.source}: MASTER_PORT={layout.main_port}: give a port from 1 to 65535"
+        )
+
+
 def _features(given: dict[str, Any]) -> frozenset[str]:
     named = ("sync_batchnorm", "compile", "activation_checkpointing")
     features = {name for name in named if given[name]}
@@ -206,31 +239,6 @@ def _learning_rate(given: dict[str, Any]) -> LearningRate:
             "the batch that the rate was chosen for"
         )
     return found
-
-
-def _check_numbers(given: dict[str, Any], problems: Problems) -> None:
-    at_least_one = ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch")
-    optional = (
-        "max_epochs",
-        "max_steps",
-        "val_every_n_steps",
-        "checkpoint_every_n_steps",
-        "num_nodes",
-    )
-    for name in (*at_least_one, *optional):
-        value = given[name]
-        if (value is not None or name in at_least_one) and (type(value) is not int or value < 1):
-            problems.add(f"{name}={value!r}: give a whole number of at least 1")
-    if given["gradient_clip_val"] is not None and not given["gradient_clip_val"] > 0:
-        problems.add(
-            f"gradient_clip_val={given['gradient_clip_val']!r}: give a number above 0, or none"
-        )
-    if given["keep_checkpoints"] < 2:
-        problems.add(
-            f"keep_checkpoints={given['keep_checkpoints']}: keep at least 2; one is always whole"
-        )
-    if not 0 <= given["seed"] < 2**63:
-        problems.add(f"seed={given['seed']}: give a number from 0 to 2**63 - 1")
 
 
 def _check_choices(given: dict[str, Any], problems: Problems) -> None:
@@ -260,11 +268,11 @@ def _check_run(given: dict[str, Any], layout: Layout, problems: Problems) -> Non
         run_directory.check_name(given["run_name"])
     root = Path(given["default_root_dir"])
     if root.exists() and not root.is_dir():
-        problems.add(f"default_root_dir={str(root)!r} is a file")
+        problems.add(f"default_root_dir={shown(str(root))} is a file")
     elif not os.access(
         next(parent for parent in (root, *root.absolute().parents) if parent.exists()), os.W_OK
     ):
-        problems.add(f"default_root_dir={str(root)!r} cannot be written")
+        problems.add(f"default_root_dir={shown(str(root))} cannot be written")
     resume = given["resume"]
     if resume == "auto":
         # torchrun's restarts name the run by its --rdzv-id.
@@ -281,7 +289,8 @@ def _check_run(given: dict[str, Any], layout: Layout, problems: Problems) -> Non
             )
     elif resume is not None and not Path(resume).is_dir():
         problems.add(
-            f"resume={str(resume)!r}: no such directory; give a run's directory or a checkpoint"
+            f"resume={shown(str(resume))}: no such directory; give a run's directory or a "
+            "checkpoint"
         )
 
 
@@ -300,10 +309,10 @@ def _devices(given: dict[str, Any], accelerator: Accelerator, layout: Layout) ->
 
 def _idle(count: int) -> list[int]:
     """GPUs that nobody uses: as the launcher has chosen them, for a rank of its own."""
-    if launch.is_reported() and _CHOSEN_GPUS in os.environ:
-        return [int(index) for index in os.environ[_CHOSEN_GPUS].split(",")]
+    if launch.is_reported() and environment.GPUS in os.environ:
+        return [int(index) for index in os.environ[environment.GPUS].split(",")]
     found = idle_gpus.choose(idle_gpus.read_gpus(), count)
-    os.environ[_CHOSEN_GPUS] = ",".join(map(str, found))
+    os.environ[environment.GPUS] = ",".join(map(str, found))
     return found
 
 

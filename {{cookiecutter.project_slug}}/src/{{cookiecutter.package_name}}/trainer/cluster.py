@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .errors import ConfigurationError, nearest
+from .errors import ConfigurationError, nearest, one_line, shown
 
 OVERRIDE = "TRAINER_CLUSTER"
 # Step ids that SLURM reserves for what is no srun step: pending, extern, batch, interactive.
@@ -95,10 +95,26 @@ def _read(name: str, environment: Environment) -> Layout | None:
             f"{name}: {error.args[0]} is not set; the launch is broken"
         ) from error
     except ValueError as error:
-        raise ConfigurationError(f"{name}: a variable is no number ({error})") from error
+        raise ConfigurationError(f"{name}: {_no_number(environment, error)}") from error
     if layout is not None:
         _check_ranks(layout)
     return layout
+
+
+_NUMBERS = re.compile(
+    r"(LOCAL_|GROUP_|NODE_|CROSS_|HOROVOD_\w*)?(RANK|WORLD_SIZE|SIZE|PORT)|MASTER_PORT"
+    r"|OMPI_\w*(RANK|SIZE|num_nodes)|SLURM_(PROCID|LOCALID|NODEID|STEP_(ID|NUM_TASKS|NUM_NODES))"
+)
+
+
+def _no_number(environment: Environment, error: ValueError) -> str:
+    """Which variables of a launch are no number."""
+    wrong = [
+        f"{name}={shown(value)}"
+        for name, value in sorted(environment.items())
+        if _NUMBERS.fullmatch(name) and not re.fullmatch(r"\s*-?[0-9]{1,18}\s*", value)
+    ]
+    return f"{' and '.join(wrong) or one_line(error)} is no number; the launch is broken"
 
 
 def _check_ranks(layout: Layout) -> None:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .errors import ConfigurationError, nearest
+from . import elsewhere
+from .errors import ConfigurationError, shown
 
 # To answer whether there is a GPU, torch would start CUDA, and no process forked from then on could
 # use it. So let the driver's library be asked, which starts nothing; without it torch asks CUDA.
@@ -16,6 +17,8 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 Accelerator = Literal["cpu", "cuda"]
 _ACCELERATORS = {"auto", "cpu", "gpu", "cuda"}
+# A mistyped number must not fill a machine; no node has as many GPUs, or cores.
+_MOST_DEVICES = 1024
 
 
 def choose_accelerator(name: str) -> Accelerator:
@@ -25,7 +28,7 @@ def choose_accelerator(name: str) -> Accelerator:
         ConfigurationError: an unknown name, or a GPU that torch cannot see.
     """
     if name not in _ACCELERATORS:
-        raise ConfigurationError(f"accelerator={name!r} is unknown{nearest(name, _ACCELERATORS)}")
+        raise ConfigurationError(elsewhere.unknown("accelerator", name, _ACCELERATORS))
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
@@ -51,9 +54,13 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
             no device at all, or a value of another type. The line names it.
     """
     indices = _indices(value, available)
-    where = f"devices={value!r}"
+    where = f"devices={shown(value)}"
     if not indices:
         raise ConfigurationError(f"{where} is no device; a run needs at least one")
+    if len(indices) > _MOST_DEVICES:
+        raise ConfigurationError(
+            f"{where}: a node has at most {_MOST_DEVICES}; give a smaller number"
+        )
     negative = [index for index in indices if index < 0]
     if negative:
         raise ConfigurationError(f"{where}: {negative[0]} is no device; only -1 alone means all")
@@ -74,14 +81,16 @@ def _indices(value: int | str | list[int] | None, available: int | None) -> list
     if isinstance(value, str):
         return _indices_from_text(value, available)
     if isinstance(value, bool):
-        raise ConfigurationError(f"devices={value!r}: give a number, a list of indices, or 'auto'")
+        raise ConfigurationError(
+            f"devices={shown(value)}: give a number, a list of indices, or 'auto'"
+        )
     if isinstance(value, int):
         if value == -1:
             return list(range(1 if available is None else available))
-        return [value] if value < 0 else list(range(value))
+        return [value] if value < 0 else list(range(min(value, _MOST_DEVICES + 1)))
     if isinstance(value, list) and all(type(index) is int for index in value):
         return list(value)
-    raise ConfigurationError(f"devices={value!r}: give a number, a list of indices, or 'auto'")
+    raise ConfigurationError(f"devices={shown(value)}: give a number, a list of indices, or 'auto'")
 
 
 def _indices_from_text(text: str, available: int | None) -> list[int]:
@@ -98,7 +107,7 @@ def _indices_from_text(text: str, available: int | None) -> list[int]:
         return _indices(int(stripped), available)
     except ValueError:
         raise ConfigurationError(
-            f"devices={text!r}: give a number, a list of indices, or 'auto'"
+            f"devices={shown(text)}: give a number, a list of indices, or 'auto'"
         ) from None
 
 

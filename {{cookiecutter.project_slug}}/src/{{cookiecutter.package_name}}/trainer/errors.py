@@ -4,12 +4,15 @@ import difflib
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
+_LONGEST, _LONGEST_LINE = 120, 1000
+
 
 class UserError(Exception):
     """Something the user can mend. Shown without a traceback, one line a problem."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        lines = [problems] if isinstance(problems, str) else problems
+        self.problems = [shorten(line, _LONGEST_LINE) for line in lines]
         super().__init__("\n".join(self.problems))
 
 
@@ -68,7 +71,41 @@ class Problems:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say what may have been meant: ``"; did you mean 'ddp'?"``, or else what there is."""
     known = sorted(known)
+    name = name[:_LONGEST]
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
         return "; did you mean " + " or ".join(repr(match) for match in close) + "?"
     return "; known: " + ", ".join(known)
+
+
+def shown(value: object) -> str:
+    """A value for a line of an error: its ``repr`` in one line, shortened in the middle."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of more digits than Python writes, or an object of the user's
+        text = f"<{type(value).__name__}>"
+    if " at 0x" in text:
+        text = f"<{type(value).__name__}>"
+    return shorten(text)
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename is not None else ""
+        return shorten(f"{error.strerror}{where}")
+    try:
+        text = str(error)
+    except Exception:  # a user's own error may fail in this, too
+        text = ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300] if lines else type(error).__name__
+
+
+def shorten(text: str, longest: int = _LONGEST) -> str:
+    """A text in one line of about so many characters: what is too long is cut out of its middle."""
+    text = " ".join(text.splitlines())
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} … {text[-half // 2 :]} ({len(text)} characters)"

@@ -199,18 +199,18 @@ def feed_training(
         UserError: there is nothing to read.
     """
     if not (in_global_order and can_be_ordered(loader)):
-        return ReplayFeed(loader, share, accumulate, uneven)
+        replayed = ReplayFeed(loader, share, accumulate, uneven)
+        scaling.check_batches(replayed.batches, accumulate)
+        return replayed
     batch_size = loader.batch_size or 1
     if global_batch_size is not None:
         batch_size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
     samples = _samples(loader)
+    scaling.check_samples(samples, batch_size, share.replicas, accumulate, global_batch_size)
     plan = BatchPlan(samples, batch_size, share.replicas, accumulate, loader.drop_last)
     _refuse_empty(samples)
     if plan.batches == 0:
-        raise UserError(
-            f"the data set has {samples} samples and a step takes {plan.global_batch}: "
-            "with drop_last there is nothing to read"
-        )
+        raise UserError("the data set is empty: there is nothing to read")
     return _ordered(loader, plan, share, shuffle=True, fill=True)
 
 

@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import ConfigurationError, Problems, nearest
+from . import elsewhere
+from .errors import ConfigurationError, Problems, shown
 
 # A text, so that it needs no type of its own beside those of an argument's values.
 NOT_GIVEN = "not given"
@@ -100,9 +101,7 @@ def _is_given(given: _Values, name: str) -> bool:
 def _strategy(older: _Values, newer: _Values) -> dict[str, Any]:
     backend = older.get("distributed_backend")
     if backend is not None and not _is_mode(backend):
-        raise ConfigurationError(
-            f"distributed_backend={_shown(backend)} is unknown{nearest(str(backend), _MODES)}"
-        )
+        raise ConfigurationError(elsewhere.unknown("distributed_backend", backend, _MODES))
     named: dict[str, Any] = dict(_modes(older, newer))
     if "plugins" in older:
         named["plugins"] = _plugin(older["plugins"])
@@ -145,6 +144,8 @@ def _plugin(value: Any) -> Any:
         if len(value) != 1:
             raise ConfigurationError(f"plugins={_shown(value)}: give one, or strategy in its place")
         value = value[0]
+    if line := elsewhere.about("plugins", value):
+        raise ConfigurationError(line)
     # The contract's method tells a strategy, whose class stands on a higher floor.
     if isinstance(value, str) or callable(getattr(value, "forward_backward", None)):
         return value
@@ -246,21 +247,24 @@ _COUNTS: dict[str, Callable[[Any], tuple[str, Any]]] = {
 
 def _precision(older: _Values, newer: _Values) -> dict[str, Any]:
     value = newer["precision"]
-    if str(value) in _PRECISIONS:
+    if shown(value).strip("'") in _PRECISIONS:
         return {"precision": _PRECISIONS[str(value)]}
-    if not isinstance(value, str) or value == "64":
+    is_in_bits = not isinstance(value, str) or value.isdecimal()  # of others, precision.py says it
+    if is_in_bits and (line := elsewhere.about("precision", value)):
+        raise ConfigurationError(line)
+    if not isinstance(value, str):
         known = ", ".join(f"{old} ({new!r})" for old, new in _PRECISIONS.items())
         raise ConfigurationError(f"precision={_shown(value)}: there is no such; known: {known}")
     return {}
 
 
 def _check_amp_backend(value: Any) -> None:
-    if value == "apex":
+    if isinstance(value, str) and value == "apex":
         # https://github.com/NVIDIA/apex/pull/1896
         raise ConfigurationError(
             "amp_backend='apex': apex has no mixed precision since 2025; use 'native', torch's own"
         )
-    if value != "native":
+    if not isinstance(value, str) or value != "native":
         raise ConfigurationError(f"amp_backend={_shown(value)} is unknown; known: native")
 
 
@@ -312,4 +316,4 @@ def _shown(value: Any) -> str:
     """A value as written, or an object by its class."""
     if isinstance(value, list):
         return f"[{', '.join(map(_shown, value))}]"
-    return repr(value) if type(value).__module__ == "builtins" else type(value).__name__
+    return shown(value) if type(value).__module__ == "builtins" else type(value).__name__

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from .errors import ConfigurationError, nearest
+from . import elsewhere
+from .errors import ConfigurationError, nearest, shown
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -117,7 +118,11 @@ _LOGGERS: dict[str, type[CSVLogger] | type[TensorBoardLogger]] = {
 def check_names(names: Sequence[str]) -> None:
     """Raise ConfigurationError for every logger that does not exist, or is named twice."""
     unknown = [name for name in names if name not in _LOGGERS]
-    lines = [f"loggers: {name!r} is unknown{nearest(name, _LOGGERS)}" for name in unknown]
+    lines = [
+        elsewhere.about("loggers", name)
+        or f"loggers: {shown(name)} is unknown{nearest(str(name), _LOGGERS)}"
+        for name in unknown
+    ]
     twice = sorted({name for name in names if names.count(name) > 1} - set(unknown))
     lines += [f"loggers: {name!r} is given twice; give it once" for name in twice]
     if lines:

@@ -5,6 +5,7 @@ names does: ``finished step 120``, ``preempted SIGUSR1 step 57``, or ``failed ra
 bad``. If there is none, the run was ended before it could say anything.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def tell_failure(reason: str) -> None:
     """
     lines = reason.strip().splitlines()
     if (path := _path()) and lines:
-        files.write_first(path, f"failed {lines[-1]}\n")
+        # What has failed is shown, too; that it cannot be told must not take its place.
+        with contextlib.suppress(OSError, ValueError):
+            files.write_first(path, f"failed {lines[-1]}\n")
 
 
 def _path() -> Path | None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from . import elsewhere
 from .dtensors import is_divided
-from .errors import ConfigurationError, nearest
+from .errors import ConfigurationError
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _PARAMETERS = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
@@ -69,7 +70,7 @@ class Precision:
 
     def __init__(self, name: str, device_type: str) -> None:
         if name not in NAMES:
-            raise ConfigurationError(f"precision={name!r} is unknown{nearest(name, NAMES)}")
+            raise ConfigurationError(elsewhere.unknown("precision", name, NAMES))
         self.name = name
         self.device_type = device_type
         self.dtype = _AUTOCAST.get(name)

@@ -87,6 +87,42 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
     return global_batch_size // shares
 
 
+def check_samples(
+    samples: int, batch_size: int, replicas: int, accumulate: int, global_batch_size: int | None
+) -> None:
+    """Check that a step's batch is no larger than the data set, which it is believed to be.
+
+    Raises:
+        ConfigurationError: a step can never hold that many samples.
+    """
+    total = batch_size * replicas * accumulate
+    if not 0 < samples < total:
+        return
+    given = (
+        f"global_batch_size={global_batch_size}"
+        if global_batch_size is not None
+        else f"batch_size={batch_size} x {replicas} replicas x accumulate_grad_batches={accumulate}"
+        f" = {total}"
+    )
+    raise ConfigurationError(
+        f"{given}: an optimizer step takes more samples than the {samples} of the data set; use at "
+        f"most {samples}"
+    )
+
+
+def check_batches(batches: int | None, accumulate: int) -> None:
+    """Check that a loader gives enough batches for one step, where it tells how many it gives.
+
+    Raises:
+        ConfigurationError: a step can never hold as many.
+    """
+    if batches is not None and 0 < batches < accumulate:
+        raise ConfigurationError(
+            f"accumulate_grad_batches={accumulate}: an optimizer step takes more batches than the "
+            f"{batches} of the loader; use at most {batches}"
+        )
+
+
 def total_steps(
     steps_per_epoch: int | None, max_epochs: int | None, max_steps: int | None
 ) -> int | None:

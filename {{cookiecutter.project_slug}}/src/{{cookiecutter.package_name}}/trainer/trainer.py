@@ -3,6 +3,7 @@
 The only place that knows everybody.
 """
 
+import inspect
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,11 +22,13 @@ from . import (
     legacy,
     meta_device,
     outcome,
+    paths,
     randomness,
     stacks,
+    values,
 )
 from .arguments import Arguments
-from .errors import EarlyExit
+from .errors import ConfigurationError, EarlyExit
 from .hooks import Data
 from .interruption import Interrupted
 from .module import Loader, TrainingModule
@@ -160,7 +163,7 @@ class Trainer:
         given = dict(locals())
         del given["self"]
         outcome.keep_path()
-        self._checked = arguments.check(given)
+        self._checked = arguments.check(given, _DEFAULTS, _TYPES)
         self._outcome = Outcome()
         self.configuration: str | None = None
         randomness.use_deterministic_algorithms(deterministic)
@@ -223,9 +226,10 @@ class Trainer:
     def validate(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
-        """Validate, with the weights of a checkpoint or run directory if one is given."""
+        """Validate, with the weights of a checkpoint or run directory, or else the module's own."""
         hooks.check(module, "validation_step")
         hooks.check_given(data)
+        checkpoint = _expanded(checkpoint)
         command = partial(
             RankRun.evaluate,
             stage="validation",
@@ -238,9 +242,10 @@ class Trainer:
     def test(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
-        """Test, with the weights of a checkpoint or run directory if one is given."""
+        """Test, with the weights of a checkpoint or run directory, or else the module's own."""
         hooks.check(module, "test_step")
         hooks.check_given(data)
+        checkpoint = _expanded(checkpoint)
         command = partial(
             RankRun.evaluate,
             stage="test",
@@ -256,8 +261,8 @@ class Trainer:
         """Predict; one entry a batch, tensors of all processes in the data set's order."""
         hooks.check(module, "predict_step")
         hooks.check_given(data)
-        path = _absolute(checkpoint)
-        command = partial(RankRun.predict, module=module, data=data, checkpoint=path)
+        checkpoint = _expanded(checkpoint)
+        command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
         return cast(list[Any], self._result(module, command))
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
@@ -289,6 +294,11 @@ class Trainer:
     def run_directory(self) -> Path | None:
         """Where the last ``fit`` lies."""
         return self._outcome.run_directory
+
+    @property
+    def default_root_dir(self) -> Path:
+        """Where runs are, with ``~`` and variables of the environment replaced."""
+        return self._checked.request.root
 
     @property
     def global_rank(self) -> int:
@@ -323,9 +333,21 @@ class Trainer:
         return outcome
 
 
-def _absolute(path: str | None) -> str | None:
-    """A path that means the same where user code has changed the working directory."""
-    return str(Path(path).absolute()) if path is not None else None
+def _expanded(checkpoint: Any) -> str | None:
+    """An absolute path of a checkpoint, with ``~`` and variables replaced."""
+    expected = str | os.PathLike[str] | None
+    if not values.fits(expected, checkpoint):
+        raise ConfigurationError(values.refusal("checkpoint", checkpoint, expected))
+    if checkpoint is None:
+        return None
+    # User code may change the working directory.
+    return str(Path(paths.expand("checkpoint", checkpoint)).absolute())
+
+
+_TYPES = values.hints(Trainer)
+_DEFAULTS = {
+    name: parameter.default for name, parameter in inspect.signature(Trainer).parameters.items()
+}
 
 
 def _run_rank(checked: Arguments, configuration: str | None, command: _Command) -> Outcome:

@@ -3,11 +3,13 @@
 from .external import run_external
 from .failures import RankError, describe, is_reported
 from .functions import run_in_processes
+from .inherited import disown
 from .subprocesses import is_interactive, supervise_copies
 
 __all__ = [
     "RankError",
     "describe",
+    "disown",
     "is_interactive",
     "is_reported",
     "run_external",

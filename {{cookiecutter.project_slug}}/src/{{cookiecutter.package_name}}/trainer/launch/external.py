@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from .. import leftover_threads
-from .failures import is_reported, note_start, report_failure, working
+from .failures import PARENT, is_reported, note_start, report_failure, working
 
 Result = TypeVar("Result")
 
-PARENT = "TRAINER_PARENT_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -46,7 +45,7 @@ def run_external(run: Callable[[], Result], teardown: Callable[[], object] = boo
 def _die_with_parent() -> None:
     """Have the kernel end this rank when the process that started it is gone, even by SIGKILL."""
     parent = os.environ.get(PARENT)
-    if parent is None or os.getppid() not in (int(parent), 1):
+    if parent is None or not parent.isdecimal() or os.getppid() not in (int(parent), 1):
         return  # not a rank that we started; perhaps a child of one, with its variables
     if sys.platform == "linux":
         # Not a thread that watches: it could not run while native code holds the interpreter.

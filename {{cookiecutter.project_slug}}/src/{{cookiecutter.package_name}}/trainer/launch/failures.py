@@ -21,6 +21,9 @@ from ..watchdog import DIRECTORY, watchdog
 # How long a rank that only lost its sibling waits to be ended before it tells of its own loss.
 _YIELD_SECONDS = 8.0
 _USER_ERROR = 2
+# Set by our launcher: its process id; and by a rank: its own, which tells it from what it starts.
+PARENT = "TRAINER_PARENT_PID"
+RANK_PROCESS = "TRAINER_RANK_PID"
 _INTERRUPTED, _STARTED, _WORKING = "interrupted.json", "started", "working"
 
 
@@ -75,7 +78,7 @@ def _blame(error: BaseException) -> RankError | None:
     watchdog.wait_to_be_ended(_YIELD_SECONDS)
     accusation = watchdog.accuse(_reason(error))
     if accusation is not None:
-        if DIRECTORY not in os.environ:  # our own launcher ends them
+        if _directory() is None:  # our own launcher ends them
             watchdog.end_silent_at_exit()
         return RankError(accusation)
     if elsewhere := watchdog.elsewhere():
@@ -92,11 +95,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _write_down(error: BaseException) -> None:
-    if "RANK" not in os.environ:
+    if not os.environ.get("RANK", "").isdecimal():
         return
     rank = int(os.environ["RANK"])
     message = describe(error, f"rank {rank}: ")
-    if directory := os.environ.get(DIRECTORY):
+    if directory := _directory():
         report = {
             "rank": rank,
             "time": time.time(),
@@ -104,7 +107,7 @@ def _write_down(error: BaseException) -> None:
             "message": message,
             "is_user_error": isinstance(error, UserError),
         }
-        files.write_atomically(Path(directory) / f"rank-{rank}.json", json.dumps(report))
+        files.write_atomically(directory / f"rank-{rank}.json", json.dumps(report))
         _leave_to_launcher(error)
     elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # As torch.distributed.elastic.multiprocessing.errors.ErrorHandler writes it, who would
@@ -115,9 +118,9 @@ def _write_down(error: BaseException) -> None:
 
 
 def _write_down_interrupted(error: Interrupted) -> None:
-    if (directory := os.environ.get(DIRECTORY)) and distributed.rank() == 0:
+    if (directory := _directory()) and distributed.rank() == 0:
         report = [error.step, error.directory, error.is_command]
-        files.write_atomically(Path(directory) / _INTERRUPTED, json.dumps(report))
+        files.write_atomically(directory / _INTERRUPTED, json.dumps(report))
 
 
 def interrupted(directory: Path) -> Interrupted | None:
@@ -134,10 +137,11 @@ def note_start() -> None:
 
     Until then a rank would print where it stood in its imports.
     """
-    if directory := os.environ.get(DIRECTORY):
+    if directory := _directory():
+        os.environ[RANK_PROCESS] = str(os.getpid())
         interruption.show_nothing()
         with contextlib.suppress(OSError):
-            (Path(directory) / f"{_STARTED}-{os.environ['RANK']}").touch()
+            (directory / f"{_STARTED}-{os.environ['RANK']}").touch()
         preemption.hear_interrupts()
 
 
@@ -193,8 +197,17 @@ def first_report(directory: Path) -> Failure | None:
 
 
 def is_reported() -> bool:
-    """Whether a launcher of ours shows this rank's failure, so that the rank need not."""
-    return DIRECTORY in os.environ
+    """Whether a launcher of ours shows this rank's failure, so that the rank need not.
+
+    Not where the variables were inherited from a rank: nobody would show what its command says.
+    """
+    return _directory() is not None and os.environ.get(PARENT) == str(os.getppid())
+
+
+def _directory() -> Path | None:
+    """Where this rank writes down what ends it, for a launcher of ours."""
+    name = os.environ.get(DIRECTORY)
+    return Path(name) if name and PARENT in os.environ and Path(name).is_dir() else None
 
 
 def describe(error: BaseException, prefix: str = "") -> str:

@@ -25,8 +25,8 @@ from .. import rendezvous
 from ..errors import UserError
 from ..interruption import EXIT_CODE
 from ..pickling import find_unpicklable
-from .external import PARENT, run_external
-from .failures import Failure, RankError
+from .external import run_external
+from .failures import PARENT, Failure, RankError
 from .watcher import Watcher, rank_variables, threads_each
 
 Result = TypeVar("Result")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .. import cluster, interruption, preemption, watchdog
-from . import external, failures
+from . import failures
 from .failures import Failure
 
 # How long ranks may go on after they were told to end: the rest of a step, and a checkpoint.
@@ -54,7 +54,8 @@ def rank_variables(rank: int, processes: int, port: int, failure_directory: str)
         # What the launcher was told to overlook is not for its ranks.
         cluster.OVERRIDE: "environment",
         watchdog.DIRECTORY: failure_directory,
-        external.PARENT: str(os.getpid()),
+        failures.PARENT: str(os.getpid()),
+        failures.RANK_PROCESS: "",  # each rank's own
     }
 
 
@@ -128,7 +129,7 @@ class Watcher:
         if number == signal.SIGHUP:
             preemption.leave_lost_terminal()
         self._asked_to_end = number
-        seconds = float(os.environ.get(SAVE_SECONDS, _DEFAULT_SAVE_SECONDS))
+        seconds = float(os.environ.get(SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
         self._asked_until = min(self._asked_until, time.monotonic() + seconds)
         for index, rank in enumerate(self._ranks):
             if rank.poll() is None:

@@ -2,15 +2,19 @@
 
 import importlib
 import inspect
+import math
 from typing import Any
 
-from ..errors import ConfigurationError, nearest
+from .. import elsewhere, values
+from ..errors import ConfigurationError, Problems, nearest, one_line, shown
 from .limits import Asked, Limits
 from .single_device import SingleDevice
 
 __all__ = ["Asked", "Limits", "SingleDevice", "create", "names", "register", "strategy_class"]
 
 Strategy = SingleDevice
+# A year: more than that, and C++ counts nanoseconds that do not fit.
+_LONGEST_TIMEOUT = 365 * 24 * 3600
 
 # Name -> "module:Class" below this package, imported when asked for, so that a heavy engine costs
 # nothing until it is used.
@@ -60,8 +64,7 @@ def strategy_class(name: object) -> type[Strategy]:
     if "." in name:
         return _imported(name)
     if name not in _REGISTRY:
-        known = ["auto", *_REGISTRY]
-        raise ConfigurationError(f"strategy={name!r} is unknown{nearest(name, known)}")
+        raise ConfigurationError(elsewhere.unknown("strategy", name, ["auto", *_REGISTRY]))
     entry = _REGISTRY[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")
@@ -73,11 +76,11 @@ def strategy_class(name: object) -> type[Strategy]:
 def _imported(path: str) -> type[Strategy]:
     module, _, attribute = path.rpartition(".")
     if not module:
-        raise ConfigurationError(f"strategy={path!r}: give its module too: module{path}")
+        raise ConfigurationError(f"strategy={shown(path)}: give its module too: module{path}")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"strategy={path!r}: {error}") from None
+    except Exception as error:  # a user's module may raise anything
+        raise ConfigurationError(f"strategy={shown(path)}: {one_line(error)}") from None
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigurationError(f"strategy={path!r} is no strategy; subclass {Strategy.__name__}")
     return found
@@ -114,8 +117,26 @@ def create(name: str, options: dict[str, Any]) -> Strategy:
         raise ConfigurationError(
             [
                 f"strategy_options: {name} has no option {option!r}"
-                + (_instead(cls, option, known) if known else "; it has none")
+                + (_instead(cls, str(option), known) if known else "; it has none")
                 for option in unknown
             ]
         )
-    return cls(**options)
+    problems = Problems()
+    expected: dict[str, Any] = {}
+    for each in reversed(cls.__mro__):
+        expected |= values.hints(each) if "__init__" in vars(each) else {}
+    wrong = values.check(expected, options, problems, "strategy_options.")
+    for option, value in options.items():
+        if option not in wrong and isinstance(value, float) and not math.isfinite(value):
+            problems.add(f"strategy_options.{option}={value!r}: expected a finite number")
+    timeout = options.get("timeout_seconds", 1)
+    if not problems.lines and not 0 < timeout <= _LONGEST_TIMEOUT:
+        problems.add(
+            f"strategy_options.timeout_seconds={shown(timeout)}: give a number above 0, of at most "
+            f"{_LONGEST_TIMEOUT}"
+        )
+    problems.raise_any()
+    try:
+        return cls(**options)
+    except Exception as error:  # a user's class may raise anything
+        raise values.refused(f"strategy={name!r}", cls, options, error) from None

@@ -1,0 +1,132 @@
+"""Reads YAML within bounds, and refuses what YAML itself would drop without a word.
+
+A few lines of YAML can stand for gigabytes (aliases of aliases) or for more brackets than a parser
+can stack. So size, depth and what aliases expand to are counted before anything is made of them.
+"""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .trainer import paths
+from .trainer.errors import ConfigurationError, shorten
+
+_MOST_BYTES = 256 * 1024
+_MOST_LEVELS = 50
+_MOST_VALUES = 100_000
+
+
+def read(path: str) -> dict[str, Any]:
+    """The sections in a file.
+
+    Raises:
+        ConfigurationError: it cannot be read, is not YAML, is too large, or says a thing twice.
+    """
+    name = f"--config {shorten(path)}"
+    if not path:
+        raise ConfigurationError("--config: no file is given")
+    path = paths.expand("--config", path)
+    content = _loaded(name, _text(name, Path(path)))
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{name}: holds no sections; known: trainer, model, data")
+    return content
+
+
+def value(name: str, text: str) -> Any:
+    """What the text of an option means; text that is not YAML means itself.
+
+    Raises:
+        ConfigurationError: it is too large, or says a thing twice.
+    """
+    try:
+        return _loaded(name, text)
+    except _NotYAMLError:
+        return text
+
+
+class _NotYAMLError(ConfigurationError):
+    """The text is not YAML."""
+
+
+def _text(name: str, path: Path) -> str:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            what = "is a directory" if path.is_dir() else "is no regular file"
+            raise ConfigurationError(f"{name}: {what}; name a YAML file")
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        return content.decode()
+    except OSError as error:
+        raise ConfigurationError(f"{name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{name}: not YAML ({error})") from None
+
+
+def _loaded(name: str, text: str) -> Any:
+    if len(text) > _MOST_BYTES:
+        raise ConfigurationError(f"{name}: larger than {_MOST_BYTES // 1024} KiB")
+    try:
+        _check_bounds(name, text)
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _refuse_repeated(name, node, set())
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        text = " ".join(str(error).split())[:200]
+        raise _NotYAMLError(f"{name}: not YAML ({text})") from None
+    except (ValueError, TypeError) as error:  # a number of too many digits, a date that is none
+        text = " ".join(str(error).split())[:200]
+        raise ConfigurationError(f"{name}: holds a value that cannot be read ({text})") from None
+
+
+def _check_bounds(name: str, text: str) -> None:
+    """Walk over the text without making anything of it."""
+    values, sizes = 0, dict[str, int]()
+    above: list[tuple[str | None, int]] = []
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            above.append((event.anchor, values))
+            if len(above) > _MOST_LEVELS:
+                raise ConfigurationError(f"{name}: nested more than {_MOST_LEVELS} levels deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = above.pop()
+            if anchor:
+                sizes[anchor] = values - before
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in above):
+                raise ConfigurationError(f"{name}: the anchor {event.anchor!r} holds itself")
+            values += sizes.get(event.anchor or "", 0)
+        elif isinstance(event, yaml.ScalarEvent) and event.anchor:
+            sizes[event.anchor] = 1
+        values += 1
+        if values > _MOST_VALUES:
+            raise ConfigurationError(f"{name}: aliases expand to more than {_MOST_VALUES} values")
+
+
+def _refuse_repeated(name: str, node: yaml.Node, seen: set[int]) -> None:
+    """Refuse keys that are given twice in one place: YAML takes the last, without a word."""
+    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _refuse_repeated(name, each, seen)
+        return
+    lines: dict[Any, int] = {}
+    for key, below in node.value:
+        line = key.start_mark.line + 1
+        if isinstance(key, yaml.ScalarNode) and key.value in lines:
+            raise ConfigurationError(
+                f"{name}: line {line}: {shorten(repr(key.value))} is given twice, first in line "
+                f"{lines[key.value]}; give it once"
+            )
+        if isinstance(key, yaml.ScalarNode):
+            lines[key.value] = line
+        _refuse_repeated(name, below, seen)

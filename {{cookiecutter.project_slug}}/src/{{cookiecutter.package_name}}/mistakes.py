@@ -1,0 +1,229 @@
+"""Finds every mistake of a command line and its files, where jsonargparse stops at its first.
+
+Each value is given to jsonargparse alone. What it would take without a word is found here, too:
+sections that hold nothing, or that another file replaces by something else.
+"""
+
+import importlib
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import config_files
+from .trainer import DataModule, Trainer, TrainingModule, values
+from .trainer.errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
+
+SECTIONS: dict[str, type] = {"trainer": Trainer, "model": TrainingModule, "data": DataModule}
+CHECKPOINT = "checkpoint"
+_WITHOUT_VALUE = ("help", "print_config")
+
+
+def gather(arguments: Sequence[str], sections: Collection[str], problems: Problems) -> Any:
+    """What files and options say together, by section; as the parser would put it together.
+
+    Args:
+        arguments: of the command line, after the command.
+        sections: that there are.
+        problems: takes a line for what cannot be read, and for every section that is none.
+    """
+    given: dict[str, Any] = {}
+    unreadable = Problems()
+    options = list(_options(arguments, problems))
+    for key, text in options:
+        if key == "config":
+            with unreadable:
+                _merge(given, _sections(config_files.read(text), sections, problems))
+    problems.lines += unreadable.lines
+    if unreadable.lines:
+        return given  # what is wrong with the rest may be said by what cannot be read
+    for key, text in options:
+        name, *rest = key.removesuffix("+").split(".")
+        if name not in sections:
+            if name != "config":
+                known = nearest(name, sections)
+                problems.add(f"{shorten(name)}: there is no such section{known}")
+            continue
+        with problems:
+            found = config_files.value(f"--{shorten(key)}", text)
+            _put(given, [name, *rest], found, problems)
+    for section in ("model", "data"):
+        value = given.get(section)
+        if value is not None and not isinstance(_entry(value).get("class_path"), str):
+            problems.add(f"{section}: give a class_path, and what the class takes under init_args")
+            given[section] = None
+    return given
+
+
+def find(arguments: Sequence[str], sections: Collection[str]) -> list[str]:
+    """A line for every mistake."""
+    problems = Problems()
+    given = gather(arguments, sections, problems)
+    if any(line.startswith("--config") for line in problems.lines):
+        return problems.lines  # what else is missing may stand in the file
+    # First, since what they are imported from may register the trainer's strategy.
+    for section in ("model", "data"):
+        if given.get(section) is not None:
+            _check_class(section, given[section], problems)
+    good = _check_values("trainer", Trainer, given.get("trainer") or {}, problems)
+    with problems:
+        Trainer(**good)
+    if given.get("model") is None and not any(line.startswith("model:") for line in problems.lines):
+        problems.add("model: not given; name its class in a config file or by --model CLASS")
+    return problems.lines
+
+
+def _sections(
+    content: Mapping[str, Any], sections: Collection[str], problems: Problems
+) -> dict[str, Any]:
+    """The sections of a file that there are, and that hold something."""
+    good: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in sections:
+            problems.add(
+                f"{shorten(str(key))}: there is no such section{nearest(str(key), sections)}"
+            )
+        elif key == "trainer" and value is None:
+            problems.add("trainer: is empty; give its options by name, or leave it out")
+        elif key == "trainer" and not isinstance(value, dict):
+            problems.add("trainer: give its options by name")
+        else:
+            good[key] = value
+    return good
+
+
+def _options(arguments: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]:
+    """``--key value`` and ``--key=value`` as pairs."""
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        position += 1
+        if word == "-h":
+            continue
+        if not word.startswith("--"):
+            problems.add(f"{shorten(repr(word))} is no option; options begin with --")
+            continue
+        key, has_value, value = word[2:].partition("=")
+        if not has_value and position < len(arguments) and not arguments[position].startswith("--"):
+            value = arguments[position]
+            position += 1
+        if key.split(".")[-1] in _WITHOUT_VALUE:
+            continue
+        if not value:
+            problems.add(f"--{shorten(key)}: no value is given; null says none")
+        else:
+            yield key, value
+
+
+def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, problems: Problems) -> None:
+    section, *rest = path
+    if not rest:
+        if isinstance(value, str) and section != CHECKPOINT:
+            value = _of_section(section, value)
+        if section == "trainer" and not isinstance(value, dict):
+            problems.add("trainer: give its options by name")
+        elif isinstance(value, dict) and isinstance(tree.get(section), dict):
+            _merge(tree[section], value)
+        else:
+            tree[section] = value
+        return
+    below = tree.setdefault(section, {})
+    if not isinstance(below, dict):
+        below = tree[section] = {"class_path": below}
+    if section in ("model", "data") and rest[0] not in ("class_path", "init_args"):
+        rest = ["init_args", *rest]
+    for part in rest[:-1]:
+        if not isinstance(below.get(part), dict):
+            below[part] = {}
+        below = below[part]
+    below[rest[-1]] = value
+
+
+def _of_section(section: str, text: str) -> Any:
+    """A section that is given as a text: a file, or a class path."""
+    try:
+        is_file = Path(text).is_file()
+    except (OSError, ValueError):
+        is_file = False
+    if is_file:
+        return config_files.read(text)
+    return text if section == "trainer" else {"class_path": text}
+
+
+def _entry(value: Any) -> dict[Any, Any]:
+    """What a section says of a class, however it is written; empty where it says nothing."""
+    if isinstance(value, str):
+        return {"class_path": value}
+    return value if isinstance(value, dict) else {}
+
+
+def _check_class(section: str, value: Any, problems: Problems) -> None:
+    entry = _entry(value)
+    for key in entry.keys() - {"class_path", "init_args", "dict_kwargs"}:
+        problems.add(f"{section}.{shorten(str(key))}: unknown; use class_path and init_args")
+    arguments = entry.get("init_args") or {}
+    if not isinstance(arguments, dict):
+        problems.add(f"{section}.init_args={shown(arguments)}: give them by name")
+        return
+    with problems:
+        cls = find_class(section, entry["class_path"])
+        before = len(problems.lines)
+        good = _check_values(section, cls, arguments, problems)
+        if section == "data" and len(problems.lines) == before:
+            try:
+                cls(**good)
+            except Exception as error:  # a user's class may raise anything
+                raise values.refused(section, cls, good, error) from None
+
+
+def find_class(section: str, path: str) -> type:
+    """The class of a section.
+
+    Raises:
+        ConfigurationError: there is none of that path, or it is no model or no data.
+    """
+    module, _, name = path.rpartition(".")
+    where = f"{section}.class_path={shown(path)}"
+    if not module:
+        raise ConfigurationError(f"{where}: give its module too: module.{shorten(path)}")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a user's module may raise anything
+        raise ConfigurationError(f"{where}: {one_line(error)}") from None
+    base = SECTIONS[section]
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigurationError(f"{where} is no {base.__name__}")
+    return found
+
+
+def _check_values(
+    section: str, cls: type, given: Mapping[Any, Any], problems: Problems
+) -> dict[str, Any]:
+    """Give each value alone to jsonargparse; return those that it takes."""
+    parameters, expected = inspect.signature(cls).parameters, values.hints(cls)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    good: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in parameters:
+            if not takes_any:
+                suggestion = nearest(str(name), parameters)
+                problems.add(f"{section}.{shorten(str(name))}: there is no such option{suggestion}")
+            continue
+        wanted = expected.get(name, Any)
+        try:
+            good[name] = values.converted(wanted, value, parameters[name].default)
+        except Exception:  # whatever jsonargparse finds wrong with this one value
+            problems.add(values.refusal(f"{section}.{name}", value, wanted))
+    for name, parameter in parameters.items():
+        is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is parameter.empty and is_named and name not in given:
+            problems.add(f"{section}.{name}: not given, and it has no default")
+    return good

@@ -90,7 +90,8 @@ def test_an_earlier_step_is_resumed_on_a_line_of_its_own(root: Path, capsys: Any
     run = root / "run"
     early = run / "checkpoints" / "step-00000002"
     train(root, None, resume=str(early), max_steps=4, keep_checkpoints=2, enable_progress_bar=True)
-    assert "" not in (said := capsys.readouterr().out.splitlines())
+    said = capsys.readouterr().out.splitlines()
+    assert "" not in said
     assert steps(run / "checkpoints") == [3, 4]
     aside = run / "checkpoints" / "abandoned-1"
     assert steps(aside) == [3, 4, 5, 6]

@@ -231,11 +231,7 @@ class Trainer:
         hooks.check_given(data)
         checkpoint = _expanded(checkpoint)
         command = partial(
-            RankRun.evaluate,
-            stage="validation",
-            module=module,
-            data=data,
-            checkpoint=_absolute(checkpoint),
+            RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint
         )
         return cast(dict[str, float], self._result(module, command))
 
@@ -247,11 +243,7 @@ class Trainer:
         hooks.check_given(data)
         checkpoint = _expanded(checkpoint)
         command = partial(
-            RankRun.evaluate,
-            stage="test",
-            module=module,
-            data=data,
-            checkpoint=_absolute(checkpoint),
+            RankRun.evaluate, stage="test", module=module, data=data, checkpoint=checkpoint
         )
         return cast(dict[str, float], self._result(module, command))
 

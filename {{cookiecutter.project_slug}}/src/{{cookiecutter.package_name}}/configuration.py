@@ -18,7 +18,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from . import strategy_help
 from .results import Results
-from .trainer import DataModule, Trainer, TrainingModule, legacy
+from .trainer import DataModule, Trainer, TrainingModule, legacy, redaction
 from .trainer.checkpoint import resolve
 from .trainer.errors import CheckpointError, ConfigurationError, Problems, nearest
 
@@ -334,8 +334,9 @@ def _check_values(
             good[name] = parser.parse_object({section: {name: value}})[section][name]
         except Exception:  # whatever jsonargparse finds wrong with this one value
             expected = parameters[name].annotation
+            shown = redaction.value({name: value})[name]
             problems.add(
-                f"{section}.{name}={value!r}: expected {inspect.formatannotation(expected)}"
+                f"{section}.{name}={shown!r}: expected {inspect.formatannotation(expected)}"
             )
     for name, parameter in parameters.items():
         is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)

@@ -348,7 +348,7 @@ class RankRun:
         if not is_main:
             return Outputs(self._recorder, progress)
         if self._configuration is not None:
-            files.write_atomically(directory / "config.yaml", self._configuration)
+            files.write_private(directory / "config.yaml", self._configuration)
         facts = {
             "strategy": self.checked.strategy_name,
             "precision": self.checked.precision.name,

@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import distributed, files
+from . import commit, distributed, files, redaction
 from .checkpoint import resolve
 from .cluster import Layout
 from .errors import CheckpointError, ConfigurationError, UserError
@@ -115,11 +114,14 @@ def _choose(root: Path, name: str | None, resume: str | None) -> dict[str, str |
 
 
 def write_record(directory: Path, layout: Layout, facts: dict[str, Any]) -> None:
-    """Write ``run.json``: what is needed to run this again. No variable of the environment."""
+    """Write ``run.json``: what is needed to run this again.
+
+    No variable of the environment, and no value of an option whose name says that it is secret.
+    """
     record = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
-        "git": _git(),
+        "command": redaction.command(sys.argv),
+        "git": commit.read(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -129,28 +131,7 @@ def write_record(directory: Path, layout: Layout, facts: dict[str, Any]) -> None
         "layout": asdict(layout),
         **facts,
     }
-    files.write_atomically(directory / "run.json", json.dumps(record, indent=2) + "\n")
-
-
-def _git() -> dict[str, Any] | None:
-    def ask(*arguments: str) -> str:
-        command = ["git", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-        return done.stdout
-
-    try:
-        commit, changes = ask("rev-parse", "HEAD").strip(), ask("status", "--porcelain")
-        return {"commit": commit, "dirty": bool(changes)}
-    except (OSError, subprocess.SubprocessError):
-        return _of_image()
-
-
-def _of_image() -> dict[str, Any] | None:
-    """What a container's image was built from; there is no git in it."""
-    commit = os.environ.get("IMAGE_COMMIT")
-    if not commit:
-        return None
-    return {"commit": commit.removesuffix("-dirty"), "dirty": commit.endswith("-dirty")}
+    files.write_private(directory / "run.json", json.dumps(record, indent=2) + "\n")
 
 
 @contextlib.contextmanager

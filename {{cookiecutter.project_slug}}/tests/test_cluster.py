@@ -118,7 +118,7 @@ MPIRUN_5 = {
     "PRTE_LAUNCHED": "1",
 }
 
-# mpiexec.hydra -hosts node-a,node-b -ppn 2 -n 4 of MPICH 4.0, the second process of the second node.
+# mpiexec.hydra -hosts node-a,node-b -ppn 2 -n 4 of MPICH 4.0, the second node's second process.
 HYDRA = {
     "GFORTRAN_UNBUFFERED_PRECONNECTED": "y",
     "HYDI_CONTROL_FD": "7",
@@ -338,7 +338,8 @@ def test_a_command_that_is_started_once_on_each_node(count: str) -> None:
         source="nodes",
     )
     assert not layout.started_outside
-    assert cluster.detect(environment | LAUNCHED, num_nodes=given).source == "environment"
+    ranks = {"RANK": "1", "WORLD_SIZE": "2"}
+    assert cluster.detect(environment | ranks, num_nodes=given).source == "environment"
     assert cluster.detect(environment | TORCHRUN, num_nodes=given).source == "torchelastic"
 
 

@@ -1,4 +1,4 @@
-"""Our launcher on several nodes: the command is started once on each, here twice on this machine."""
+"""Our launcher on several nodes: the command is started once on each, here twice on one machine."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

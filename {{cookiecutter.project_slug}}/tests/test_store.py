@@ -3,16 +3,16 @@
 import datetime
 import fcntl
 import os
-import re
 import stat
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from .project import at_root, fit, load, run, start
-from .test_launch import SHORT, launched, model, wait_for_ranks
+from .project import PACKAGE, at_root, load, run, start
+from .test_launch import launched, model, wait_for_ranks
 
 rendezvous = load("trainer.rendezvous")
 cluster = load("trainer.cluster")
@@ -20,9 +20,11 @@ errors = load("trainer.errors")
 SOON = datetime.timedelta(seconds=0.2)
 
 
+@pytest.mark.slow
 def test_the_store_of_our_launcher_is_a_file_that_is_removed(tmp_path: Path) -> None:
     variables = at_root() | {"TMPDIR": str(tmp_path), "TRAINER_SAVE_SECONDS": "2"}
-    process = start(launched("ours", *model("Sleeps", tmp_path)), cwd=tmp_path, extra=variables)
+    command = launched("ours", *model("Sleeps", tmp_path))
+    process = start(command, cwd=tmp_path, extra=variables, fresh=True)
     try:
         ranks = wait_for_ranks(tmp_path, process)
         (store,) = tmp_path.glob("trainer-launch-*/store")
@@ -94,20 +96,47 @@ def test_what_another_user_may_have_made_is_refused(
 
 
 def test_a_rank_that_is_stopped_with_the_store_s_lock_does_not_hold_the_others_for_ever(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "store"
     (tmp_path / "present-1").touch()
-    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", cluster.STORE: str(store)}
-    options = ["--trainer.strategy", "ddp", "--trainer.strategy_options", "{timeout_seconds: 0.5}"]
-    size = ["--trainer.devices", "2", "--trainer.accelerator", "cpu"]
+    monkeypatch.setenv(cluster.STORE, str(store))
+    rank = cluster.Layout(world_size=2, local_world_size=2, source="environment")
     with store.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as a rank would that is stopped just then
-        done = run(fit(*SHORT, *size, *options), cwd=tmp_path, extra=at_root() | place)
-    assert done.returncode == 2, done.stderr
-    assert re.fullmatch(
-        r"rank 0: error: forming the process group did not end within 11 s: a rank may be stopped "
-        r"\(SIGSTOP, or a debugger\) while it holds the lock of the store's file\n",
-        done.stderr,
+        with pytest.raises(errors.UserError) as raised:
+            rendezvous.connect_store(rank, SOON)
+    assert raised.value.problems == [
+        f"{store} was locked for 0.2 s: a rank may be stopped (SIGSTOP, or a debugger) while it "
+        "holds the lock of the store's file"
+    ]
+
+
+def test_what_waits_in_the_kernel_is_ended_from_another_thread() -> None:
+    told: list[str] = []
+    ended = threading.Event()
+
+    def end(error: Exception) -> None:
+        told.append(str(error))
+        ended.set()
+
+    with rendezvous.ending_if_stuck(0.05, end):
+        assert ended.wait(600)
+    assert told == [
+        "forming the process group did not end within 0.05 s: a rank may be stopped (SIGSTOP, or a "
+        "debugger) while it holds the lock of the store's file"
+    ]
+    with rendezvous.ending_if_stuck(600, end):
+        pass
+    assert len(told) == 1
+
+
+def test_a_rank_that_is_ended_so_tells_why() -> None:
+    """At once, whatever its other threads wait for."""
+    code = (
+        f"import threading; from {PACKAGE}.trainer import launch, UserError\n"
+        "threading.Thread(target=launch.end_process, args=[UserError('stuck')]).start()\n"
+        "threading.Event().wait()"
     )
+    done = run(["-c", code], extra={"RANK": "3"})
+    assert (done.returncode, done.stderr) == (2, "rank 3: error: stuck\n")

@@ -8,6 +8,7 @@ nodes there is only that store, which listens on every interface whatever addres
 import atexit
 import contextlib
 import datetime
+import fcntl
 import itertools
 import os
 import shutil
@@ -27,6 +28,9 @@ from .cluster import STORE, Layout
 from .errors import UserError
 
 _POLL_SECONDS = 0.02
+_STOPPED = (
+    "a rank may be stopped (SIGSTOP, or a debugger) while it holds the lock of the store's file"
+)
 _groups_formed = itertools.count()
 _stores: dict[Layout, dist.Store] = {}
 
@@ -77,6 +81,7 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
             _stores[layout] = _meet(_shared_store(layout, timeout), layout, timeout)
         else:
             _meet_beside(path, layout, timeout)
+            _await_lock(path, timeout)
             _stores[layout] = dist.FileStore(str(path), -1)  # -1: it does not remove the file
     return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])
 
@@ -133,10 +138,7 @@ def ending_if_stuck(seconds: float, end: Callable[[UserError], object]) -> Itera
     def watch() -> None:
         if not over.wait(seconds):
             end(
-                UserError(
-                    f"forming the process group did not end within {seconds:g} s: a rank may be "
-                    "stopped (SIGSTOP, or a debugger) while it holds the lock of the store's file"
-                )
+                UserError(f"forming the process group did not end within {seconds:g} s: {_STOPPED}")
             )
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -161,6 +163,26 @@ def _meet_beside(path: Path, layout: Layout, timeout: datetime.timedelta) -> Non
         if time.monotonic() > deadline:
             raise UserError(_did_not_come(missing, timeout))
         time.sleep(_POLL_SECONDS)
+
+
+def _await_lock(path: Path, timeout: datetime.timedelta) -> None:
+    """Wait until the lock of the store's file is free: torch would wait without an end.
+
+    It makes the store without releasing the interpreter, so that no thread could end it either.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"{path} was locked for {timeout.total_seconds():g} s: {_STOPPED}"
+                    ) from None
+                time.sleep(_POLL_SECONDS)
+            else:
+                return
 
 
 def _meet(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dist.Store:

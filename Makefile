@@ -49,7 +49,7 @@ test: lint test-template  ## check and test the template, then a rendered projec
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project setup VENV=$(PROJECT_VENV)
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
-	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py
+	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py
 
 test-template: $(TOOLS)  ## run the template's own tests
 	$(BIN)/python -m pytest --numprocesses 2 -m "not trains" --ignore tests/docker --ignore tests/slurm

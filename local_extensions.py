@@ -41,11 +41,17 @@ GPU_COUNTS = tuple(map(str, range(65)))
 FOLDER = Path(__file__).resolve().parent
 PROJECT_FOLDER = "{{cookiecutter.project_slug}}"
 
+
+def _names(file: str) -> frozenset[str]:
+    """Return the names in a file of the template's, without its comments."""
+    return frozenset(re.sub("#.*", "", (FOLDER / file).read_text(encoding="utf-8")).split())
+
+
 # Names of modules, commands and folders that a slug or a package would hide. Tests compare them
-# with the locks and with what the scripts call.
-RESERVED = frozenset(
-    re.sub("#.*", "", (FOLDER / "reserved_names.txt").read_text(encoding="utf-8")).split()
-)
+# with the locks, with what these install and with what the scripts call.
+RESERVED = _names("reserved_names.txt")
+# Not `sys.stdlib_module_names`: that differs between the Pythons that a project may be used with.
+PYTHON_MODULES = _names("python_modules.txt")
 # Names that Windows keeps for itself, whatever the extension.
 DEVICES = frozenset(
     ["con", "prn", "aux", "nul", *(f"{d}{i}" for d in ("com", "lpt") for i in range(10))]
@@ -102,7 +108,7 @@ def _package_fault(answer: str) -> str | None:
         return "lower-case letters, digits and _ only, a letter first"
     if keyword.iskeyword(answer) or keyword.issoftkeyword(answer):
         return "that is a keyword of Python"
-    if answer in sys.stdlib_module_names:
+    if answer in PYTHON_MODULES:
         return "that would hide a module of Python's standard library"
     if answer in RESERVED | DEVICES:
         return "that would hide a module or folder that the project uses"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from options_table import PAGE, page
 from rendering import DEFAULTS, ROOT, TEMPLATE
+from test_update import PYTHON
 from tools import scripts
 
-from local_extensions import RESERVED, RULES
+from local_extensions import PYTHON_MODULES, RESERVED, RULES
 
 PROJECT_LOCKS = {lock.name: lock for lock in (TEMPLATE / "requirements").glob("*.txt")}
 
@@ -59,3 +63,41 @@ def test_no_command_may_hide_one_that_scripts_call(project: Path) -> None:
 def test_no_package_may_hide_one_that_is_locked() -> None:
     for lock in PROJECT_LOCKS.values():
         assert {re.sub(r"[-.]", "_", name) for name in pins(lock)} <= RESERVED, lock.name
+
+
+# Run by the project's Python: names of packages, and of modules and commands that they install.
+INSTALLED = """
+from importlib.metadata import distributions
+for package in distributions():
+    for file in package.files or ():
+        if ".." in file.parts and file.parts[-2] == "bin":
+            print(package.name, file.name)
+        elif not {"..", "-"} & {file.parts[0], *file.parts[0]}:  # no script, no NAME-1.0.dist-info
+            print(package.name, file.parts[0])
+"""
+
+
+@pytest.mark.trains
+def test_no_package_may_hide_what_locked_ones_install() -> None:
+    """Modules at the top level have other names than their packages: nvidia-ml-py's `example`."""
+    if not PYTHON.exists():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no project is installed: make demo")
+    done = subprocess.run([PYTHON, "-c", INSTALLED], capture_output=True, text=True, check=True)
+    locked = {name for lock in PROJECT_LOCKS.values() for name in pins(lock)}
+    names: set[str] = set()
+    for line in done.stdout.splitlines():
+        package, file = line.split(" ", 1)
+        name = file.partition(".")[0].lower().replace("-", "_")
+        # Answers are made of these characters, and begin with a letter.
+        if re.sub(r"[-_.]+", "-", package.lower()) in locked and re.fullmatch("[a-z]\\w*", name):
+            names.add(name)
+    assert {"torch", "numpy", "rpds", "functorch", "torchrun"} <= names
+    assert names - RESERVED == set()
+
+
+def test_no_package_may_hide_python_s_own_modules() -> None:
+    """Of each Python that a project may be used with, whichever runs this."""
+    own = {name for name in sys.stdlib_module_names if not name.startswith("_")}
+    assert own <= PYTHON_MODULES
+    of_versions = {"test", "distutils", "asyncore", "telnetlib", "lib2to3"}  # 3.11, 3.12
+    assert of_versions <= PYTHON_MODULES

@@ -208,6 +208,10 @@ def test_code_as_a_default_of_a_prompt(area: Area) -> None:
         ("project_slug", "torch", "belongs to something"),
         ("package_name", "class", "keyword of Python"),
         ("package_name", "json", "standard library"),
+        ("package_name", "test", "standard library"),
+        ("package_name", "telnetlib", "standard library"),  # Python 3.13 has it no longer
+        ("package_name", "example", "module or folder that the project uses"),  # nvidia-ml-py's
+        ("project_name", "test", "project_slug 'test' is refused: that name belongs to something"),
         ("package_name", "numpy", "module or folder that the project uses"),
         ("package_name", "conftest", "module or folder that the project uses"),
         ("package_name", "sitecustomize", "module or folder that the project uses"),

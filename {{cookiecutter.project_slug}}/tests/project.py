@@ -41,7 +41,10 @@ trainer = load("trainer")
 # Seconds that a test waits for a process: no limit on a slow machine, but an end where one hangs.
 PATIENCE = 600.0
 # A test is one process of its own, whatever has started it.
-_CLUSTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_CLUSTER = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+    *("NODE_RANK", "NUM_NODES", "NNODES", "PMI_RANK"),
+)
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -125,7 +128,11 @@ def require(reason: str | None) -> None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
-_PROGRAMS = {"mpirun": "apt install openmpi-bin", "g++": "apt install g++"}
+_PROGRAMS = {
+    "mpirun": "apt install openmpi-bin",
+    "mpiexec.hydra": "apt install mpich",
+    "g++": "apt install g++",
+}
 
 
 def missing(name: str) -> str | None:

@@ -117,6 +117,30 @@ MPIRUN_5 = {
     "PMIX_RANK": "1",
     "PRTE_LAUNCHED": "1",
 }
+
+# mpiexec.hydra -hosts node-a,node-b -ppn 2 -n 4 of MPICH 4.0, the second node's second process.
+HYDRA = {
+    "GFORTRAN_UNBUFFERED_PRECONNECTED": "y",
+    "HYDI_CONTROL_FD": "7",
+    "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": "node-b",
+    "MPI_LOCALNRANKS": "2",
+    "MPI_LOCALRANKID": "1",
+    "PMI_FD": "8",
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+}
+
+# What srun --mpi=pmi2 sets beside the step's own variables.
+PMI2 = {"PMI_FD": "3", "PMI_JOBID": "4711.0", "PMI_RANK": "2", "PMI_SIZE": "4"}
+
+# A command that somebody starts on each of two nodes: the second one.
+ON_EACH_NODE = {
+    "MASTER_ADDR": "node-a",
+    "MASTER_PORT": "29500",
+    "NODE_RANK": "1",
+    "NUM_NODES": "2",
+}
+
 # deepspeed -H HOSTS of two nodes with two slots each: the second process of the second node.
 DEEPSPEED = {
     "CROSS_RANK": "1",
@@ -261,6 +285,70 @@ def test_mpirun_of_open_mpi_5_on_several_nodes() -> None:
     assert (layout.node_rank, layout.num_nodes) == (2, 3)
 
 
+def test_hydra() -> None:
+    assert cluster.detect(HYDRA | MASTER) == Layout(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        local_world_size=2,
+        node_rank=1,
+        num_nodes=2,
+        main_address="node-a",
+        main_port=29500,
+        source="hydra",
+    )
+
+
+def test_hydra_on_one_node_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_hydra_proxy", lambda: "hydra-node-a-123-4567")
+    alone = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+    layout = cluster.detect(HYDRA | alone)
+    assert (layout.rank, layout.local_rank, layout.num_nodes) == (1, 1, 1)
+    assert (layout.main_address, layout.main_port) == ("127.0.0.1", 0)
+    assert layout.launch_id == "hydra-node-a-123-4567"
+    monkeypatch.setattr(cluster, "_hydra_proxy", lambda: None)
+    assert cluster.detect(HYDRA | alone | MASTER).main_port == 29500
+    with pytest.raises(ConfigurationError, match="hydra: 1 node, but none knows where rank 0 is"):
+        cluster.detect(HYDRA | alone)
+
+
+def test_srun_wins_over_hydra_where_it_has_started_the_ranks() -> None:
+    """Its own plugins set PMI's variables; hydra inside a step sets more."""
+    assert cluster.detect(STEP | PMI2).source == "srun"
+    assert cluster.detect(STEP | HYDRA | MASTER).source == "hydra"
+    assert cluster.detect(STEP | HYDRA | MASTER | MPIRUN).source == "openmpi"
+    with pytest.raises(ConfigurationError, match="hydra: MPI_LOCALRANKID is not set"):
+        cluster.detect(PMI2)  # not to train four times
+    assert cluster.detect(PMI2 | {"PMI_RANK": "0", "PMI_SIZE": "1"}) == Layout()
+
+
+@pytest.mark.parametrize("count", ["NUM_NODES", "NNODES", "num_nodes"])
+def test_a_command_that_is_started_once_on_each_node(count: str) -> None:
+    environment = {name: ON_EACH_NODE[name] for name in ON_EACH_NODE if name != "NUM_NODES"}
+    given = 2 if count == "num_nodes" else None
+    environment |= {} if given else {count: "2"}
+    layout = cluster.detect(environment, num_nodes=given)
+    assert layout == Layout(
+        rank=1,
+        world_size=2,
+        node_rank=1,
+        num_nodes=2,
+        main_address="node-a",
+        main_port=29500,
+        source="nodes",
+    )
+    assert not layout.started_outside
+    ranks = {"RANK": "1", "WORLD_SIZE": "2"}
+    assert cluster.detect(environment | ranks, num_nodes=given).source == "environment"
+    assert cluster.detect(environment | TORCHRUN, num_nodes=given).source == "torchelastic"
+
+
+def test_one_node_alone_is_no_launch() -> None:
+    assert cluster.detect(ON_EACH_NODE | {"NODE_RANK": "0", "NUM_NODES": "1"}) == Layout()
+    assert cluster.detect(MASTER) == Layout()
+    assert cluster.detect(MASTER | {"NNODES": "1"}) == Layout()
+
+
 def test_horovodrun_on_one_node_is_led_from_loopback() -> None:
     alone = {"HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1"}
     layout = cluster.detect(HOROVODRUN | alone | {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"})
@@ -396,7 +484,8 @@ def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
         (
             {"TRAINER_CLUSTER": "xyz"},
             "TRAINER_CLUSTER=xyz: no such source; "
-            "known: deepspeed, environment, horovod, none, openmpi, srun, torchelastic",
+            "known: deepspeed, environment, horovod, hydra, nodes, none, openmpi, srun, "
+            "torchelastic",
         ),
         (
             {"TRAINER_CLUSTER": "torchelastic"},
@@ -435,6 +524,29 @@ def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
             MPIRUN,
             "openmpi: 2 nodes, but none knows where rank 0 is; start them with "
             "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500",
+        ),
+        *(
+            (
+                {name: value for name, value in ON_EACH_NODE.items() if name != missing},
+                f"nodes: {missing} is not set; a command that is started once on each node needs "
+                "NODE_RANK, MASTER_ADDR, MASTER_PORT and NUM_NODES (or num_nodes of the trainer); "
+                "set TRAINER_CLUSTER=none to ignore them",
+            )
+            for missing in ON_EACH_NODE
+        ),
+        (
+            ON_EACH_NODE | {"LOCAL_RANK": "1"},
+            "nodes: LOCAL_RANK=1, but neither RANK nor WORLD_SIZE; start the command once on each "
+            "node without LOCAL_RANK, or set all three for each process",
+        ),
+        (
+            ON_EACH_NODE | {"NODE_RANK": "2"},
+            "nodes: rank 2 of 2 (counted from 0) cannot be; the launch is broken",
+        ),
+        (
+            HYDRA,
+            "hydra: 2 nodes, but none knows where rank 0 is; start them with "
+            "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500",
         ),
         (
             HOROVODRUN | {"HOROVOD_SIZE": "3"},
@@ -485,6 +597,10 @@ def test_the_receipt_says_what_was_found_and_where() -> None:
     assert cluster.detect(STEP).receipt() == (
         "layout: 4 processes on 2 nodes, this one rank 2 (local 0 of 2), main gpu07:to be chosen, "
         "read from srun (TRAINER_CLUSTER overrides)"
+    )
+    assert Layout(world_size=2, local_world_size=2, source="environment").receipt() == (
+        "layout: 2 processes on 1 node, this one rank 0 (local 0 of 2), read from environment "
+        "(TRAINER_CLUSTER overrides)"
     )
     assert Layout(main_port=1).receipt() == (
         "layout: 1 process on 1 node, this one rank 0 (local 0 of 1), main 127.0.0.1:1, "

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from . import configuration, strategy_help
@@ -25,8 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # deepspeed's launcher tells each process in two ways who it is; one is enough.
     told = f"--local_rank={os.environ.get('LOCAL_RANK')}"
     words = [word for word in words if word != told]
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # a console script too finds the user's classes where it is started
+    _find_classes_here()
     disown()
     code: int | None = 0
     try:
@@ -48,6 +48,17 @@ def _end_with_a_code(words: list[str]) -> None:
         _end(error, _USAGE)
     except Exception as error:
         _end(error, 1)
+
+
+def _find_classes_here() -> None:
+    """Have a console script too find the user's classes in the folder where it is started.
+
+    Last, so that no file of that folder is taken for an installed module. ``python -P`` and
+    ``PYTHONSAFEPATH`` leave that folder out, as everywhere: then PYTHONPATH names where they are.
+    """
+    here = str(Path.cwd())
+    if not sys.flags.safe_path and not {"", here} & set(sys.path):
+        sys.path.append(here)
 
 
 def _run(words: list[str]) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .trainer import files, run_directory
+from .trainer import files, redaction, run_directory
 from .trainer.checkpoint import Checkpoint, run_of
 
 
@@ -34,7 +34,7 @@ class Results:
             "metrics": metrics,
             "checkpoint": str(checkpoint) if checkpoint else None,
             "step": Checkpoint(checkpoint).step if checkpoint else None,
-            "command": sys.argv,
+            "command": redaction.command(sys.argv),
         }
         replaced = _replaced(path)
         files.write_atomically(path, json.dumps(content, indent=2) + "\n")

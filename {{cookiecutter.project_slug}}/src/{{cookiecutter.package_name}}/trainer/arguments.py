@@ -170,7 +170,7 @@ def check(
         accelerator = choose_accelerator(given["accelerator"])
     layout = Layout()
     with problems:
-        layout = cluster.detect()
+        layout = cluster.detect(num_nodes=given["num_nodes"])
         _check_port(layout)
     devices = [0]
     with problems:
@@ -183,7 +183,7 @@ def check(
     _check_choices(given, problems)
     _check_run(given, layout, problems)
     _check_layout(given, name, strategy, len(devices), layout, problems)
-    nodes = layout.num_nodes if layout.started_outside else given["num_nodes"] or 1
+    nodes = layout.num_nodes if layout.source != "none" else given["num_nodes"] or 1
     asked = Asked(accelerator, given["precision"], len(devices), nodes, _features(given))
     problems.lines.extend(strategy.limits.problems(name, asked))
     with problems:
@@ -355,12 +355,14 @@ def _check_layout(
 ) -> None:
     nodes, launched_by = given["num_nodes"], strategy.limits.launched_by
     expected = strategy.local_processes(device_count)
+    if layout.source == cluster.NODES:
+        _check_nodes(given, expected, layout, problems)
+    elif layout.source == "none" and nodes is not None and nodes > 1:
+        problems.add(
+            f"num_nodes={nodes}: nothing has started this process on several nodes; start it with "
+            "srun or torchrun, or once on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK"
+        )
     if not layout.started_outside:
-        if nodes is not None and nodes > 1:
-            problems.add(
-                f"num_nodes={nodes}: nothing has started this process on several nodes; "
-                "start it with srun or torchrun"
-            )
         if launched_by is not None and expected > 1:
             problems.add(f"strategy={name!r} on {expected} devices is started by {launched_by}")
         return
@@ -376,6 +378,19 @@ def _check_layout(
             f"strategy={name!r} on devices={given['devices']!r} wants {expected} processes a node, "
             f"but {layout.source} started {layout.local_world_size}; set {cluster.OVERRIDE}=none "
             "to ignore it"
+        )
+
+
+def _check_nodes(given: dict[str, Any], expected: int, layout: Layout, problems: Problems) -> None:
+    """Check what was started once on each node, and starts so many ranks there."""
+    nodes, ranks = given["num_nodes"], layout.num_nodes * expected
+    if nodes is not None and nodes != layout.num_nodes:
+        problems.add(f"num_nodes={nodes}, but NUM_NODES or NNODES is {layout.num_nodes}")
+    told = os.environ.get("WORLD_SIZE", str(ranks))
+    if told != str(ranks):
+        problems.add(
+            f"WORLD_SIZE={told}, but {layout.num_nodes} nodes of {expected} processes are {ranks}; "
+            "unset it, or change devices"
         )
 
 

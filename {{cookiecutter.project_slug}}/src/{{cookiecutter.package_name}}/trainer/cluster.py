@@ -1,19 +1,25 @@
 """Who am I among the processes of this run? Read once from the environment, never guessed.
 
 An explicit choice (``TRAINER_CLUSTER``) wins, then torchelastic, horovodrun, Open MPI's mpirun,
-deepspeed's launcher, an srun *step*, plain ``RANK``/``WORLD_SIZE`` variables (our own launcher,
-Kubernetes), and last alone. A SLURM job id without a step is an interactive allocation or a batch
-script, not a launch: such a process is alone.
+hydra (the mpiexec of MPICH and Intel MPI), deepspeed's launcher, an srun *step*, plain
+``RANK``/``WORLD_SIZE`` variables (our own launcher, Kubernetes), ``NODE_RANK`` (this command,
+started once on each node), and last alone. A SLURM job id without a step is an interactive
+allocation or a batch script, not a launch: such a process is alone.
 """
 
 import os
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from .errors import ConfigurationError, nearest, one_line, shown
 
 OVERRIDE = "TRAINER_CLUSTER"
+# Set by our launcher on one node: the file of the store that its ranks share.
+STORE = "TRAINER_STORE"
+NODES = "nodes"
 # Step ids that SLURM reserves for what is no srun step: pending, extern, batch, interactive.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
@@ -24,8 +30,8 @@ Environment = Mapping[str, str]
 class Layout:
     """This process' place among its siblings.
 
-    ``main_port`` 0: rank 0 finds one and tells, by a file with ``launch_id`` in its name. That is
-    the same for all ranks of a launch and no other launch's; empty where the port is known.
+    ``launch_id``: the same for all ranks of a launch and no other launch's; empty where there is
+    none. ``main_port`` 0: rank 0 finds one and tells, by a file with ``launch_id`` in its name.
     """
 
     rank: int = 0
@@ -46,30 +52,35 @@ class Layout:
 
     @property
     def started_outside(self) -> bool:
-        """Whether something has started this process as one of a run."""
-        return self.source != "none"
+        """Whether something has started this process as one of the ranks of a run."""
+        return self.source not in ("none", NODES)
 
     def receipt(self) -> str:
         """One line: what was found, where, and how to say otherwise."""
-        port = self.main_port or "to be chosen"
+        main = f"main {self.main_address}:{self.main_port or 'to be chosen'}, "
+        if self.num_nodes == 1 and self.main_port == 0:
+            main = ""  # they meet in a file
         return (
             f"layout: {self.world_size} process{'es' * (self.world_size > 1)} on {self.num_nodes} "
             f"node{'s' * (self.num_nodes > 1)}, this one rank {self.rank} "
-            f"(local {self.local_rank} of {self.local_world_size}), main "
-            f"{self.main_address}:{port}, read from {self.source} ({OVERRIDE} overrides)"
+            f"(local {self.local_rank} of {self.local_world_size}), {main}"
+            f"read from {self.source} ({OVERRIDE} overrides)"
         )
 
 
-def detect(environment: Environment | None = None) -> Layout:
+def detect(environment: Environment | None = None, num_nodes: int | None = None) -> Layout:
     """Read this process' layout.
 
     Args:
         environment: variables to read; ``os.environ`` by default.
+        num_nodes: what the user says elsewhere; counts where no variable says it.
 
     Raises:
         ConfigurationError: the override names no known source, or one whose variables are missing.
     """
     environment = os.environ if environment is None else environment
+    if isinstance(num_nodes, int):
+        environment = {"NNODES": str(num_nodes), **environment}
     chosen = environment.get(OVERRIDE)
     if chosen is not None:
         if chosen not in SOURCES:
@@ -155,7 +166,7 @@ def _ranks(env: Environment, source: str) -> Layout:
         main_port=int(env["MASTER_PORT"]),
         source=source,
     )
-    if layout.main_port == 0:
+    if layout.main_port == 0 and STORE not in env:
         raise ConfigurationError(f"{source}: MASTER_PORT is 0, so that no rank knows the port")
     return layout
 
@@ -219,6 +230,54 @@ def _openmpi(env: Environment) -> Layout | None:
     )
 
 
+def _hydra(env: Environment) -> Layout | None:
+    """The mpiexec of MPICH and Intel MPI. srun's PMI plugins set the first two variables, too."""
+    if not {"PMI_RANK", "PMI_SIZE"} <= env.keys():
+        return None
+    if "MPI_LOCALRANKID" not in env and (_in_step(env) or env["PMI_SIZE"] == "1"):
+        return None
+    rank, world_size = int(env["PMI_RANK"]), int(env["PMI_SIZE"])
+    local_rank = int(env["MPI_LOCALRANKID"])
+    local_world_size = _size("MPI_LOCALNRANKS", env["MPI_LOCALNRANKS"])
+    num_nodes = -(-world_size // local_world_size)
+    launch = _hydra_proxy() if num_nodes == 1 and "MASTER_PORT" not in env else ""
+    if launch is None or (num_nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys()):
+        raise ConfigurationError(
+            f"hydra: {num_nodes} node{'s' * (num_nodes > 1)}, but none knows where rank 0 is; "
+            "start them with mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500"
+        )
+    return _check_filled(
+        Layout(
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            local_world_size=local_world_size,
+            node_rank=rank // local_world_size,
+            num_nodes=num_nodes,
+            main_address=env.get("MASTER_ADDR", "127.0.0.1"),
+            main_port=int(env.get("MASTER_PORT", 0)),
+            source="hydra",
+            launch_id=launch,
+        )
+    )
+
+
+def _hydra_proxy() -> str | None:
+    """Which proxy of hydra's has started this process: no variable tells launches apart."""
+    process = os.getpid()
+    while process > 1:
+        try:
+            # Source: man 5 proc_pid_stat; the name in parentheses may hold spaces.
+            start, _, rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+        except OSError:
+            return None
+        fields = rest.split()
+        if start.partition("(")[2] in ("hydra_pmi_proxy", "pmi_proxy"):
+            return f"hydra-{socket.gethostname()}-{process}-{fields[19]}"
+        process = int(fields[1])
+    return None
+
+
 def _deepspeed(env: Environment) -> Layout | None:
     if not {"CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "MASTER_ADDR"} <= env.keys():
         return None
@@ -255,8 +314,12 @@ def _check_filled(layout: Layout) -> Layout:
     return layout
 
 
+def _in_step(env: Environment) -> bool:
+    return int(env.get("SLURM_STEP_ID", _FIRST_RESERVED_STEP)) < _FIRST_RESERVED_STEP
+
+
 def _srun(env: Environment) -> Layout | None:
-    if int(env.get("SLURM_STEP_ID", _FIRST_RESERVED_STEP)) >= _FIRST_RESERVED_STEP:
+    if not _in_step(env):
         return None
     node_rank = int(env["SLURM_NODEID"])
     tasks = _tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
@@ -280,20 +343,52 @@ def _srun(env: Environment) -> Layout | None:
     )
 
 
+def _nodes(env: Environment) -> Layout | None:
+    """This command, started once on each node: it starts its node's ranks, or is its only one."""
+    count = next((env[name] for name in ("NUM_NODES", "NNODES") if name in env), None)
+    several = count is not None and int(count) > 1
+    if count == "1" or not ("NODE_RANK" in env or (several and "MASTER_ADDR" in env)):
+        return None
+    for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NUM_NODES"):
+        if name not in env and not (name == "NUM_NODES" and several):
+            raise ConfigurationError(
+                f"nodes: {name} is not set; a command that is started once on each node needs "
+                "NODE_RANK, MASTER_ADDR, MASTER_PORT and NUM_NODES (or num_nodes of the trainer); "
+                f"set {OVERRIDE}=none to ignore them"
+            )
+    if env.get("LOCAL_RANK", "0") != "0":
+        raise ConfigurationError(
+            f"nodes: LOCAL_RANK={env['LOCAL_RANK']}, but neither RANK nor WORLD_SIZE; start the "
+            "command once on each node without LOCAL_RANK, or set all three for each process"
+        )
+    node_rank, num_nodes = int(env["NODE_RANK"]), _size("NUM_NODES", str(count))
+    return Layout(
+        rank=node_rank,
+        world_size=num_nodes,
+        node_rank=node_rank,
+        num_nodes=num_nodes,
+        main_address=env["MASTER_ADDR"],
+        main_port=int(env["MASTER_PORT"]),
+        source=NODES,
+    )
+
+
 def _alone(env: Environment) -> Layout | None:
     return Layout()
 
 
-# The first that answers. mpirun, horovodrun and deepspeed start their ranks from a daemon; in a
-# SLURM job that is itself a task of a step, whose variables the ranks inherit: theirs must win over
-# srun's.
+# The first that answers. mpirun, mpiexec, horovodrun and deepspeed start their ranks from a daemon;
+# in a SLURM job that is itself a task of a step, whose variables the ranks inherit: theirs must win
+# over srun's.
 SOURCES: dict[str, Callable[[Environment], Layout | None]] = {
     "torchelastic": _torchelastic,
     "horovod": _horovod,
     "openmpi": _openmpi,
+    "hydra": _hydra,
     "deepspeed": _deepspeed,
     "srun": _srun,
     "environment": _environment,
+    NODES: _nodes,
     "none": _alone,
 }
 

@@ -17,6 +17,11 @@ def write_atomically(path: Path, text: str) -> None:
     beside.replace(path)
 
 
+def write_private(path: Path, text: str) -> None:
+    """As :func:`write_atomically`, for a file that only this user may read."""
+    _written_beside(path, text, mode=0o600).replace(path)
+
+
 def write_first(path: Path, text: str) -> None:
     """Write a text file unless there is one, of which a reader sees all or nothing."""
     beside = _written_beside(path, text)
@@ -27,11 +32,11 @@ def write_first(path: Path, text: str) -> None:
         beside.unlink()
 
 
-def _written_beside(path: Path, text: str) -> Path:
+def _written_beside(path: Path, text: str, mode: int = 0o666) -> Path:
     """A file with this text on the same disk, safe there even if the machine fails."""
     # Not by the process' number, which another node's or container's may have too.
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    with beside.open("w") as file:
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from . import cluster
+from . import cluster, redaction
 from .cluster import Layout
 from .errors import ConfigurationError
 
@@ -84,7 +84,7 @@ def _command(directory: str) -> str:
             words = content.rstrip("\0").split("\0")
     elif layout.started_outside:
         same = "the same launcher and "
-    return same + shlex.join(resuming(words, directory))
+    return same + shlex.join(redaction.command(resuming(words, directory)))
 
 
 def resuming(words: Sequence[str], directory: str) -> list[str]:

@@ -82,7 +82,7 @@ class RankRun:
     def connect(self) -> None:
         """Take this process' place among its siblings."""
         checked = self.checked
-        if checked.layout.started_outside:
+        if checked.layout.source != "none":
             self._say(checked.layout.receipt())
         self.strategy.connect(checked.layout, checked.devices, checked.precision)
         # Each rank draws its own dropout masks.

@@ -1,27 +1,36 @@
 """How the ranks of a run find one another: the store that a process group is formed over.
 
-On one node everything listens on loopback only: the store is unauthenticated, and torch's own
-would listen on every interface whatever address it is given.
+On one node it is a file that only this user can open, where one launch can be told from another:
+torch's TCP store lets in whoever reaches its port, and on one node that is every user. Between
+nodes there is only that store, which listens on every interface whatever address it is given.
 """
 
 import atexit
+import contextlib
 import datetime
+import fcntl
 import itertools
 import os
+import shutil
 import socket
+import stat
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch.distributed as dist
 
 from . import files
-from .cluster import Layout
+from .cluster import STORE, Layout
 from .errors import UserError
 
 _POLL_SECONDS = 0.02
+_STOPPED = (
+    "a rank may be stopped (SIGSTOP, or a debugger) while it holds the lock of the store's file"
+)
 _groups_formed = itertools.count()
 _stores: dict[Layout, dist.Store] = {}
 
@@ -40,13 +49,12 @@ def stay_on_loopback() -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
-def loopback_store(port: int = 0) -> dist.TCPStore:
-    """A store on a port of 127.0.0.1, served by this process; 0 picks a free one."""
+def loopback_store(port: int) -> dist.TCPStore:
+    """A store on a port of 127.0.0.1, served by this process."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(1024)
-    port = listener.getsockname()[1]
     return dist.TCPStore(
         "127.0.0.1",
         port,
@@ -68,8 +76,113 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         stay_on_loopback()
     # One store for all groups of a process: a second one could not be told from the first.
     if layout not in _stores:
-        _stores[layout] = _meet(_shared_store(layout, timeout), layout, timeout)
+        path = _private_file(layout, timeout)
+        if path is None:
+            _stores[layout] = _meet(_shared_store(layout, timeout), layout, timeout)
+        else:
+            _meet_beside(path, layout, timeout)
+            _await_lock(path, timeout)
+            _stores[layout] = dist.FileStore(str(path), -1)  # -1: it does not remove the file
     return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])
+
+
+def _private_file(layout: Layout, timeout: datetime.timedelta) -> Path | None:
+    """The file of a store that this user alone can open; ``None``: the ranks meet by TCP.
+
+    Our launcher has made its folder, or rank 0 makes it and tells where it is. Not in the folder
+    that the run is started from: file systems of a network may know no locks.
+    """
+    if layout.num_nodes > 1:
+        return None
+    if layout.source == "environment" and STORE in os.environ:
+        return Path(os.environ[STORE])
+    if not layout.launch_id:
+        return None
+    told = _told_file(layout)
+    if layout.is_main:
+        folder = Path(tempfile.mkdtemp(prefix="trainer-store-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _tell(told, str(folder))
+    else:
+        folder = Path(_hear(told, timeout))
+        _check_private(folder)
+    return folder / "store"
+
+
+def _check_private(folder: Path) -> None:
+    try:
+        found = folder.lstat()
+    except OSError:
+        raise UserError(
+            f"rank 0 meets the others in {folder}, which this rank does not see: give the ranks of "
+            "a node the same temporary folder (TMPDIR)"
+        ) from None
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if not is_private or found.st_uid != os.geteuid():
+        raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
+
+
+@contextlib.contextmanager
+def ending_if_stuck(seconds: float, end: Callable[[UserError], object]) -> Iterator[None]:
+    """End this process if what is done meanwhile with the store takes longer.
+
+    A rank that is stopped (SIGSTOP) while it holds the lock of the store's file has the others wait
+    in the kernel, where no timeout of torch's and no exception reaches them.
+
+    Args:
+        seconds: longer than the timeout of what is done.
+        end: called in another thread, with what to tell.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        if not over.wait(seconds):
+            end(
+                UserError(f"forming the process group did not end within {seconds:g} s: {_STOPPED}")
+            )
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _meet_beside(path: Path, layout: Layout, timeout: datetime.timedelta) -> None:
+    """Wait until every rank is there.
+
+    By a file a rank, and not in the store: a rank that is stopped while it holds the lock of the
+    store's file would have the others wait for it in the kernel, without an end.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    present = [path.with_name(f"present-{rank}") for rank in range(layout.world_size)]
+    present[layout.rank].touch()
+    while missing := [str(rank) for rank, each in enumerate(present) if not each.exists()]:
+        if time.monotonic() > deadline:
+            raise UserError(_did_not_come(missing, timeout))
+        time.sleep(_POLL_SECONDS)
+
+
+def _await_lock(path: Path, timeout: datetime.timedelta) -> None:
+    """Wait until the lock of the store's file is free: torch would wait without an end.
+
+    It makes the store without releasing the interpreter, so that no thread could end it either.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"{path} was locked for {timeout.total_seconds():g} s: {_STOPPED}"
+                    ) from None
+                time.sleep(_POLL_SECONDS)
+            else:
+                return
 
 
 def _meet(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dist.Store:
@@ -128,13 +241,12 @@ def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     served_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = layout.main_port
     if port == 0:
-        path = _port_file(layout)
+        path = _told_file(layout)
         if layout.is_main:
-            on_one_node = layout.num_nodes == 1
-            store = loopback_store() if on_one_node else _serve_everywhere(layout, 0, timeout)
-            _tell_port(path, store.port)
+            store = _serve_everywhere(layout, 0, timeout)
+            _tell(path, str(store.port))
             return store
-        port = _hear_port(path, timeout)
+        port = int(_hear(path, timeout))
     elif layout.is_main and not served_by_launcher:
         on_one_node = layout.num_nodes == 1
         return loopback_store(port) if on_one_node else _serve_everywhere(layout, port, timeout)
@@ -153,27 +265,31 @@ def _serve_everywhere(layout: Layout, port: int, timeout: datetime.timedelta) ->
     )
 
 
-def _port_file(layout: Layout) -> Path:
-    """Where rank 0 tells its port: a file of this launch alone, on a disk that the nodes share."""
+def _told_file(layout: Layout) -> Path:
+    """Where rank 0 tells where it is: a file of this launch alone, on a disk that nodes share."""
     folder = os.environ.get("SLURM_SUBMIT_DIR", ".")
     if layout.num_nodes == 1 and not os.access(folder, os.W_OK):  # in a container, say
         folder = tempfile.gettempdir()
     return Path(folder) / f".rendezvous-{layout.launch_id}"
 
 
-def _tell_port(path: Path, port: int) -> None:
+def _tell(path: Path, text: str) -> None:
     atexit.register(path.unlink, missing_ok=True)
-    files.write_atomically(path, str(port))
+    files.write_private(path, text)
 
 
-def _hear_port(path: Path, timeout: datetime.timedelta) -> int:
+def _hear(path: Path, timeout: datetime.timedelta) -> str:
     deadline = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < deadline:
         try:
-            return int(path.read_text())
+            with path.open() as file:
+                owner = os.fstat(file.fileno()).st_uid
+                if owner != os.geteuid():
+                    raise UserError(f"{path} was written by another user (id {owner}); remove it")
+                return file.read()
         except FileNotFoundError:
             time.sleep(0.05)
     raise UserError(
-        f"rank 0 did not write its port to {path} within {timeout.total_seconds():.0f} s; "
+        f"rank 0 did not write where it is to {path} within {timeout.total_seconds():.0f} s; "
         "set MASTER_PORT if the nodes share no disk there"
     )

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import files
+from . import commit, files, redaction
 from .cluster import Layout
 from .errors import ConfigurationError
 
@@ -109,7 +108,7 @@ def write_record(
 ) -> None:
     """Add an attempt to ``run.json``: what is needed to run it again.
 
-    No variable of the environment is written.
+    No variable of the environment, and no value of an option whose name says that it is secret.
 
     Args:
         directory: of the run.
@@ -123,8 +122,8 @@ def write_record(
         _write_configuration(directory / "config.yaml", configuration, len(attempts))
     attempt = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
-        "git": _git(),
+        "command": redaction.command(sys.argv),
+        "git": commit.read(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -135,34 +134,13 @@ def write_record(
         **facts,
     }
     record = {"attempts": [*attempts, attempt]}
-    files.write_atomically(directory / _RECORD, json.dumps(record, indent=2) + "\n")
+    files.write_private(directory / _RECORD, json.dumps(record, indent=2) + "\n")
 
 
 def _write_configuration(path: Path, text: str, attempts: int) -> None:
     if attempts and path.is_file() and path.read_text() != text:
         path.rename(path.with_name(f"config.{attempts}.yaml"))
-    files.write_atomically(path, text)
-
-
-def _git() -> dict[str, Any] | None:
-    def ask(*arguments: str) -> str:
-        command = ["git", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-        return done.stdout
-
-    try:
-        commit, changes = ask("rev-parse", "HEAD").strip(), ask("status", "--porcelain")
-        return {"commit": commit, "dirty": bool(changes)}
-    except (OSError, subprocess.SubprocessError):
-        return _of_image()
-
-
-def _of_image() -> dict[str, Any] | None:
-    """What a container's image was built from; there is no git in it."""
-    commit = os.environ.get("IMAGE_COMMIT")
-    if not commit:
-        return None
-    return {"commit": commit.removesuffix("-dirty"), "dirty": commit.endswith("-dirty")}
+    files.write_private(path, text)
 
 
 @contextlib.contextmanager

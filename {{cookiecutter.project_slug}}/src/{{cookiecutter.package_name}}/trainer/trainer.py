@@ -46,7 +46,8 @@ class Trainer:
         accelerator: ``"auto"``, ``"cpu"``, ``"gpu"``.
         devices: how many, or which: ``2``, ``"0,2"``, ``[0, 2]``, ``-1`` or ``"auto"`` for all. On
             CPUs, processes.
-        num_nodes: to check what srun or torchrun has started; by default whatever that is.
+        num_nodes: to check what srun or torchrun has started; by default whatever that is. Where
+            this command is started once on each node (``NODE_RANK``), how many there are.
         strategy: a registered name, a class path, ``"auto"``, or a strategy.
         strategy_options: arguments of a strategy that is given by name.
         precision: ``"32-true"``; ``"bf16-mixed"`` or ``"16-mixed"``, by autocast; ``"bf16-true"``
@@ -315,7 +316,7 @@ class Trainer:
         if processes == 1 or checked.layout.started_outside:
             return _run_rank(checked, self.configuration, command)
         if checked.strategy.launcher == "subprocess":
-            launch.supervise_copies(processes, checked.started_in)
+            launch.supervise_copies(processes, checked.layout, checked.started_in)
         started = partial(_run_started_rank, checked, self.configuration, command, module)
         names = {"model": module, **command.keywords, "trainer": checked}
         outcome: Outcome = launch.run_in_processes(

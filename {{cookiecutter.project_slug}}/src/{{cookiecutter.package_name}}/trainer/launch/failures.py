@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from .. import distributed, files, interruption, outcome, preemption, stacks
 from ..errors import EarlyExit, UserError
@@ -71,6 +72,17 @@ def report_failure(error: BaseException) -> RankError | None:
     outcome.tell_failure(describe(loss or error, f"rank {distributed.rank()}: "))
     _write_down(loss or error)
     return loss
+
+
+def end_process(error: UserError) -> NoReturn:
+    """End this rank at once, and tell why: for a thread, where another is stuck in the kernel."""
+    text = describe(error, f"rank {os.environ.get('RANK', '0')}: ")
+    outcome.tell_failure(text)
+    _write_down(error)
+    if not is_reported():
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    os._exit(_USER_ERROR)
 
 
 def _blame(error: BaseException) -> RankError | None:

@@ -21,13 +21,12 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import rendezvous
 from ..errors import UserError
 from ..interruption import EXIT_CODE
 from ..pickling import find_unpicklable
 from .external import run_external
 from .failures import PARENT, Failure, RankError
-from .watcher import Watcher, rank_variables, threads_each
+from .watcher import Place, Watcher, threads_each
 
 Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
@@ -61,28 +60,16 @@ def run_in_processes(
             :class:`~..interruption.Interrupted` where they have saved.
     """
     _check_can_start(method, names)
-    context = multiprocessing.get_context(method)
-    store = rendezvous.loopback_store()
-    try:
-        return _run_and_watch(context, processes, store.port, work, names)
-    finally:
-        # An error's traceback keeps this frame, perhaps for long. In a process that is forked later
-        # the store's end would wait for threads that are not there.
-        del store
-
-
-def _run_and_watch(
-    context: Any, processes: int, port: int, work: Callable[[], Result], names: dict[str, Any]
-) -> Result:
-    method = context.get_start_method()
+    context: Any = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
     inbox = _Inbox(receiver)
-    with tempfile.TemporaryDirectory(prefix="trainer-failures-") as directory:
+    # That only this user can open: the ranks' store is in it.
+    with tempfile.TemporaryDirectory(prefix="trainer-launch-") as directory:
+        place = Place(processes, Path(directory))
         given = work if method == "fork" else _written(work, names, Path(directory))
         ranks = []
         for rank in range(processes):
-            variables = rank_variables(rank, processes, port, directory)
-            arguments = (given, variables, sender if rank == 0 else None)
+            arguments = (given, place.variables(rank), sender if rank == 0 else None)
             ranks.append(context.Process(target=_run_rank, args=arguments))
 
         def start() -> list[_Started]:
@@ -91,7 +78,7 @@ def _run_and_watch(
             inbox.open()  # a thread, which a fork would not copy
             return [_Started(rank) for rank in ranks]
 
-        failure = Watcher(start, method, Path(directory)).watch()
+        failure = Watcher(start, method, place).watch()
         inbox.close()
     if failure is not None:
         raise _exception(failure)

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from .. import interruption, outcome, rendezvous
+from .. import interruption, outcome
+from ..cluster import Layout
 from ..errors import UserError
-from .watcher import Watcher, rank_variables, threads_each
+from .watcher import Place, Watcher, threads_each
 
 
 def is_interactive() -> bool:
@@ -18,7 +19,7 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1")
 
 
-def supervise_copies(processes: int, directory: Path) -> NoReturn:
+def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoReturn:
     """Start this same command once a rank, watch the ranks, and end as they end.
 
     When one fails, the others are ended and the first failure is shown; its exit code becomes
@@ -26,6 +27,7 @@ def supervise_copies(processes: int, directory: Path) -> NoReturn:
 
     Args:
         processes: ranks to start on this node.
+        layout: of the nodes, where this command was started once on each.
         directory: in which they start, for relative paths mean something there.
 
     Raises:
@@ -37,10 +39,10 @@ def supervise_copies(processes: int, directory: Path) -> NoReturn:
             "an interactive session, or a script on standard input, has no command that could be "
             "started once a rank; use strategy='ddp_notebook', write a script, or use torchrun"
         )
-    store = rendezvous.loopback_store()
-    with tempfile.TemporaryDirectory(prefix="trainer-failures-") as told:
-        start = partial(_start_all, processes, store.port, told, directory)
-        failure = Watcher(start, "fork", Path(told)).watch()
+    # That only this user can open: on one node the ranks' store is in it.
+    with tempfile.TemporaryDirectory(prefix="trainer-launch-") as private:
+        place = Place(processes, Path(private), layout)
+        failure = Watcher(partial(_start_all, place, directory), "fork", place).watch()
     if failure is None:
         sys.exit(0)
     if failure.rank >= 0 or failure.code == interruption.EXIT_CODE:
@@ -49,15 +51,12 @@ def supervise_copies(processes: int, directory: Path) -> NoReturn:
     sys.exit(failure.code)
 
 
-def _start_all(
-    processes: int, port: int, failures: str, directory: Path
-) -> "list[subprocess.Popen[bytes]]":
+def _start_all(place: Place, directory: Path) -> "list[subprocess.Popen[bytes]]":
     command = [sys.executable, *sys.orig_argv[1:]]
     ranks: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(processes):
-            variables = rank_variables(rank, processes, port, failures)
-            ranks.append(_start(command, variables, processes, directory))
+        for local_rank in range(place.processes):
+            ranks.append(_start(command, local_rank, place, directory))
     except BaseException:
         for each in ranks:
             each.kill()
@@ -66,9 +65,9 @@ def _start_all(
 
 
 def _start(
-    command: list[str], variables: dict[str, str], processes: int, directory: Path
+    command: list[str], local_rank: int, place: Place, directory: Path
 ) -> "subprocess.Popen[bytes]":
-    variables = {**os.environ, **variables}
-    variables.setdefault("OMP_NUM_THREADS", threads_each(processes))
+    variables = {**os.environ, **place.variables(local_rank)}
+    variables.setdefault("OMP_NUM_THREADS", threads_each(place.processes))
     # A process group of its own, so that a rank's loader workers are ended with it.
     return subprocess.Popen(command, env=variables, cwd=directory, process_group=0)

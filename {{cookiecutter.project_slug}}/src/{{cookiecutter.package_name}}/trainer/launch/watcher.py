@@ -7,10 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from .. import cluster, interruption, preemption, watchdog
+from ..cluster import Layout
 from . import failures
 from .failures import Failure
 
@@ -31,32 +33,47 @@ class Rank(Protocol):
         """Its exit code, negative for a signal; ``None`` while it runs."""
 
 
-def rank_variables(rank: int, processes: int, port: int, failure_directory: str) -> dict[str, str]:
-    """What a rank reads its place from, as torchrun would set it.
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks belong that a launcher starts on this node.
 
-    Args:
-        rank: of the process on this, the only node.
-        processes: ranks in all.
-        port: of the store that the launcher serves.
-        failure_directory: where the ranks write down their failures.
+    ``directory``: where they write down their failures, and on one node meet; ``layout``: of the
+    nodes, where this command was started once on each of them.
     """
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        # The store is the launcher's: no rank is to serve it.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        # What the launcher was told to overlook is not for its ranks.
-        cluster.OVERRIDE: "environment",
-        watchdog.DIRECTORY: failure_directory,
-        failures.PARENT: str(os.getpid()),
-        failures.RANK_PROCESS: "",  # each rank's own
-    }
+
+    processes: int
+    directory: Path
+    layout: Layout = field(default_factory=Layout)
+
+    @property
+    def first_rank(self) -> int:
+        """Of all ranks, the first one on this node."""
+        return self.layout.node_rank * self.processes
+
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """What a rank reads its place from, as torchrun would set it."""
+        layout = self.layout
+        variables = {
+            "RANK": str(self.first_rank + local_rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(self.processes * layout.num_nodes),
+            "LOCAL_WORLD_SIZE": str(self.processes),
+            "GROUP_RANK": str(layout.node_rank),
+            "GROUP_WORLD_SIZE": str(layout.num_nodes),
+            "MASTER_ADDR": layout.main_address,
+            # 0 on one node: nobody listens there.
+            "MASTER_PORT": str(layout.main_port),
+            # Between nodes rank 0 serves the store.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            # What the launcher was told to overlook is not for its ranks.
+            cluster.OVERRIDE: "environment",
+            watchdog.DIRECTORY: str(self.directory),
+            failures.PARENT: str(os.getpid()),
+            failures.RANK_PROCESS: "",  # each rank's own
+        }
+        if layout.num_nodes == 1:
+            variables[cluster.STORE] = str(self.directory / "store")
+        return variables
 
 
 def threads_each(processes: int) -> str:
@@ -70,7 +87,7 @@ class Watcher:
     Args:
         start: starts them, and gives them in their order.
         method: of multiprocessing, by which they are started.
-        failure_directory: where they write down their failures.
+        place: where they belong.
         grace_seconds: between SIGTERM and SIGKILL for the ranks that are left after a failure.
     """
 
@@ -78,13 +95,13 @@ class Watcher:
         self,
         start: Callable[[], Sequence[Rank]],
         method: str,
-        failure_directory: Path,
+        place: Place,
         grace_seconds: float = 3.0,
     ) -> None:
         self._start = start
         self._method = method
         self._ranks: Sequence[Rank] = ()
-        self._failures = failure_directory
+        self._failures, self._first = place.directory, place.first_rank
         self._grace = grace_seconds
         self._asked_to_end: int | None = None
         self._asked_until = math.inf
@@ -131,7 +148,7 @@ class Watcher:
         self._asked_to_end = number
         seconds = float(os.environ.get(SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
         self._asked_until = min(self._asked_until, time.monotonic() + seconds)
-        for index, rank in enumerate(self._ranks):
+        for index, rank in enumerate(self._ranks, self._first):
             if rank.poll() is None:
                 # Not their process groups: loader workers are still needed. One that is still
                 # importing has nothing to save, and would print where SIGINT met it.
@@ -176,7 +193,7 @@ class Watcher:
         return next((n for n in preemption.SIGNALS if {-n, 128 + n}.intersection(codes)), None)
 
     def _first_failure(self) -> Failure:
-        for number, rank in enumerate(self._ranks):
+        for number, rank in enumerate(self._ranks, self._first):
             code = rank.poll()
             if code is not None and code < 0:
                 return Failure(number, 128 - code, self._describe_kill(number, -code))
@@ -184,7 +201,7 @@ class Watcher:
         if reported is not None:
             return reported
         number, code = next(
-            (n, code) for n, rank in enumerate(self._ranks) if (code := rank.poll())
+            (n, code) for n, rank in enumerate(self._ranks, self._first) if (code := rank.poll())
         )
         return Failure(number, code, f"rank {number} exited with code {code}")
 
@@ -204,7 +221,7 @@ class Watcher:
         """Where the ranks stand that are alive."""
         return [
             f"rank {number} stands at:\n{watchdog.position(self._failures, number, rank.pid)}"
-            for number, rank in enumerate(self._ranks)
+            for number, rank in enumerate(self._ranks, self._first)
             if rank.poll() is None
         ]
 

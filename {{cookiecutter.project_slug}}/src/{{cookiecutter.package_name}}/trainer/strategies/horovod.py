@@ -205,10 +205,8 @@ class Horovod(ProcessGroupStrategy):
         import horovod.torch as hvd
 
         super().load_state(state, optimization)
+        # Each rank has read the same optimizer state; Horovod's broadcast of one would pickle it.
         hvd.broadcast_parameters(self.module.state_dict(), root_rank=0)
-        for optimizer in optimization.optimizers if optimization else []:
-            if optimizer.state:  # an empty one Horovod would fill by a step, which Adam counts
-                hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
     def teardown(self) -> None:
         for hook in self._hooks:

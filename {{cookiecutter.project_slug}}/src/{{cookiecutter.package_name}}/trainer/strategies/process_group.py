@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from .. import rendezvous
+from .. import launch, rendezvous
 from ..cluster import Layout
 from ..precision import Precision
 from ..watchdog import watchdog
@@ -21,6 +21,9 @@ from .single_device import SingleDevice
 
 # The first is Lightning's; ours wins.
 BACKENDS = ("PL_TORCH_DISTRIBUTED_BACKEND", "TRAINER_BACKEND")
+
+# What torch itself notices, it reports first.
+_SECONDS_FOR_TORCH = 10.0
 
 
 class ProcessGroupStrategy(SingleDevice):
@@ -48,13 +51,16 @@ class ProcessGroupStrategy(SingleDevice):
         for name in BACKENDS:
             backend = os.environ.get(name, backend)
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        dist.init_process_group(
-            backend,
-            store=rendezvous.connect_store(layout, timeout),
-            rank=layout.rank,
-            world_size=layout.world_size,
-            timeout=timeout,
-        )
+        # The ranks wait for one another twice: until all are there, and until all are connected.
+        seconds = 2 * self.timeout_seconds + _SECONDS_FOR_TORCH
+        with rendezvous.ending_if_stuck(seconds, launch.end_process):
+            dist.init_process_group(
+                backend,
+                store=rendezvous.connect_store(layout, timeout),
+                rank=layout.rank,
+                world_size=layout.world_size,
+                timeout=timeout,
+            )
 
     @staticmethod
     def start_equal(tensors: Iterable[Tensor]) -> None:

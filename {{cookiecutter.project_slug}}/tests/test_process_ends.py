@@ -134,12 +134,12 @@ from tests.project import load, trainer
 from {package}.tasks.digits import Digits
 
 writer = load("trainer.safetensors_writer")
-write = writer.SafetensorsWriter.write_data
+write = writer.write
 
-def interrupted(self, *arguments):
+def interrupted(*arguments):
     for _ in range({times}):
         os.kill(os.getpid(), signal.{name})
-    return write(self, *arguments)
+    return write(*arguments)
 
 if __name__ == "__main__":
     run = trainer.Trainer(
@@ -147,7 +147,7 @@ if __name__ == "__main__":
         enable_progress_bar=False, checkpoint_every_n_steps=4,
     )
     if not Path("runs/run/checkpoints").exists() or len(sys.argv) > 1:
-        writer.SafetensorsWriter.write_data = interrupted
+        writer.write = interrupted
     run.fit(Slow(0), Digits())
     print(run.global_step)
 """

@@ -125,5 +125,5 @@ _CHECKS: Mapping[str, Callable[[str, str], None]] = {
 }
 KNOWN = {
     *(name for name in (*_CHECKS, *deepspeed_config.VARIABLES) if name.startswith(_PREFIX)),
-    *(cluster.OVERRIDE, watchdog.DIRECTORY, GPUS),
+    *(cluster.OVERRIDE, cluster.STORE, watchdog.DIRECTORY, GPUS),
 }

@@ -16,6 +16,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from . import redaction
 from .errors import ConfigurationError, Problems, one_line, shown
 
 # What torch, JSON and the file names of checkpoints can hold.
@@ -80,10 +81,16 @@ def typed(
 
 def refusal(name: str, value: Any, expected: Any) -> str:
     """The line for a value of a wrong type."""
+    told = _told(name, value)
     if _is_too_large(value):
-        return f"{name}={shown(value)}: expected a number of at most 2**63 - 1"
+        return f"{name}={told}: expected a number of at most 2**63 - 1"
     wanted = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
-    return f"{name}={shown(value)}: expected {wanted}"
+    return f"{name}={told}: expected {wanted}"
+
+
+def _told(name: str, value: Any) -> str:
+    """A value as an error shows it."""
+    return redaction.HIDDEN if redaction.is_secret(name) else shown(redaction.value(value))
 
 
 def fits(expected: Any, value: Any) -> bool:
@@ -144,7 +151,7 @@ def refused(
     known = inspect.signature(cls).parameters
     defaults = {name: each.default for name, each in known.items()}
     chosen = {name: value for name, value in given.items() if value is not defaults.get(name)}
-    arguments = ", ".join(f"{name}={shown(value)}" for name, value in chosen.items())
+    arguments = ", ".join(f"{name}={_told(name, value)}" for name, value in chosen.items())
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == inspect.getfile(cls)]
     at = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

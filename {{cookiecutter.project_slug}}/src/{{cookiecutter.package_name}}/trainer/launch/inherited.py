@@ -7,10 +7,11 @@ where its failure is written. To such a command these would say that it is the r
 
 import os
 import sys
+from pathlib import Path
 
 from ..outcome import FILE as OUTCOME
 from .failures import PARENT, RANK_PROCESS
-from .watcher import rank_variables
+from .watcher import Place
 
 _OURS = "TRAINER_"
 # Launchers that set RANK themselves, and by what they are recognized.
@@ -27,7 +28,7 @@ def disown() -> None:
         return
     rank = os.environ.get("RANK", "?")
     is_started_otherwise = bool(_OTHERS & os.environ.keys())
-    for name in rank_variables(0, 1, 0, ""):
+    for name in Place(1, Path()).variables(0):
         if name.startswith(_OURS) or not is_started_otherwise:
             os.environ.pop(name, None)
     os.environ.pop(OUTCOME, None)

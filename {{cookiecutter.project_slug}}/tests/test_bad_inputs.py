@@ -32,6 +32,12 @@ class Model(trainer.TrainingModule):
     def __init__(self, width: int = 1) -> None:
         super().__init__()
 
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> Any:
+        raise NotImplementedError
+
 
 class NeedsWidth(trainer.TrainingModule):
     """One whose argument has no default."""

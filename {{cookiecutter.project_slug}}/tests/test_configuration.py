@@ -244,7 +244,8 @@ def test_a_list_of_devices() -> None:
         pytest.param(
             ["--trainer.num_nodes", "2"],
             "num_nodes=2: nothing has started this process on several nodes; "
-            "start it with srun or torchrun",
+            "start it with srun or torchrun, or once on each node with MASTER_ADDR, MASTER_PORT "
+            "and NODE_RANK",
             id="nodes that are not there",
         ),
         pytest.param(

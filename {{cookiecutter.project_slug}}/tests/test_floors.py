@@ -21,7 +21,7 @@ FLOORS = [
     {"sampling", "checkpoint", "rendezvous", "module"},
     {"hooks", "feed", "run_directory", "launch", "meta_device", "outputs", "checkpoint_writer"},
     {"strategies", "schedule", "run_choice"},
-    {"evaluation", "manual_optimization", "environment"},
+    {"evaluation", "manual_optimization", "environment", "placement"},
     {"loop", "batch_size_trial"},
     {"arguments"},
     {"announcements"},

@@ -108,8 +108,8 @@ def check_case(
     if expected % (replicas * accumulate):
         with pytest.raises(errors.ConfigurationError, match="does not divide by"):
             read(*case)
-    elif drop_last and samples < expected:
-        with pytest.raises(errors.UserError, match="with drop_last there is nothing to read"):
+    elif samples < expected:
+        with pytest.raises(errors.ConfigurationError, match=f"more samples than the {samples} of"):
             read(*case)
     else:
         check(read(*case), samples, expected, drop_last)

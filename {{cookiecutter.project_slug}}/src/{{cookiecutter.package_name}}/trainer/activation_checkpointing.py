@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .errors import ConfigurationError, nearest
+from .errors import ConfigurationError, nearest, shown
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def check_names(names: Any) -> None:
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return
     raise ConfigurationError(
-        f"activation_checkpointing={names!r}: give a list of names, say ['Block']"
+        f"activation_checkpointing={shown(names)}: give a list of names, say ['Block']"
     )
 
 

@@ -22,6 +22,7 @@ from . import (
     legacy,
     loggers,
     paths,
+    placement,
     ranges,
     restarts,
     run_choice,
@@ -151,8 +152,12 @@ def check(
     launch.disown()
     environment.warn()
     problems = Problems()
-    # Older arguments are checked as they are translated, and a class says what to do with it.
-    skip = [*legacy.ARGUMENTS, *(["strategy"] if isinstance(given["strategy"], type) else [])]
+    # These have checks of their own: the older ones where they are translated.
+    skip = [
+        *legacy.ARGUMENTS,
+        "activation_checkpointing",
+        *(["strategy"] if isinstance(given["strategy"], type) else []),
+    ]
     given = values.typed(given, defaults, types, problems, skip)
     mistyped = len(problems.lines)
     if given["tpu_cores"] is not None and "xla" not in strategies.names():
@@ -182,7 +187,7 @@ def check(
     ranges.check(given, problems)
     _check_choices(given, problems)
     _check_run(given, layout, problems)
-    _check_layout(given, name, strategy, len(devices), layout, problems)
+    placement.check(given, name, strategy, len(devices), layout, problems)
     nodes = layout.num_nodes if layout.source != "none" else given["num_nodes"] or 1
     asked = Asked(accelerator, given["precision"], len(devices), nodes, _features(given))
     problems.lines.extend(strategy.limits.problems(name, asked))
@@ -343,55 +348,6 @@ def _strategy(
         return wanted, strategies.create(wanted, options)
     # One that fits whatever else is asked, so that only its name is reported.
     return chosen, strategies.create(chosen, {})
-
-
-def _check_layout(
-    given: dict[str, Any],
-    name: str,
-    strategy: SingleDevice,
-    device_count: int,
-    layout: Layout,
-    problems: Problems,
-) -> None:
-    nodes, launched_by = given["num_nodes"], strategy.limits.launched_by
-    expected = strategy.local_processes(device_count)
-    if layout.source == cluster.NODES:
-        _check_nodes(given, expected, layout, problems)
-    elif layout.source == "none" and nodes is not None and nodes > 1:
-        problems.add(
-            f"num_nodes={nodes}: nothing has started this process on several nodes; start it with "
-            "srun or torchrun, or once on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK"
-        )
-    if not layout.started_outside:
-        if launched_by is not None and expected > 1:
-            problems.add(f"strategy={name!r} on {expected} devices is started by {launched_by}")
-        return
-    if nodes is not None and nodes != layout.num_nodes:
-        problems.add(f"num_nodes={nodes}, but {layout.source} started {layout.num_nodes}")
-    if launched_by is not None and layout.source not in strategy.limits.sources:
-        problems.add(
-            f"strategy={name!r} is started by {launched_by}, not by {layout.source}; set "
-            f"{cluster.OVERRIDE}=none to ignore it"
-        )
-    if expected != layout.local_world_size:
-        problems.add(
-            f"strategy={name!r} on devices={given['devices']!r} wants {expected} processes a node, "
-            f"but {layout.source} started {layout.local_world_size}; set {cluster.OVERRIDE}=none "
-            "to ignore it"
-        )
-
-
-def _check_nodes(given: dict[str, Any], expected: int, layout: Layout, problems: Problems) -> None:
-    """Check what was started once on each node, and starts so many ranks there."""
-    nodes, ranks = given["num_nodes"], layout.num_nodes * expected
-    if nodes is not None and nodes != layout.num_nodes:
-        problems.add(f"num_nodes={nodes}, but NUM_NODES or NNODES is {layout.num_nodes}")
-    told = os.environ.get("WORLD_SIZE", str(ranks))
-    if told != str(ranks):
-        problems.add(
-            f"WORLD_SIZE={told}, but {layout.num_nodes} nodes of {expected} processes are {ranks}; "
-            "unset it, or change devices"
-        )
 
 
 def _torch_device(accelerator: Accelerator, index: int) -> torch.device:

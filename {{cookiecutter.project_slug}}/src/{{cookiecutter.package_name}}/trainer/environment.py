@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from . import cluster, outcome, watchdog
+from . import cluster, leftover_threads, outcome, watchdog
 from .errors import ConfigurationError, Problems, nearest, shown
 from .launch import failures, watcher
 from .strategies import deepspeed_config, process_group
@@ -119,6 +119,7 @@ def _check_interfaces(value: str) -> None:
 _CHECKS: Mapping[str, Callable[[str, str], None]] = {
     **dict.fromkeys(process_group.BACKENDS, _check_backend),
     watcher.SAVE_SECONDS: _check_seconds,
+    leftover_threads.SECONDS: _check_seconds,
     outcome.FILE: _check_outcome,
     failures.PARENT: _check_number,
     failures.RANK_PROCESS: _check_number,

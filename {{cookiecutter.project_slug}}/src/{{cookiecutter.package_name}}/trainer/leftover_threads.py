@@ -33,7 +33,7 @@ class _Watch:
         # Of Python's own it is alive until the program has come to its end.
         while threading.main_thread().is_alive():
             time.sleep(_POLL_SECONDS)
-        deadline = time.monotonic() + float(os.environ.get(SECONDS, _DEFAULT_SECONDS))
+        deadline = time.monotonic() + float(os.environ.get(SECONDS) or _DEFAULT_SECONDS)
         while left := _left():
             if time.monotonic() > deadline:
                 self._end(left)

@@ -52,7 +52,9 @@ def metrics(run: Path, name: str) -> list[tuple[int, float]]:
 
 
 def record(run: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))["attempts"][-1]
+    read: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))["attempts"][
+        -1
+    ]
     return read
 
 

@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
         f"strategy_options.config={listed!r} holds a list; give a JSON object"
     ]
     assert problems(config=3) == [
-        "strategy_options.config is a int; give a dict, or the path of a JSON file"
+        "strategy_options.config=3: expected Mapping[str, Any] | str | PathLike[str] | None"
     ]
     monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", str(missing))
     assert problems() == [

@@ -291,7 +291,7 @@ def test_more_micro_batches_than_a_loader_has_are_one_line() -> None:
 
 def test_an_empty_data_set_is_one_line() -> None:
     with pytest.raises(
-        errors.UserError, match=r"^the data set is empty: there is nothing to read$"
+        errors.UserError, match=r"^the data set is empty: it has no samples to make batches of$"
     ):
         training(DataLoader(TensorDataset(torch.ones(0, 1)), 4))
 

@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +114,12 @@ class InParts(trainer.TrainingModule):
     """Is optimized by hand, and has parameters where they cannot be divided."""
 
     automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,8 @@ def test_two_nodes_train_as_one_does(tmp_path: Path, devices: int) -> None:
     nodes = on_two_nodes(tmp_path, *EVERY, *size, "--trainer.devices", str(devices), NNODES="2")
     for node in nodes:
         assert node.returncode == 0, node.stderr
-    layout = json.loads((tmp_path / "run" / "run.json").read_text())["layout"]
+    (attempt,) = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
+    layout = attempt["layout"]
     assert (layout["world_size"], layout["local_world_size"]) == (2 * devices, devices)
     assert (layout["num_nodes"], layout["main_address"]) == (2, "127.0.0.1")
     assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == [

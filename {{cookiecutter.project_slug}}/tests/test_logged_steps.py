@@ -113,9 +113,12 @@ def test_the_umask_decides_the_permissions_of_all_that_a_run_writes(tmp_path, um
         os.umask(before)
     found = {path: path.stat().st_mode & 0o777 for path in made.run_directory.rglob("*")}
     assert {path.suffix for path in found} >= {".safetensors", ".json", ".csv"}
+    # Only their user's: they may hold secrets.
+    private = {"run.json"}
+    assert {found[path] for path in found if path.name in private} == {0o600}
     wrong = {
         str(path.relative_to(tmp_path)): oct(mode)
         for path, mode in found.items()
-        if mode != (folder if path.is_dir() else file)
+        if path.name not in private and mode != (folder if path.is_dir() else file)
     }
     assert wrong == {}

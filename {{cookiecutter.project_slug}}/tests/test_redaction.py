@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .project import PACKAGE, ROOT, at_root, fit, load, run
+from .project import PACKAGE, at_root, fit, load, run
 
 redaction = load("trainer.redaction")
 cli = load("cli")
@@ -61,7 +61,10 @@ def test_a_run_tells_no_other_user_its_secrets(tmp_path: Path) -> None:
     assert "my-secret" not in done.stdout + done.stderr
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert {path.name for path in files if b"my-secret" in path.read_bytes()} == {"config.yaml"}
-    assert "--model.token=***" in json.loads((tmp_path / "run" / "run.json").read_text())["command"]
+    assert (
+        "--model.token=***"
+        in json.loads((tmp_path / "run" / "run.json").read_text())["attempts"][0]["command"]
+    )
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
     assert modes["run.json"] == modes["config.yaml"] == 0o600
     again = ["-m", PACKAGE, "fit", "--config", tmp_path / "run" / "config.yaml"]
@@ -71,7 +74,7 @@ def test_a_run_tells_no_other_user_its_secrets(tmp_path: Path) -> None:
 
 
 def test_a_wrong_value_of_a_secret_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = ["--model", "tests.redaction_subject.Secretive", "--model.pin_key", "not-a-number"]
+    wrong = ["--model.class_path", "tests.redaction_subject.Secretive", "--model.pin_key=letters"]
     with pytest.raises(SystemExit):
-        cli.main(["fit", "--config", str(ROOT / "configs" / "digits.yaml"), *wrong])
-    assert capsys.readouterr().err == "error: model.pin_key='***': expected int\n"
+        cli.main(["fit", "--trainer.max_epochs=1", *wrong])
+    assert capsys.readouterr().err == "error: model.pin_key=***: expected int\n"

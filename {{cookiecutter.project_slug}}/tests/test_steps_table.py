@@ -21,7 +21,7 @@ scaling = load("trainer.scaling")
 strategies = load("trainer.strategies")
 
 DEVICES, NODES, ACCUMULATE = range(1, 5), range(1, 4), range(1, 4)
-# Primes, multiples of most effective batches, and fewer than a batch.
+# Primes, multiples of most effective batches, and (refused) fewer than a batch.
 DATA_SETS, BATCH_SIZES = (1, 3, 37, 48, 72, 97, 144), (1, 4, 6)
 GLOBAL_BATCHES = (None, 72)
 CASES = list(itertools.product(DATA_SETS, BATCH_SIZES, ACCUMULATE, (False, True), GLOBAL_BATCHES))

@@ -29,8 +29,13 @@ def step_of(path: Path) -> int:
 
 def complete(directory: Path) -> list[Path]:
     """Whole checkpoints in a directory, the oldest first."""
+    return [path for path in _named(directory) if _is_checkpoint(path)]
+
+
+def _named(directory: Path) -> list[Path]:
+    """What has the name of a checkpoint and is not empty, the oldest first."""
     found = (path for path in directory.glob(f"{PREFIX}*") if step_of(path) >= 0)
-    return sorted((path for path in found if _is_checkpoint(path)), key=step_of)
+    return sorted((path for path in found if any(path.glob("*"))), key=step_of)
 
 
 def candidates(path: str | Path) -> list[Path]:
@@ -38,7 +43,7 @@ def candidates(path: str | Path) -> list[Path]:
 
     Args:
         path: a checkpoint: that alone; or a run's directory, or the one of its checkpoints: all of
-            them, the newest first.
+            them, the newest first, even those that lack their ``state.json``.
 
     Raises:
         CheckpointError: there is none.
@@ -47,7 +52,7 @@ def candidates(path: str | Path) -> list[Path]:
     if _is_checkpoint(given):
         return [given]
     for directory in (given / DIRECTORY, given):
-        if found := complete(directory):
+        if found := _named(directory):
             return found[::-1]
     raise CheckpointError(
         f"{given}: no checkpoint there; give a run's directory or a checkpoint in it"

@@ -232,7 +232,7 @@ def set_aside(directory: Path, resumed: Path) -> list[Path]:
         others = [path for path in others if step_of(path) > step_of(resumed)]
     moved = []
     folder = _free(directory)
-    # The newest first: whenever this is interrupted, what is left is a line without gaps.
+    # The newest first: whenever this is interrupted, no later checkpoint follows a gap.
     for path in reversed(others):
         folder.mkdir(exist_ok=True)
         moved.append(path.rename(folder / path.name))

@@ -1,7 +1,7 @@
 """Which directory a run writes, and which checkpoint it resumes from.
 
-What a run has saved is a line: each checkpoint follows the one before. So an existing run is only
-ever continued or overwritten as a whole, and by one training at a time.
+The checkpoints of a run are one lineage: each descends from the one before. So an existing run is
+only continued or overwritten as a whole, and by one training at a time.
 """
 
 from dataclasses import dataclass, field

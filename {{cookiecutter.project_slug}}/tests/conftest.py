@@ -17,6 +17,8 @@ hypothesis.settings.load_profile("unhurried")
 # A shell has what it starts in the background ignore Ctrl-C, and all that this starts would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What tests record by these names, as a row's labels, a column and a cell; the table's title, and
 # what its labels are.

@@ -16,7 +16,8 @@ HYDRA = ["mpiexec.hydra", "-n", "2"]
 def test_two_processes_are_one_run(tmp_path: Path) -> None:
     done = run(arguments(tmp_path, "run"), cwd=tmp_path, extra=at_root(), by=HYDRA)
     assert done.returncode == 0, done.stderr
-    layout = json.loads((tmp_path / "run" / "run.json").read_text())["layout"]
+    (attempt,) = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
+    layout = attempt["layout"]
     assert (layout["source"], layout["world_size"], layout["num_nodes"]) == ("hydra", 2, 1)
     assert [path.name for path in (tmp_path / "run" / "logs").iterdir()] == ["rank-1.log"]
     assert "effective batch size 64 (32 a device, 2 replicas" in done.stdout

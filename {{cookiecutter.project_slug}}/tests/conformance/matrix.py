@@ -312,7 +312,6 @@ MATRIX = {
         (
             Launch(2, by=horovodrun, engine="horovod"),
             _more(3, by=horovodrun, engine="horovod"),
-            Launch(2, by=mpirun, engine="horovod", slow=True),
         ),
         options={"scale_learning_rate": False},
         refused={
@@ -320,6 +319,12 @@ MATRIX = {
             "bf16": "know no bfloat16",
             "bf16 true": "know no bfloat16",
         },
+    ),
+    "horovod, mpirun": Row(
+        (Launch(2, by=mpirun, engine="horovod", slow=True),),
+        "horovod",
+        {"scale_learning_rate": False},
+        only=ONE_OPTIMIZER,
     ),
     "deepspeed": Row(
         DEEPSPEED_SLOWLY[:1], refused=DEEPSPEED_REFUSES, only=("sgd", "two optimizers")

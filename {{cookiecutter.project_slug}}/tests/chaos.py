@@ -35,7 +35,7 @@ checkpoint = load("trainer.checkpoint")
 EVERY = 5
 EPOCHS = 4
 LAST = 40  # steps: 80 samples an epoch, 8 a step
-MOST_FAULTS = 6  # of a journey
+FAULTS = 4  # of a journey
 PATIENCE = 120.0  # seconds; a run takes about five
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -192,7 +192,7 @@ def resume_older(journey: Journey) -> bool:
     return True
 
 
-DURING = [kill_rank, kill_launcher, stop_rank, terminate, preempt, fill_disk]
+ENDING = [kill_rank, kill_launcher, terminate, preempt, fill_disk]
 BETWEEN = [flip_bit, resume_older]
 
 
@@ -208,15 +208,10 @@ def undisturbed(way: Way, folder: Path) -> Path:
 
 
 def travel(journey: Journey, most: int) -> None:
-    """Run to the end, through so many faults at most."""
+    """Run to the end, through so many faults at least, where there are steps enough."""
     while True:
-        during = None
-        target = journey.dice.randint(journey.reached, LAST)
-        if len(journey.faults) < most and target < LAST - 1:
-            during = journey.dice.choice(DURING)
-            if during is kill_launcher and not journey.way.is_ours:
-                during = kill_rank
-        if attempt(journey, during, target):
+        faults = _plan(journey) if len(journey.faults) < most else []
+        if attempt(journey, faults):
             return
         if len(journey.faults) < most and journey.dice.random() < 0.4:
             between = journey.dice.choice(BETWEEN)
@@ -224,24 +219,31 @@ def travel(journey: Journey, most: int) -> None:
                 journey.faults.append(between.__name__)
 
 
-def attempt(journey: Journey, fault: Any, target: int) -> bool:
-    """Start once, with a fault after a step; whether the run has finished."""
+def _plan(journey: Journey) -> list[tuple[int, Any]]:
+    """Faults of the next attempt and the steps after which they come; the last one ends it."""
+    target = journey.reached + journey.dice.randint(1, 8)
+    plan: list[tuple[int, Any]] = []
+    if journey.dice.random() < 0.3:
+        plan.append((target, stop_rank))
+    ending = journey.dice.choice(ENDING)
+    if ending is kill_launcher and not journey.way.is_ours:
+        ending = kill_rank
+    return [*plan, (target + len(plan), ending)] if target < LAST - 6 else []
+
+
+def attempt(journey: Journey, plan: Sequence[tuple[int, Any]]) -> bool:
+    """Start once, with faults after some steps; whether the run has finished."""
     before, bound = journey.reached, journey.bound
     process = begin(journey.way, journey.folder, journey.resume)
-    output = error = ""
+    ending, output, error = None, "", ""
     try:
-        if fault is not None:
-            deadline = time.monotonic() + PATIENCE
-            while process.poll() is None and not (
-                journey.steps() >= target and journey.ranks() and journey.steps() > 0
-            ):
-                assert time.monotonic() < deadline, "no step was made"
-                time.sleep(0.01)
-            if process.poll() is None:
-                time.sleep(journey.dice.uniform(0, 0.1))
-                with contextlib.suppress(ProcessLookupError):
-                    fault(journey, process)
-                journey.faults.append(fault.__name__)
+        for target, fault in plan:
+            if not _reach(journey, process, target):
+                break
+            with contextlib.suppress(ProcessLookupError):
+                fault(journey, process)
+            journey.faults.append(fault.__name__)
+            ending = fault
         output, error = process.communicate(timeout=PATIENCE)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -250,16 +252,30 @@ def attempt(journey: Journey, fault: Any, target: int) -> bool:
     assert_nothing_left(journey.folder)
     check_lost(output, before, bound)
     journey.resume, journey.bound, journey.reached = "auto", EVERY, journey.steps()
-    if fault is None:
-        assert process.returncode == 0, f"exit code {process.returncode}: {output}\n{error}"
-    elif fault in (terminate, preempt) and process.returncode:
-        is_told = "saved after step" in output or journey.reached == LAST
-        assert is_told, f"exit code {process.returncode}: {output}\n{error}"
-    elif fault is fill_disk and process.returncode:
-        assert "cannot be saved: File too large" in error, f"{output}\n{error}"
-    elif fault is stop_rank:
-        assert process.returncode == 0, f"exit code {process.returncode}: {output}\n{error}"
+    check_end(journey, ending, process.returncode, f"{output}\n{error}")
     return process.returncode == 0
+
+
+def _reach(journey: Journey, process: Any, target: int) -> bool:
+    """Wait until a run has made a step, and a moment more; False if it ends before."""
+    deadline = time.monotonic() + PATIENCE
+    while journey.steps() < target or not journey.ranks():
+        if process.poll() is not None:
+            return False
+        assert time.monotonic() < deadline, f"step {target} was not made"
+        time.sleep(0.01)
+    time.sleep(journey.dice.uniform(0, 0.1))
+    return process.poll() is None
+
+
+def check_end(journey: Journey, ending: Any, code: int, printed: str) -> None:
+    """A run has ended as its last fault has it; where that came too late, as it ends by itself."""
+    if ending in (None, stop_rank):
+        assert code == 0, f"exit code {code}: {printed}"
+    elif code and ending in (terminate, preempt):
+        assert "saved after step" in printed or journey.reached == LAST, f"{code}: {printed}"
+    elif code and ending is fill_disk:
+        assert "cannot be saved: File too large" in printed, f"{code}: {printed}"
 
 
 def check_lost(output: str, before: int, bound: int | None) -> None:
@@ -322,7 +338,7 @@ def _travel_all(ways: dict[str, Way], options: argparse.Namespace, seed: int) ->
             dice = random.Random(f"{seed} {number} {name}")
             journey = Journey(name, way, _made(folder / f"{name}-{number}"), dice)
             try:
-                travel(journey, MOST_FAULTS)
+                travel(journey, FAULTS)
                 compare(journey, references[name])
             except BaseException as error:
                 print(f"{name}: after {', '.join(journey.faults)}: {type(error).__name__}: {error}")

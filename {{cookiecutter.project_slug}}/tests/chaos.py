@@ -280,7 +280,7 @@ def check_end(journey: Journey, ending: Any, code: int, printed: str) -> None:
 
 def check_lost(output: str, before: int, bound: int | None) -> None:
     """No more is lost than lies between two checkpoints."""
-    found = re.search(r"^resumed from .*step-(\d+)$", output, re.MULTILINE)
+    found = re.search(r"resumed from .*step-(\d+)$", output, re.MULTILINE)
     if bound is not None and "run directory" in output:
         resumed = int(found[1]) if found else 0
         assert before - resumed <= bound, f"{before - resumed} steps were lost: {output}"

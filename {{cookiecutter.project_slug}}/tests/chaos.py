@@ -154,11 +154,19 @@ def stop_rank(journey: Journey, process: Any) -> None:
 
 
 def terminate(journey: Journey, process: Any) -> None:
-    process.send_signal(signal.SIGTERM)
+    _tell(journey, process, signal.SIGTERM)
 
 
 def preempt(journey: Journey, process: Any) -> None:
-    process.send_signal(signal.SIGUSR1)
+    _tell(journey, process, signal.SIGUSR1)
+
+
+def _tell(journey: Journey, process: Any, number: int) -> None:
+    """Send a signal to a launcher of ours, and to a rank where another one might die of it."""
+    if journey.way.is_ours:
+        process.send_signal(number)
+    else:
+        os.kill(journey.dice.choice(journey.ranks()), number)
 
 
 def fill_disk(journey: Journey, process: Any) -> None:

@@ -257,12 +257,14 @@ def test_a_second_training_in_the_same_directory_is_refused(
     command = [sys.executable, "-c", HOLD, str(tmp_path / "mine" / ".lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        assert refused(tmp_path, "mine", "auto") == [
-            f"{tmp_path / 'mine'}: another training writes there (process 1 on another-host); wait "
-            "for its end, or give another run_name"
-        ]
-        other.kill()
+        try:
+            assert other.stdout.readline() == "held\n"
+            assert refused(tmp_path, "mine", "auto") == [
+                f"{tmp_path / 'mine'}: another training writes there (process 1 on another-host); "
+                "wait for its end, or give another run_name"
+            ]
+        finally:
+            other.kill()
     assert choose(tmp_path, "mine", "auto").checkpoint is not None
 
 

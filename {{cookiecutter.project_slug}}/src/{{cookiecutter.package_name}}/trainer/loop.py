@@ -107,6 +107,7 @@ class FitLoop:
         self.outputs.progress.start(first_step)
         try:
             if self.position.epoch_done:
+                self.outputs.progress.begin_epoch(self.position.epoch, self.schedule.max_epochs)
                 self._finish_epoch()
             while not self._is_done():
                 self._run_epoch()

@@ -58,6 +58,8 @@ class Progress:
         numbers = "  ".join(f"{name} {float(value):.4g}" for name, value in values.items())
         rate = (step - self._first_step) / max(self._shown - self._started, 1e-9)
         speed = f"{rate * self._samples:.0f} samples/s" if self._samples else f"{rate:.1f} steps/s"
+        if step == self._first_step:
+            speed = ""  # of a resume that has made no step yet
         if self._bar is not None:
             task = self._bar.task_ids[0]
             self._bar.update(task, completed=step, description=self._title)

@@ -171,7 +171,8 @@ class RankRun:
         directory = chosen.directory
         if chosen.checkpoint is not None and chosen.is_same_run:
             aside = set_aside(directory / DIRECTORY, chosen.checkpoint)
-            self._say(*(f"note: later checkpoint set aside: {path}" for path in aside))
+            shown = [self.checked.shown(path) for path in aside]
+            self._say(*(f"note: later checkpoint set aside: {path}" for path in shown))
         else:
             run_directory.clear(directory, with_records=self._given["overwrite"])
         facts = {

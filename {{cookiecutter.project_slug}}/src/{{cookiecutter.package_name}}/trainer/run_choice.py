@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint, distributed, run_directory
+from . import checkpoint, distributed, files, run_directory
 from .checkpoint import Checkpoint
 from .cluster import Layout
 from .errors import CheckpointError, ConfigurationError, UserError
@@ -180,8 +180,9 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _exists(directory: Path) -> str:
-    resume = ""
-    if checkpoint.complete(directory / checkpoint.DIRECTORY):
+    resume, has_saved = "", checkpoint.complete(directory / checkpoint.DIRECTORY)
+    directory = files.shown(directory, Path.cwd())
+    if has_saved:
         resume = f"resume it (--trainer.resume {directory}), "
     return (
         f"{directory}: there is a run already; {resume}choose another run_name, or replace it "

@@ -75,7 +75,7 @@ PROPERTIES = {
     "experts, clipped": Property(1e-6, {"kind": "experts"}, CLIPPED_SUM, options=UNUSED),
     "sparse": Property(1e-6, {"kind": "words"}),
     "sparse, clipped": Property(1e-6, {"kind": "words"}, CLIPPED_SUM),
-    "sparse, manual": Property(1e-6, {"kind": "words by hand"}),
+    "sparse, manual": Property(1e-6, {"kind": "manual words"}),
     "bf16": Property(2e-2, trainer={"precision": "bf16-mixed"}),
     # Small enough that no scaled gradient overflows: a process' part of a batch has a larger mean
     # gradient than the whole, and so would skip other steps.

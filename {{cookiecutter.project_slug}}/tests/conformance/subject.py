@@ -240,7 +240,7 @@ class Words(Base):
         ]
 
 
-class WordsByHand(Words):
+class ManualWords(Words):
     """Two batches a step, whose gradients wait in a checkpoint between them."""
 
     automatic_optimization = False
@@ -263,7 +263,7 @@ KINDS = {
     "adversarial": Adversarial,
     "experts": Experts,
     "words": Words,
-    "words by hand": WordsByHand,
+    "manual words": ManualWords,
 }
 
 

@@ -3,7 +3,6 @@
 Source: https://docs.pytorch.org/docs/stable/distributed.tensor.html
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -38,20 +37,3 @@ def offsets(value: Tensor) -> list[int]:
     whole: Any = value
     (chunk,) = whole.__create_chunk_list__()
     return list(chunk.offsets)
-
-
-def with_local(value: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """The same tensor with another part of the same shape lying here."""
-    if not is_divided(value):
-        return change(value)
-    from torch.distributed.tensor import DTensor
-
-    whole: Any = value
-    return DTensor.from_local(
-        change(whole.to_local()),
-        whole.device_mesh,
-        whole.placements,
-        run_check=False,
-        shape=whole.shape,
-        stride=whole.stride(),
-    )

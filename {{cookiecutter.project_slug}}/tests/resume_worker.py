@@ -5,6 +5,7 @@
 
 import faulthandler
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -127,7 +128,7 @@ def is_main(run: Any) -> bool:
 
 
 if __name__ == "__main__":
-    # Before the test's own limit, so that a hang shows where each process stood.
-    faulthandler.dump_traceback_later(80, exit=True)
+    # A rank first: that its launcher waits is known.
+    faulthandler.dump_traceback_later(240 if "RANK" in os.environ else 300, exit=True)
     torch.set_num_threads(1)
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

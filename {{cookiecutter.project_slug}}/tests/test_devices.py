@@ -2,6 +2,7 @@
 
 import re
 from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -214,6 +215,42 @@ def test_move_takes_a_packed_sequence() -> None:
     assert type(moved) is torch.nn.utils.rnn.PackedSequence
     assert moved.data.device == META
     assert moved.batch_sizes.device.type == "cpu"  # where torch wants it
+
+
+@dataclass(frozen=True)
+class Images:
+    """A batch of a user's."""
+
+    pixels: torch.Tensor
+    names: list[str]
+    sizes: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+
+
+def test_move_takes_a_dataclass() -> None:
+    batch = Images(torch.ones(2), ["a", "b"])
+    batch.sizes["width"] = torch.ones(2)
+    moved = devices.move([batch], META, torch.float16)[0]
+    assert (type(moved), moved.names) == (Images, ["a", "b"])
+    found = [moved.pixels, moved.sizes["width"]]
+    assert [(each.device, each.dtype) for each in found] == [(META, torch.float16)] * 2
+    assert batch.pixels.device.type == batch.sizes["width"].device.type == "cpu"
+    assert devices.move(Images, META) is Images
+
+
+@pytest.mark.parametrize(("device", "non_blocking"), [(META, True), (torch.device("cpu"), False)])
+def test_move_waits_only_for_what_goes_to_the_host(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, non_blocking: bool
+) -> None:
+    asked, original = [], torch.Tensor.to
+
+    def to(self: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
+        asked.append(how["non_blocking"] if how else args[2])
+        return original(self, *args, **how)
+
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    devices.move([torch.ones(2), packed], device)
+    assert asked == [non_blocking] * 2
 
 
 def test_move_casts_floating_point_numbers_and_no_others() -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+import torch
 
 from .project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, load, run, start
 
@@ -369,6 +370,45 @@ def test_a_fault_s_stack_is_that_of_its_thread(tmp_path):
     assert stacks.of_fault(tmp_path / "stack") == expected
     assert not stacks.is_in_collective(expected)
     assert stacks.is_in_collective(f'{expected}\n  File "/v/torch/distributed/x.py", line 1 in f')
+
+
+WAITS = """\
+loss.item()
+values = logged.tolist()
+total = float(loss)
+data = next(batches)
+"""
+
+
+def test_a_gpu_is_waited_for_where_a_value_is_read(tmp_path):
+    (tmp_path / "model.py").write_text(WAITS)
+    places = [f'  File "{tmp_path}/model.py", line {line} in step' for line in (1, 2, 3, 4)]
+    waits = [stacks.is_in_collective(f"  File x\n{place}", on_gpu=True) for place in places]
+    assert waits == [True, True, True, False]
+    assert not any(stacks.is_in_collective(place) for place in places)
+    assert not stacks.is_in_collective('  File "gone.py", line 1 in step', on_gpu=True)
+
+
+def test_a_rank_that_waits_for_its_gpu_is_not_said_to_hang(tmp_path, monkeypatch):
+    """Rank 1 stands in `item()`, rank 2 elsewhere: rank 2 is the one that hangs."""
+    (tmp_path / "model.py").write_text(WAITS)
+    stands = {"1": 1, "2": 4}
+
+    def ask(process: int, path: Path) -> str:
+        return f'  File "{tmp_path}/model.py", line {stands[path.parent.name]} in step'
+
+    monkeypatch.setattr(watchdog.stacks, "ask", ask)
+    monkeypatch.setattr(watchdog._Sibling, "state", lambda self: "S")
+    guard = watchdog.Watchdog()
+    guard._siblings = [
+        watchdog._Sibling(rank, "here", os.getpid(), "", str(tmp_path / str(rank)))
+        for rank in (1, 2)
+    ]
+    guard._losses = {0: "  File x"}
+    for on_gpu, fates in ((True, "rank 2 hangs"), (False, "rank 1 hangs, rank 2 hangs")):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda on_gpu=on_gpu: on_gpu)
+        told = guard.accuse("timed out")
+        assert told.splitlines()[-1] == f"{fates}: rank 0 waited in vain (timed out)"
 
 
 def test_a_process_that_cannot_be_asked_is_said_to(tmp_path):

@@ -354,7 +354,7 @@ def _torch_device(accelerator: Accelerator, index: int) -> torch.device:
     if accelerator == "cpu":
         return torch.device("cpu")
     # A cluster may show each task only its own GPU: then that is device 0.
-    return torch.device("cuda", index if index < torch.cuda.device_count() else 0)
+    return torch.device(accelerator, index if index < torch.cuda.device_count() else 0)
 
 
 def _request(given: dict[str, Any]) -> Request:

@@ -70,17 +70,22 @@ def _try(
     alone.connect(Layout(), [device], Precision(precision, device.type))
     tried = _copied(module)
     optimization = alone.setup(tried, lambda: read_optimization(tried.configure_optimizers()))
+    manual: ManualOptimization | None = None
     if not tried.automatic_optimization:
-        use_manual(ManualOptimization(alone, optimization, lambda: 1.0))
+        manual = ManualOptimization(alone, optimization, lambda: 1.0)
+        use_manual(manual)
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
     for number in range(2):
-        if tried.automatic_optimization:
-            alone.forward_backward(batch, number, weight=1.0, synchronise=True)
-            for optimizer in optimization.optimizers:
-                alone.optimizer_step(optimizer)
-                alone.zero_grad(optimizer)
-        else:
+        if manual is not None:
             alone.forward("training", batch, number)
+            manual.end_batch()
+            continue
+        alone.forward_backward(batch, number, weight=1.0, synchronise=True)
+        for optimizer in optimization.optimizers:
+            alone.optimizer_step(optimizer)
+        alone.end_step()
+        for optimizer in optimization.optimizers:
+            alone.zero_grad(optimizer)
 
 
 def _copied(module: TrainingModule) -> TrainingModule:

@@ -1,5 +1,7 @@
 """Which devices this machine has, which of them the user means, and how a batch gets there."""
 
+import copy
+import dataclasses
 import os
 from collections import defaultdict
 from collections.abc import Mapping
@@ -114,7 +116,8 @@ def _indices_from_text(text: str, available: int | None) -> list[int]:
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
     """The batch on a device: tensors in dicts, lists, (named) tuples of any depth; others as is.
 
-    Anything with a ``to`` method that takes a device moves too.
+    Anything with a ``to`` method that takes a device moves too, and so do the fields of a
+    dataclass without one.
 
     Args:
         batch: of any nesting.
@@ -122,10 +125,14 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
         dtype: of floating-point tensors, in packed sequences too; ``None``: as they are. Whole and
             complex numbers stay, and so does what is in other things with a ``to`` method.
     """
+    # Nothing waits for a copy to a device; what arrives on the host is read at once.
+    non_blocking = device.type != "cpu"
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, dtype if batch.is_floating_point() else None, non_blocking=True)
+        to = dtype if batch.is_floating_point() else None
+        return batch.to(device, to, non_blocking=non_blocking)
     if isinstance(batch, nn.utils.rnn.PackedSequence):
-        return batch.to(device, dtype if batch.data.is_floating_point() else None)  # type: ignore[arg-type]
+        to = dtype if batch.data.is_floating_point() else None
+        return batch.to(device, to, non_blocking=non_blocking)  # type: ignore[arg-type,misc]
     if isinstance(batch, defaultdict):
         moved = ((key, move(value, device, dtype)) for key, value in batch.items())
         return defaultdict(batch.default_factory, moved)
@@ -137,4 +144,15 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
         return type(batch)(move(value, device, dtype) for value in batch)
     if hasattr(batch, "to") and callable(batch.to):
         return batch.to(device)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return _moved_fields(batch, device, dtype)
     return batch
+
+
+def _moved_fields(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    moved = copy.copy(batch)
+    for each in dataclasses.fields(batch):
+        if hasattr(batch, each.name):
+            # It may be frozen, and __init__ may not take what the fields hold.
+            object.__setattr__(moved, each.name, move(getattr(batch, each.name), device, dtype))
+    return moved

@@ -56,7 +56,12 @@ def warn(environment: Mapping[str, str] | None = None) -> None:
 
 def _check_backend(name: str, value: str) -> None:
     for part in value.split(","):
-        device, has_device, backend = part.rpartition(":")
+        device, has_device, backend = part.strip().rpartition(":")
+        if not has_device and "," in value:
+            raise ConfigurationError(
+                f"{name}={shown(value)}: name the device type of each of several backends, as in "
+                "'cpu:gloo,cuda:nccl'"
+            )
         if has_device and device not in _DEVICE_TYPES:
             raise ConfigurationError(
                 f"{name}={shown(value)}: {device!r} is no type of device"

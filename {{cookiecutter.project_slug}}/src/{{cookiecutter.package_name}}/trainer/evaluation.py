@@ -8,11 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from . import distributed, metrics, randomness
+from . import devices, distributed, metrics, randomness
 from .feed import Feed
 from .metrics import Recorder
 from .module import TrainingModule
 from .strategies import SingleDevice
+
+_CPU = torch.device("cpu")
 
 
 def evaluate(
@@ -50,7 +52,7 @@ def predict(module: TrainingModule, strategy: SingleDevice, feed: Feed) -> list[
         for batch in feed.epoch(0, 0):
             output = strategy.forward("predict", batch.data, batch.number)
             if batch.samples:
-                outputs.append(output.cpu() if isinstance(output, Tensor) else output)
+                outputs.append(output if strategy.device == _CPU else devices.move(output, _CPU))
     return _merged(outputs, feed.batches)
 
 

@@ -39,7 +39,18 @@ class _Total:
 
 def _empty_total(how: ReduceFx, synced: bool, device: torch.device) -> _Total:
     start = {"min": float("inf"), "max": float("-inf")}.get(how, 0.0)
-    return _Total(how, synced, torch.tensor(start, dtype=torch.float64, device=device), 0.0)
+    return _Total(how, synced, _number(start, device), 0.0)
+
+
+def _number(value: Any, device: torch.device) -> Tensor:
+    """A value in double precision on a device; the host does not wait for the device."""
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        return value.to(device, torch.float64)
+    number = torch.as_tensor(value, dtype=torch.float64)
+    if number.numel() != 1:
+        return number
+    # Filled in by a kernel: a copy from the host would wait for all that the device has to do.
+    return torch.full((), number.item(), dtype=torch.float64, device=device)
 
 
 class Recorder:
@@ -112,7 +123,7 @@ class Recorder:
                 known = nearest(how, _REDUCE_FX)
                 raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
             totals[name] = _empty_total(how, synced, self._device)
-        value = torch.as_tensor(value, dtype=torch.float64, device=self._device)
+        value = _number(value, self._device)
         if value.numel() != 1:
             shape = tuple(value.shape)
             raise UserError(f"log({name!r}): give one number, not a tensor of shape {shape}")

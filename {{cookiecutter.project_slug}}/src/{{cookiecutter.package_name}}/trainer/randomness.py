@@ -75,16 +75,16 @@ def set_host_state(state: State) -> None:
 def full_state(device: torch.device) -> State:
     """:func:`host_state`, and the generator of this process' device."""
     state = host_state()
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+    if device.type != "cpu":
+        state[device.type] = torch.get_device_module(device).get_rng_state(device)
     return state
 
 
 def set_full_state(state: State, device: torch.device) -> None:
     """Put back what :func:`full_state` gave; a device's state only onto such a device."""
     set_host_state(state)
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if device.type != "cpu" and device.type in state:
+        torch.get_device_module(device).set_rng_state(state[device.type], device)
 
 
 class Stream:

@@ -6,6 +6,7 @@ https://docs.python.org/3/library/faulthandler.html#faulthandler.register
 """
 
 import faulthandler
+import linecache
 import os
 import re
 import signal
@@ -25,6 +26,9 @@ _COLLECTIVES = (
     "torch/nn/parallel/distributed.py",
     " in _engine_run_backward",
 )
+# Calls that wait for a GPU, and so for the collectives that it was given before.
+_ON_GPU = re.compile(r"\.(item|tolist|cpu|numpy)\(|\b(float|int|bool|synchronize)\(")
+_PLACE = re.compile(r'  File "(.+)", line (\d+) in ')
 _UNTOLD = ("_call_impl", "_wrapped_call_impl")
 _STDERR = 2
 
@@ -84,10 +88,21 @@ def of_error(error: BaseException) -> str:
     return _shortened(lines) or "  (unknown)"
 
 
-def is_in_collective(position: str) -> bool:
-    """Whether the last call is one in which a process waits for others, DDP's backward included."""
+def is_in_collective(position: str, on_gpu: bool = False) -> bool:
+    """Whether the last call is one in which a process waits for others, DDP's backward included.
+
+    Args:
+        position: calls, a line each.
+        on_gpu: whether the process computes on a GPU. NCCL's collectives return at once there, and
+            the process waits where it reads a value: in ``item()``, say.
+    """
     last = position.rpartition("\n")[2]
-    return any(part in last for part in _COLLECTIVES)
+    if any(part in last for part in _COLLECTIVES):
+        return True
+    place = _PLACE.match(last) if on_gpu else None
+    return (
+        place is not None and _ON_GPU.search(linecache.getline(place[1], int(place[2]))) is not None
+    )
 
 
 def root(error: BaseException) -> BaseException:

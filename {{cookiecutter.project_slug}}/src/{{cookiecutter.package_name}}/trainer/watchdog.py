@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from . import distributed, files, stacks
 
 # Set by our launcher: where a rank tells of its failure.
@@ -241,7 +243,8 @@ def _look_at(sibling: _Sibling) -> _Look:
         return _Look(f"{name} has ended", "", False)
     position = stacks.ask(sibling.process, sibling.stack)
     what = f"{name} (process {sibling.process}) {_STATES.get(state, 'is alive')}"
-    waits_too = state not in "Tt" and stacks.is_in_collective(position)
+    on_gpu = torch.cuda.is_initialized()  # here, and so there
+    waits_too = state not in "Tt" and stacks.is_in_collective(position, on_gpu)
     return _Look(f"{name} hangs", f"{what}, at:\n{position}", waits_too)
 
 

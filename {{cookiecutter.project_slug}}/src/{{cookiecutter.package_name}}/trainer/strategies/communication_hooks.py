@@ -4,7 +4,7 @@ Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -88,8 +88,8 @@ class CommunicationHook:
                 state[f"{name}/{bucket}"] = memory
         return state
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state` gave."""
+    def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Put back what :meth:`state` gave, on the device of the gradients."""
         powersgd = self._powersgd
         if powersgd is None or not state:
             return
@@ -99,12 +99,7 @@ class CommunicationHook:
         for key, memory in state.items():
             name, _, bucket = key.partition("/")
             if bucket:
-                getattr(powersgd, name)[int(bucket)] = memory.to(_device(powersgd))
-
-
-def _device(powersgd: "PowerSGDState") -> torch.device:
-    group: Any = powersgd.process_group or dist.group.WORLD
-    return torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu")
+                getattr(powersgd, name)[int(bucket)] = memory.to(device)
 
 
 def _bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

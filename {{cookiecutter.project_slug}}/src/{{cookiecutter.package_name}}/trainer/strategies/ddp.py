@@ -86,9 +86,10 @@ class DDP(Replicated):
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
         """Give the module to torch's DDP."""
+        # Without device_ids: given these, DDP would walk through each batch, which has been moved
+        # already, and fail on types that cannot be made from their items, such as defaultdict.
         wrapped = DistributedDataParallel(
             module,
-            device_ids=[self.device] if self.has_one_gpu else None,
             find_unused_parameters=self.find_unused_parameters,
             static_graph=self.static_graph,
             bucket_cap_mb=self.bucket_cap_mb,
@@ -98,11 +99,6 @@ class DDP(Replicated):
         if not (self.static_graph or self.find_unused_parameters):
             _settle_buckets(wrapped, self.hook)
         return wrapped
-
-    @property
-    def has_one_gpu(self) -> bool:
-        """Whether this process computes on one GPU alone."""
-        return self.device.type == "cuda" and len(self.devices) == 1
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
@@ -133,7 +129,7 @@ class DDP(Replicated):
         return self.hook.state()
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        self.hook.load_state(state)
+        self.hook.load_state(state, self.device)
 
     def teardown(self) -> None:
         self._has_learnt = False

@@ -19,11 +19,36 @@ from ..watchdog import watchdog
 from .limits import Limits
 from .single_device import SingleDevice
 
-# The first is Lightning's; ours wins.
-BACKENDS = ("PL_TORCH_DISTRIBUTED_BACKEND", "TRAINER_BACKEND")
+# Ours wins; the second is Lightning's.
+BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
 
 # What torch itself notices, it reports first.
 _SECONDS_FOR_TORCH = 10.0
+
+
+def backends(asked: str | None, device_type: str) -> str:
+    """What to form a process group of, as torch takes it: a backend for each type of device.
+
+    Ranks exchange CPU tensors too, for signals, logging and checkpoints, which NCCL does not take.
+
+    Args:
+        asked: ``"nccl"``, ``"cuda:nccl"``, …; ``None``: NCCL on GPUs, gloo on CPUs.
+        device_type: of the ranks' devices.
+    """
+    by_type = {"cpu": "gloo"} | ({"cuda": "nccl"} if device_type == "cuda" else {})
+    if asked is None and device_type != "cuda":
+        return "gloo"
+    parts = [part.strip() for part in (asked or "").lower().split(",") if part]
+    if parts and ":" not in parts[0]:
+        types = dist.Backend.backend_capability.get(parts[0], ["cpu", "cuda"])
+        if "cpu" in types:
+            return parts[0]
+        parts = [f"{each}:{parts[0]}" for each in types]
+    for part in parts:
+        each, _, backend = part.partition(":")
+        if each in ("cpu", device_type):
+            by_type[each] = backend
+    return ",".join(f"{each}:{backend}" for each, backend in by_type.items())
 
 
 class ProcessGroupStrategy(SingleDevice):
@@ -47,15 +72,13 @@ class ProcessGroupStrategy(SingleDevice):
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Form the process group: NCCL on GPUs (and gloo for what is on the CPU), gloo on CPUs."""
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        for name in BACKENDS:
-            backend = os.environ.get(name, backend)
+        asked = next((os.environ[name] for name in BACKENDS if os.environ.get(name)), None)
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
         # The ranks wait for one another twice: until all are there, and until all are connected.
         seconds = 2 * self.timeout_seconds + _SECONDS_FOR_TORCH
         with rendezvous.ending_if_stuck(seconds, launch.end_process):
             dist.init_process_group(
-                backend,
+                backends(asked, device.type),
                 store=rendezvous.connect_store(layout, timeout),
                 rank=layout.rank,
                 world_size=layout.world_size,

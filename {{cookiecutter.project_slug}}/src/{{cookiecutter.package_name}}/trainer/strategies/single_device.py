@@ -110,8 +110,8 @@ class SingleDevice:
         self.layout, self.devices, self.precision = layout, own_devices, precision
         self.device = own_devices[0]
         self._moves = self.device.type != "cpu" or precision.parameter_dtype is not None
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).set_device(self.device)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         """Move, wrap and shard a module, and make its optimizers when the time is right.

@@ -1,0 +1,74 @@
+"""What the emulated GPU says of single operations; for emulated_subject.py."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from . import emulated_gpu
+from .emulated_gpu import NAME
+
+
+def detected() -> dict[str, Any]:
+    """What the emulated device says of single operations."""
+    device = torch.device(NAME, 0)
+    x, rows = torch.arange(4.0, device=device), torch.tensor([0, 1], device=device)
+    pinned = mock.patch.object(Tensor, "is_pinned", return_value=True)
+    works: dict[str, Callable[[], object]] = {
+        "item": lambda: x.sum().item(),
+        "float": lambda: float(x[0]),
+        "bool": lambda: bool(x[0] > 1),
+        "tolist": x.tolist,
+        "cpu": x.cpu,
+        "nonzero": x.nonzero,
+        "mask": lambda: x[x > 1],
+        "masked_select": lambda: x.masked_select(x > 1),
+        "equal": lambda: torch.equal(x, x),
+        "number": lambda: torch.tensor(1.0, device=device),
+        "to device": lambda: torch.ones(4).to(device),
+        "copy_ to device": lambda: x.clone().copy_(torch.ones(4)),
+        "copy_ to host": lambda: torch.ones(4).copy_(x),
+        "synchronize": lambda: torch.get_device_module(device).synchronize(),
+        "to device, non_blocking": lambda: torch.ones(4).to(device, non_blocking=True),
+        "fill": lambda: torch.full((2,), 3.0, device=device),
+        "arithmetic": lambda: (x * 2 + torch.tensor(3.0)).softmax(0),
+        "rows": lambda: x[rows],
+        "rows by the host": lambda: x[torch.tensor([0, 1])],
+    }
+    found = {}
+    for name, work in works.items():
+        with emulated_gpu.counting() as counts:
+            work()
+        found[name] = [counts.waits.total(), counts.pageable.total()]
+    with emulated_gpu.counting() as counts, pinned:
+        torch.ones(4).to(device, non_blocking=True)
+    found["to device, pinned"] = [counts.waits.total(), counts.pageable.total()]
+    return found
+
+
+def mixtures() -> dict[str, str]:
+    """What tensors of several devices raise."""
+    device, x = torch.device(NAME, 0), torch.ones(3)
+    there, other = x.to(device), x.to(torch.device(NAME, 1))
+    step = torch.tensor(0.0)
+    works: dict[str, Callable[[], object]] = {
+        "cpu": lambda: there + x,
+        "in place": lambda: there.mul_(x),
+        "cat": lambda: torch.cat([there, x]),
+        "foreach": lambda: torch._foreach_add([there], [x]),
+        "another": lambda: there + other,
+        "fused": lambda: torch._fused_sgd_(
+            *([there], [there], []),
+            **{"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0},
+            **{"nesterov": False, "maximize": False, "is_first_step": True, "found_inf": step},
+        ),
+    }
+    found = {}
+    for name, work in works.items():
+        try:
+            work()
+        except RuntimeError as error:
+            found[name] = str(error)
+    return found

@@ -1,0 +1,367 @@
+"""Fits on the emulated GPU, and what was seen of them; started by test_emulated_gpu.py.
+
+``python -m tests.emulated_subject FOLDER`` prints a JSON object last.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.utils import _to_kwargs
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import SumMetric
+
+from . import emulated_gpu, emulated_operations
+from .emulated_batches import BATCHES
+from .emulated_gpu import NAME, Counts
+from .project import load, trainer
+
+STEPS = 8
+# Steps that record nothing: the first is logged, and so is the last.
+FIRST, LAST = 3, 5
+SAVED = 6
+_BATCH = 4
+ADAMW = partial(AdamW, lr=0.01)
+
+
+class Model(trainer.TrainingModule):
+    """A small classifier with dropout and BatchNorm, which counts what its steps wait for.
+
+    Args:
+        make: makes the optimizer of parameters.
+        work: done in each training step, with its input and loss.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Optimizer] = ADAMW,
+        work: Callable[[Tensor, Tensor], object] = lambda x, loss: None,
+    ) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            *(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+        )
+        self.make, self.work = make, work
+        self.counts = Counts()
+        self.devices: set[str] = set()
+        self._counting: AbstractContextManager[Counts] | None = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self._count()
+        return self.train_on(batch)
+
+    def train_on(self, batch: Any) -> Tensor:
+        """The loss, which is logged with a number of Python's."""
+        x, labels = batch
+        loss = cross_entropy(self.network(x), labels)
+        self.work(x, loss)
+        self.devices |= {str(each.device) for each in (x, loss, *self.parameters())}
+        self.log("loss", loss, on_epoch=True)
+        self.log("least", float(self.global_step), on_epoch=True, reduce_fx="min")
+        self.log("seen", 4.0, on_epoch=True, reduce_fx="sum")
+        return loss
+
+    def _count(self) -> None:
+        """From the begin of a step to that of a later one: all that is between counts."""
+        step = self.global_step + 1
+        if self._counting is None and step == FIRST:
+            self._counting = emulated_gpu.counting()
+            self.counts = self._counting.__enter__()
+        elif self._counting is not None and step == LAST + 1:
+            self._counting.__exit__(None, None, None)
+            self._counting = None
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, labels = batch
+        self.log("val_loss", cross_entropy(self.network(x), labels))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        x, labels = batch
+        self.log("test_loss", cross_entropy(self.network(x), labels))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        scores = self.network(batch[0])
+        return {"scores": scores, "of": (scores.argmax(1), [batch_idx])}
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make(self.parameters())
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)]
+
+
+class Manual(Model):
+    """The same with manual optimization, and clipping."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self._count()
+        optimizer = self.optimizers()
+        self.manual_backward(self.train_on(batch))
+        optimizer.clip_gradients(0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Measured(Model):
+    """The same with a metric of torchmetrics, which lasts for an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric = SumMetric(nan_strategy="disable")
+
+    def train_on(self, batch: Any) -> Tensor:
+        loss = super().train_on(batch)
+        self.metric.update(loss.detach())
+        self.log("metric", self.metric)
+        return loss
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit: its model, and the trainer's arguments."""
+
+    model: Callable[[], Model] = Model
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def _of(model: Callable[[], Model] = Model, **options: Any) -> Fit:
+    return Fit(model, tuple(options.items()))
+
+
+FUSED = partial(Model, partial(ADAMW, fused=True))
+FITS = {
+    "automatic": _of(),
+    "sgd": _of(partial(Model, partial(SGD, lr=0.1, momentum=0.9))),
+    "fused": _of(FUSED),
+    "manual": _of(Manual),
+    "accumulation": _of(accumulate_grad_batches=2),
+    "clipping": _of(gradient_clip_val=0.1),
+    "clipping values": _of(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
+    "asynchronous": _of(async_checkpoints=True),
+    "bf16-mixed": _of(precision="bf16-mixed"),
+    "bf16-true": _of(precision="bf16-true"),
+    "16-mixed": _of(precision="16-mixed", gradient_clip_val=0.1),
+    "16-mixed fused": _of(FUSED, precision="16-mixed"),
+    "16-mixed manual": _of(Manual, precision="16-mixed"),
+    "torchmetrics": _of(Measured),
+    "activations computed again": _of(activation_checkpointing=["Sequential"]),
+    "ddp": _of(strategy="ddp", gradient_clip_val=0.1),
+    "ddp manual": _of(Manual, strategy="ddp", async_checkpoints=True),
+}
+
+
+def _item(x: Tensor, loss: Tensor) -> None:
+    loss.item()  # planted: item
+
+
+def _left(x: Tensor, loss: Tensor) -> None:
+    torch.ones(4, 6) * x  # planted: left on the CPU
+
+
+def _pageable(x: Tensor, loss: Tensor) -> None:
+    x + torch.ones(4, 6).to(x.device, non_blocking=True)  # planted: pageable
+
+
+PLANTED = {"item": _item, "pageable": _pageable, "left on the CPU": _left}
+
+
+def data(batches: int = STEPS) -> DataLoader[Any]:
+    """The same batches each time."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(batches * _BATCH, 6, generator=generator)
+    return DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=_BATCH)
+
+
+def make_trainer(folder: Path, accelerator: str, **options: Any) -> Any:
+    """A trainer for a fit of so many steps, with a checkpoint within."""
+    defaults = {
+        "devices": 1,
+        "max_epochs": 1,
+        "log_every_n_steps": 1000,
+        "checkpoint_every_n_steps": SAVED,
+        "enable_progress_bar": False,
+        "loggers": ["csv"],
+        "keep_checkpoints": 3,
+    }
+    return trainer.Trainer(
+        accelerator=accelerator, default_root_dir=folder, **{**defaults, **options}
+    )
+
+
+def trained(fit: Fit, folder: Path, accelerator: str = "gpu", **more: Any) -> tuple[Any, Model]:
+    """A trainer that has run a fit, and the model."""
+    options = dict(fit.options)
+    running = make_trainer(folder, accelerator, **options, **more)
+    torch.manual_seed(0)
+    model = fit.model()
+    running.fit(model, data(STEPS * options.get("accumulate_grad_batches", 1)), data())
+    return running, model
+
+
+def seen(name: str, fit: Fit, folder: Path) -> dict[str, Any]:
+    """What a fit comes to: against one on the CPU, and against itself, resumed."""
+    running, model = trained(fit, folder / name / "whole")
+    on_cpu, reference = trained(fit, folder / name / "cpu", "cpu")
+    checkpoint = next(running.run_directory.glob(f"checkpoints/step-*{SAVED}"))
+    resumed, again = trained(fit, folder / name / "resumed", resume=str(checkpoint))
+    return {
+        "steps": running.global_step,
+        "devices": sorted(model.devices),
+        "waits": model.counts.waits,
+        "pageable": model.counts.pageable,
+        "operators": sorted(model.counts.operators),
+        "difference": _difference(model, reference),
+        "resumed equal": _equal(model, again),
+        "metrics": running.metrics,
+        "metrics on the CPU": on_cpu.metrics,
+        "metrics resumed": resumed.metrics,
+        "batches": STEPS * dict(fit.options).get("accumulate_grad_batches", 1),
+    }
+
+
+def _numbers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.cpu() for name, each in model.state_dict().items()}
+
+
+def _difference(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(_numbers(one).values(), _numbers(other).values(), strict=True)
+    return max(float((left.double() - right.double()).abs().max()) for left, right in pairs)
+
+
+def _equal(one: nn.Module, other: nn.Module) -> bool:
+    return all(map(torch.equal, _numbers(one).values(), _numbers(other).values()))
+
+
+def evaluations(folder: Path) -> dict[str, Any]:
+    """Validation, test and prediction of a trained model, against the CPU's."""
+    running, model = trained(_of(), folder / "trained")
+    on_cpu = make_trainer(folder, "cpu")
+    again = Model()
+    found: dict[str, Any] = {}
+    for name in ("validate", "test"):
+        ours = getattr(running, name)(model, data())
+        theirs = getattr(on_cpu, name)(again, data(), checkpoint=str(running.run_directory))
+        found[name] = [ours, theirs]
+    ours = running.predict(model, data())
+    theirs = on_cpu.predict(again, data())
+    tensors = [each for output in ours for each in (output["scores"], *output["of"][:1])]
+    found["types"] = sorted({type(each).__name__ for each in tensors})
+    found["equal"] = all(
+        torch.allclose(left["scores"], right["scores"], atol=1e-6)
+        for left, right in zip(ours, theirs, strict=True)
+    )
+    return found
+
+
+def batch_sizes(folder: Path) -> dict[str, int]:
+    """What the search finds: all there is, for memory does not end."""
+    found = {}
+    for name, make in (("automatic", Model), ("manual", Manual)):
+        model = make()
+        model.network[1] = nn.LayerNorm(16)  # BatchNorm takes no batch of one sample
+        searching = make_trainer(folder, "gpu", precision="16-mixed")
+        found[name] = searching.find_batch_size(model, data())
+    return found
+
+
+class Reading(Model):
+    """Trains on a tensor in a batch.
+
+    Args:
+        read: finds it.
+    """
+
+    def __init__(self, read: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.read = read
+        self.types: set[str] = set()
+
+    def train_on(self, batch: Any) -> Tensor:
+        self.types.add(type(batch).__name__)
+        return self.network(self.read(batch).view(-1, 6)).square().mean()  # type: ignore[no-any-return]
+
+
+def batch_types(folder: Path) -> dict[str, Any]:
+    """Two steps of ddp on batches of each type, and what torch's own walk makes of them."""
+    found: dict[str, Any] = {}
+    device = torch.device(NAME, 0)
+    for name, (make, read) in BATCHES.items():
+        model = Reading(read)
+        batches = [make(torch.ones(_BATCH, 6) * number) for number in range(2)]
+        running = make_trainer(folder / name, "gpu", strategy="ddp")
+        running.fit(model, batches)
+        try:
+            moved = _to_kwargs((batches[0],), {}, device, False)[0][0][0]
+            walked = str(read(moved).device)
+        except TypeError as error:
+            walked = str(error)
+        found[name] = {
+            "steps": running.global_step,
+            "type": type(batches[0]).__name__,
+            "types": sorted(model.types),
+            "torch": walked,
+        }
+    return found
+
+
+def planted(folder: Path) -> dict[str, Any]:
+    """What is seen of faults that were planted."""
+    found: dict[str, Any] = {}
+    for name, work in PLANTED.items():
+        model = Model(work=work)
+        try:
+            make_trainer(folder / name, "gpu").fit(model, data())
+        except RuntimeError as error:
+            found[name] = str(error)
+        else:
+            found[name] = {"waits": model.counts.waits, "pageable": model.counts.pageable}
+    single = load("trainer.strategies").SingleDevice
+    with mock.patch.object(single, "move", lambda self, batch: batch):
+        try:
+            make_trainer(folder / "unmoved", "gpu").fit(Model(), data())
+        except RuntimeError as error:
+            found["unmoved"] = str(error)
+    return found
+
+
+@contextmanager
+def on_emulated_gpu() -> Iterator[None]:
+    """Have the trainer find the emulated device where it looks for a GPU."""
+    emulated_gpu.install()
+    arguments = load("trainer.arguments")
+    # Looked at together by every other step, and not by the 64th alone.
+    load("trainer.finite")._BLOCK = 2
+    for name in ("single_device", "ddp"):
+        strategy = load("trainer.strategies").strategy_class(name)
+        strategy.limits = replace(strategy.limits, accelerators=("cpu", "cuda", NAME))
+    device_of = {"cpu": "cpu", "gpu": NAME}
+    with mock.patch.object(arguments, "choose_accelerator", device_of.__getitem__):
+        yield
+
+
+def main(folder: Path) -> None:
+    """Run everything."""
+    found: dict[str, Any] = {}
+    with on_emulated_gpu():
+        found["detected"] = emulated_operations.detected()
+        found["mixtures"] = emulated_operations.mixtures()
+        found["fits"] = {name: seen(name, fit, folder / "fits") for name, fit in FITS.items()}
+        found["evaluations"] = evaluations(folder / "evaluations")
+        found["batch types"] = batch_types(folder / "batches")
+        found["batch sizes"] = batch_sizes(folder)
+        found["planted"] = planted(folder / "planted")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -72,6 +72,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "strategy_options": ("5", "[1]", "text", "{bucket: 1}", "true"),
     "precision": ("8", "64", "bf16-mix", "[16]", "half", "1.5", "{a: 1}", "null", BIG),
+    "matmul_precision": ("hihg", "tf32", "5", "[high]", "{a: 1}", "true"),
+    "cudnn_benchmark": tuple(text for text in _SWITCHES if text != "null"),
     "gradient_clip_algorithm": ("nrm", "5", "[norm]", "null", "{a: 1}"),
     "learning_rate_scaling": ("cubic", "5", "[linear]", "null", "true"),
     "uneven_inputs": ("drop", "5", "[join]", "null"),

@@ -17,6 +17,7 @@ FLOORS = [
     {"reading"},
     {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome"},
     {"metrics", "scaling", "optimization", "precision", "interruption", "finite"},
+    {"gpu_backends"},
     {"sync_batchnorm", "activation_checkpointing", "batch_size", "watchdog", "restarts"},
     {"sampling", "checkpoint", "rendezvous", "module"},
     {"hooks", "feed", "run_directory", "launch", "meta_device", "outputs", "checkpoint_writer"},

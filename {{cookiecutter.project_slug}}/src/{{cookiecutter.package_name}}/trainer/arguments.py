@@ -16,6 +16,7 @@ from . import (
     elsewhere,
     environment,
     files,
+    gpu_backends,
     hooks,
     idle_gpus,
     launch,
@@ -185,6 +186,7 @@ def check(
     with problems:
         environment.check(several=max(len(devices), layout.world_size) > 1)
     ranges.check(given, problems)
+    gpu_backends.check(given, problems)
     _check_choices(given, problems)
     _check_run(given, layout, problems)
     placement.check(given, name, strategy, len(devices), layout, problems)

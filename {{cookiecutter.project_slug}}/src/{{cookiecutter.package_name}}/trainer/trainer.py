@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import (
     arguments,
+    gpu_backends,
     hooks,
     interruption,
     launch,
@@ -52,6 +53,9 @@ class Trainer:
         strategy_options: arguments of a strategy that is given by name.
         precision: ``"32-true"``; ``"bf16-mixed"`` or ``"16-mixed"``, by autocast; ``"bf16-true"``
             or ``"16-true"``: parameters, buffers and batches too, without a scaler of gradients.
+        matmul_precision: of float32 matrix products on GPUs: ``"highest"`` (float32), ``"high"``
+            (TF32) or ``"medium"``, as ``torch.set_float32_matmul_precision`` takes them; by default
+            ``"high"``, or what the program has set itself. On CPUs nothing is changed.
         max_epochs: passes over the data; ``None``: until ``max_steps``.
         max_steps: optimizer steps; ``None``: until ``max_epochs``.
         global_batch_size: samples of an optimizer step over all devices; replaces the batch size
@@ -75,6 +79,9 @@ class Trainer:
             strategy gives it to them, piece by piece where it divides them; the command line makes
             modules so. What they begin with is said by ``initialise`` of the module.
         deterministic: use only kernels that give the same bits each time.
+        cudnn_benchmark: have cuDNN try its algorithms for each new shape of a convolution, and keep
+            the fastest; by default on GPUs, unless ``deterministic``. False: for shapes that change
+            from batch to batch.
         use_distributed_sampler: put in the trainer's order of samples. False: loaders are read
             as they are.
         uneven_inputs: where loaders that are read as they are give the ranks different numbers of
@@ -120,6 +127,7 @@ class Trainer:
         strategy: str | SingleDevice | None = "auto",
         strategy_options: dict[str, Any] | None = None,
         precision: int | str = "32-true",
+        matmul_precision: str | None = None,
         max_epochs: int | None = None,
         max_steps: int | None = None,
         global_batch_size: int | None = None,
@@ -135,6 +143,7 @@ class Trainer:
         seed: int = 0,
         meta_device: bool = False,
         deterministic: bool = False,
+        cudnn_benchmark: bool | None = None,
         use_distributed_sampler: bool = True,
         uneven_inputs: str = "refuse",
         log_every_n_steps: int = 50,
@@ -361,7 +370,8 @@ def _run_rank(checked: Arguments, configuration: str | None, command: _Command) 
                 f"{command.func.__name__} ended ({place}): return instead, or raise an error"
             ) from error
 
-    return launch.run_external(work, checked.strategy.teardown)
+    with gpu_backends.applied(checked.device.type, checked.given):
+        return launch.run_external(work, checked.strategy.teardown)
 
 
 def _run_started_rank(

@@ -21,6 +21,7 @@ FLOORS = [
     {"sync_batchnorm", "activation_checkpointing", "batch_size", "watchdog", "restarts"},
     {"sampling", "checkpoint", "rendezvous", "module"},
     {"hooks", "feed", "run_directory", "launch", "meta_device", "outputs", "checkpoint_writer"},
+    {"transfer"},
     {"strategies", "schedule", "run_choice"},
     {"evaluation", "manual_optimization", "environment", "placement"},
     {"loop", "batch_size_trial"},

@@ -75,6 +75,7 @@ def _try(
         manual = ManualOptimization(alone, optimization, lambda: 1.0)
         use_manual(manual)
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
+    waiting = alone.move(batch)  # on a GPU, where the next batch is while a step computes
     for number in range(2):
         if manual is not None:
             alone.forward("training", batch, number)
@@ -86,6 +87,7 @@ def _try(
         alone.end_step()
         for optimizer in optimization.optimizers:
             alone.zero_grad(optimizer)
+    del waiting
 
 
 def _copied(module: TrainingModule) -> TrainingModule:

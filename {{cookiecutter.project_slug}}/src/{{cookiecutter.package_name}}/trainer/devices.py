@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -125,34 +125,50 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
         dtype: of floating-point tensors, in packed sequences too; ``None``: as they are. Whole and
             complex numbers stay, and so does what is in other things with a ``to`` method.
     """
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return to(value, device, dtype)
+        if isinstance(value, nn.utils.rnn.PackedSequence):
+            cast = dtype if value.data.is_floating_point() else None
+            return value.to(device, cast, non_blocking=device.type != "cpu")  # type: ignore[arg-type,misc]
+        if hasattr(value, "to") and callable(value.to):
+            return value.to(device)
+        return value
+
+    return mapped(batch, moved)
+
+
+def to(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
+    """A tensor on a device; one of floating-point numbers is then cast there, not before."""
     # Nothing waits for a copy to a device; what arrives on the host is read at once.
-    non_blocking = device.type != "cpu"
-    if isinstance(batch, torch.Tensor):
-        to = dtype if batch.is_floating_point() else None
-        return batch.to(device, to, non_blocking=non_blocking)
-    if isinstance(batch, nn.utils.rnn.PackedSequence):
-        to = dtype if batch.data.is_floating_point() else None
-        return batch.to(device, to, non_blocking=non_blocking)  # type: ignore[arg-type,misc]
+    moved = tensor.to(device, non_blocking=device.type != "cpu")
+    return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
+
+
+def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """A batch in which ``change`` is made of all in its dicts, lists, tuples and dataclasses."""
+    if isinstance(batch, torch.Tensor | nn.utils.rnn.PackedSequence):
+        return change(batch)
     if isinstance(batch, defaultdict):
-        moved = ((key, move(value, device, dtype)) for key, value in batch.items())
-        return defaultdict(batch.default_factory, moved)
+        items = ((key, mapped(value, change)) for key, value in batch.items())
+        return defaultdict(batch.default_factory, items)
     if isinstance(batch, Mapping):
-        return type(batch)((key, move(value, device, dtype)) for key, value in batch.items())  # type: ignore[call-arg]
+        return type(batch)((key, mapped(value, change)) for key, value in batch.items())  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device, dtype) for value in batch))
+        return type(batch)(*(mapped(value, change) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(move(value, device, dtype) for value in batch)
-    if hasattr(batch, "to") and callable(batch.to):
-        return batch.to(device)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return _moved_fields(batch, device, dtype)
-    return batch
+        return type(batch)(mapped(value, change) for value in batch)
+    has_own = hasattr(batch, "to") and callable(batch.to)
+    if dataclasses.is_dataclass(batch) and not (has_own or isinstance(batch, type)):
+        return _with_fields(batch, change)
+    return change(batch)
 
 
-def _moved_fields(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    moved = copy.copy(batch)
+def _with_fields(batch: Any, change: Callable[[Any], Any]) -> Any:
+    changed = copy.copy(batch)
     for each in dataclasses.fields(batch):
         if hasattr(batch, each.name):
             # It may be frozen, and __init__ may not take what the fields hold.
-            object.__setattr__(moved, each.name, move(getattr(batch, each.name), device, dtype))
-    return moved
+            object.__setattr__(changed, each.name, mapped(getattr(batch, each.name), change))
+    return changed

@@ -31,7 +31,7 @@ def evaluate(
     """
     with _apart_from_training(module, strategy), recorder.evaluating(), torch.no_grad():
         strategy.begin_evaluation()
-        for batch in feed.epoch(0, 0):
+        for batch in strategy.batches(feed, 0, 0):
             recorder.samples = batch.samples
             with nullcontext() if batch.samples else _joining(module, recorder):
                 strategy.forward(stage, batch.data, batch.number)
@@ -49,7 +49,7 @@ def predict(module: TrainingModule, strategy: SingleDevice, feed: Feed) -> list[
     outputs = []
     with _apart_from_training(module, strategy), torch.no_grad():
         strategy.begin_evaluation()
-        for batch in feed.epoch(0, 0):
+        for batch in strategy.batches(feed, 0, 0):
             output = strategy.forward("predict", batch.data, batch.number)
             if batch.samples:
                 outputs.append(output if strategy.device == _CPU else devices.move(output, _CPU))

@@ -88,7 +88,7 @@ class _Precisions:
     @property
     def are_chosen(self) -> bool:
         """Whether the program has said what it wants on GPUs."""
-        return self._newer[0] != "none"
+        return str(self._newer[0]) != "none"
 
     def restore(self) -> None:
         """Put them back."""

@@ -144,7 +144,7 @@ class FitLoop:
         self.outputs.progress.begin_epoch(position.epoch, self.schedule.max_epochs)
         if position.batch == 0:
             self.module.on_train_epoch_start()
-        for batch in self.feed.epoch(position.epoch, position.batch):
+        for batch in self.strategy.batches(self.feed, position.epoch, position.batch):
             recorder.samples = batch.samples
             recorder.recording = self.schedule.logs(position.global_step + 1) or is_last_step(
                 self.schedule, position, batch, self.feed

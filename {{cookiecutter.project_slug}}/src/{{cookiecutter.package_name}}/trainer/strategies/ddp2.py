@@ -1,9 +1,12 @@
 """``ddp2``: one process a node, dp over its devices inside, gradients averaged across nodes."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
+from .. import transfer
+from ..feed import Feed, MicroBatch
 from ..module import TrainingModule
 from .ddp import DDP
 from .dp import NO_MANUAL, NO_SYNCED_NORM, NOT_COMPILED, ReplicatedStep
@@ -39,6 +42,9 @@ class DDP2(DDP):
     @staticmethod
     def replicas(devices: int, num_nodes: int) -> int:
         return num_nodes
+
+    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
+        return transfer.read_pinned(feed, epoch, start, self.device)
 
     def move(self, batch: Any) -> Any:
         return batch  # each piece goes to its own device

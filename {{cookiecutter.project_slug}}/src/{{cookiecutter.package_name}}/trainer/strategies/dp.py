@@ -4,15 +4,15 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.htm
 on GPUs only, this one on any devices, the same one several times too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import devices
-from ..feed import batch_length
+from .. import devices, transfer
+from ..feed import Feed, MicroBatch, batch_length
 from ..module import Run, TrainingModule
 from ..optimization import Optimization
 from .limits import Limits
@@ -96,6 +96,9 @@ class DP(SingleDevice):
     def place(self, module: TrainingModule) -> None:
         super().place(module)
         self.step = ReplicatedStep(module, self.devices, self.precision.parameter_dtype)
+
+    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
+        return transfer.read_pinned(feed, epoch, start, self.device)
 
     def move(self, batch: Any) -> Any:
         return batch  # each piece goes to its own device

@@ -4,17 +4,18 @@ A strategy says what is done with parameters, gradients and data, and nothing el
 come to be is a launcher's business, who this process is the cluster's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import devices, distributed, meta_device, stored_tensors
+from .. import devices, distributed, meta_device, stored_tensors, transfer
 from ..cluster import Layout
 from ..distributed import How
 from ..errors import UserError
+from ..feed import Feed, MicroBatch
 from ..module import TrainingModule
 from ..optimization import (
     Optimization,
@@ -155,6 +156,10 @@ class SingleDevice:
         return 0
 
     # --- a micro-batch -------------------------------------------------------------------------
+
+    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
+        """The batches of an epoch from number ``start`` on, where :meth:`forward` wants them."""
+        return transfer.read(feed, epoch, start, self.device, self.precision.parameter_dtype)
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool

@@ -10,7 +10,7 @@ https://arxiv.org/abs/1604.06174)
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from types import MethodType
 from typing import Any
@@ -21,9 +21,16 @@ from torch.utils.checkpoint import checkpoint
 
 from .errors import ConfigurationError, nearest, shown
 
+# By the forward of a class, what computes in its place: compiled, while a run has it so.
+_computed_by: dict[Callable[..., Any], Callable[..., Any]] = {}
+
 
 @contextlib.contextmanager
-def applied(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
+def applied(
+    module: nn.Module,
+    names: Sequence[str],
+    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> Iterator[None]:
     """Have the parts that are named compute their activations again in backward, for a while.
 
     Random numbers are drawn again as they were (dropout). Buffers are left as the first forward
@@ -33,6 +40,7 @@ def applied(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
     Args:
         module: the whole model.
         names: as :func:`select` takes them.
+        compiled: compiles the forward of a class. Parts that hold others are left as they are.
 
     Raises:
         ConfigurationError: a name means nothing in this model.
@@ -40,11 +48,26 @@ def applied(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
     parts = [part for part in select(module, names) if not _is_applied(part)]
     for part in parts:
         vars(part)["forward"] = MethodType(forward, part)
+    if compiled is not None:
+        _computed_by.update({own: compiled(own) for own in _innermost(parts)})
     try:
         yield
     finally:
+        if compiled is not None:
+            _computed_by.clear()
         for part in parts:
             del vars(part)["forward"]
+
+
+def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
+    """The forwards of those parts that hold no others, nor does another of their class."""
+    known = set(map(id, parts))
+    outer = {
+        type(part).forward
+        for part in parts
+        if any(id(each) in known for each in part.modules() if each is not part)
+    }
+    return {type(part).forward for part in parts} - outer
 
 
 def check_names(names: Any) -> None:
@@ -60,13 +83,16 @@ def check_names(names: Any) -> None:
     )
 
 
-def select(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+def select(
+    module: nn.Module, names: Sequence[str], option: str = "activation_checkpointing"
+) -> list[nn.Module]:
     """The parts of a model that names mean, each once.
 
     Args:
         module: the whole model.
         names: of classes (``"Block"``), or paths (``"encoder.layer1"``), in whose parts ``*``,
             ``?`` and ``[…]`` stand for others as in a shell (``"network.layers.*"``).
+        option: that has the names, for errors.
 
     Raises:
         ConfigurationError: one line for every name that means nothing here.
@@ -80,11 +106,11 @@ def select(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
         meant = [part for path, part in paths.items() if _means(name, path, part)]
         called = [part for part in meant if type(part).forward is not nn.Module.forward]
         if not called:
-            problems.append(_problem(name, paths, meant))
+            problems.append(f"{option}: {_problem(name, paths, meant)}")
         found |= {id(part): part for part in called}
     problems += [
-        f"activation_checkpointing: a forward of its own was given to a {type(part).__name__}, "
-        "which cannot be computed again; name the parts inside it"
+        f"{option}: a forward of its own was given to a {type(part).__name__}, "
+        "which cannot be replaced; name the parts inside it"
         for part in found.values()
         if "forward" in vars(part) and not _is_applied(part)
     ]
@@ -103,15 +129,12 @@ def _means(name: str, path: str, part: nn.Module) -> bool:
 def _problem(name: str, paths: dict[str, nn.Module], meant: Sequence[nn.Module]) -> str:
     if meant:
         kind = type(meant[0]).__name__
-        return (
-            f"activation_checkpointing: {name!r} is a {kind}, which is never called itself; name "
-            f"what is in it: '{name}.*'"
-        )
+        return f"{name!r} is a {kind}, which is never called itself; name what is in it: '{name}.*'"
     classes = {type(part).__name__ for part in paths.values()}
     known = classes | paths.keys()
     # A large model has too many paths to list them all.
     hint = nearest(name, known if difflib.get_close_matches(name, known) else classes)
-    return f"activation_checkpointing: nothing in the model is named {name!r}{hint}"
+    return f"nothing in the model is named {name!r}{hint}"
 
 
 def _is_applied(part: nn.Module) -> bool:
@@ -121,7 +144,7 @@ def _is_applied(part: nn.Module) -> bool:
 # Named as what it stands for: a pickled method is looked up by its name, in the class.
 def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """What stands in the place of a part's own ``forward``."""
-    own = type(self).forward
+    own = _computed_by.get(type(self).forward, type(self).forward)
     if not torch.is_grad_enabled():
         return own(self, *args, **kwargs)
     names, count = list(kwargs), len(args)

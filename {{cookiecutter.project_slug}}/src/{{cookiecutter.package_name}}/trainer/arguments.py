@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from . import (
     activation_checkpointing,
     cluster,
+    compilation,
     elsewhere,
     environment,
     files,
@@ -110,7 +110,9 @@ class Arguments:
         if not module.automatic_optimization:
             _check_manual(self, type(module).__name__, problems)
         with problems:
-            activation_checkpointing.select(module, self.given["activation_checkpointing"])
+            checkpointed = self.given["activation_checkpointing"]
+            activation_checkpointing.select(module, checkpointed)
+            compilation.select(module, self.given["compile"], checkpointed)
         problems.lines.extend(self.strategy.problems_of(module))
         if not self.layout.started_outside:  # rank 0 asks where it is, before it writes
             with problems:
@@ -253,15 +255,9 @@ def _check_choices(given: dict[str, Any], problems: Problems) -> None:
     if algorithm not in _CLIP_ALGORITHMS:
         known = nearest(algorithm, _CLIP_ALGORITHMS)
         problems.add(f"gradient_clip_algorithm={algorithm!r} is unknown{known}")
-    if given["compile"] and shutil.which(os.environ.get("CXX", "g++")) is None:
-        problems.add("compile=True needs a C++ compiler: install g++, or name one in CXX")
+    compilation.check(given["compile"], problems)
     with problems:
         activation_checkpointing.check_names(given["activation_checkpointing"])
-    if given["compile"] and given["activation_checkpointing"]:
-        problems.add(
-            "compile=True with activation_checkpointing: torch.compile leaves out what is computed "
-            "again in backward; give one of them"
-        )
     uneven = given["uneven_inputs"]
     if uneven not in UNEVEN:
         problems.add(f"uneven_inputs={uneven!r} is unknown{nearest(uneven, UNEVEN)}")

@@ -13,6 +13,7 @@ from . import (
     activation_checkpointing,
     announcements,
     batch_size_trial,
+    compilation,
     distributed,
     hooks,
     outcome,
@@ -141,7 +142,9 @@ class RankRun:
         with contextlib.closing(RunLock()) as lock:
             chosen = self._choose(lock)
             self.directory = chosen.directory
-            with self._output_of(chosen), self._attached(module), self._checkpointed(module):
+            names, given = self._given["activation_checkpointing"], self._given["compile"]
+            compiled = compilation.applied(module, given, names)
+            with self._output_of(chosen), self._attached(module), compiled:
                 self._fit(module, data, val_dataloader, chosen)
 
     def _fit(
@@ -268,8 +271,6 @@ class RankRun:
     def _prepare(self, module: TrainingModule) -> None:
         if self._given["sync_batchnorm"]:
             sync_batchnorm.convert(module, self.checked.device.type)
-        if self._given["compile"]:
-            module.compile()
 
     def _rate(self, feed: Feed) -> Callable[[int], float]:
         rate, own = self.checked.learning_rate, self.strategy.learning_rate_factor
@@ -324,7 +325,8 @@ class RankRun:
 
     def find_batch_size(self, module: TrainingModule, data: Data) -> int:
         """The largest batch that a device can train on, the same for all."""
-        with self._attached(module), self._checkpointed(module):
+        names = self._given["activation_checkpointing"]
+        with self._attached(module), activation_checkpointing.applied(module, names):
             found = batch_size_trial.find_batch_size(
                 module,
                 hooks.loader(data, module, "train"),
@@ -349,10 +351,6 @@ class RankRun:
             yield
         finally:
             module._run = None
-
-    def _checkpointed(self, module: TrainingModule) -> contextlib.AbstractContextManager[None]:
-        """Parts of the module forget their activations for a while."""
-        return activation_checkpointing.applied(module, self._given["activation_checkpointing"])
 
     @contextlib.contextmanager
     def _output_of(self, chosen: Chosen) -> Iterator[None]:

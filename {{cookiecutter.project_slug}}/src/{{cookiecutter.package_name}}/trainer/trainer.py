@@ -69,7 +69,11 @@ class Trainer:
             one device reads.
         learning_rate_warmup_steps: steps over which a scaled rate grows to its end.
         sync_batchnorm: normalise over the batches of all processes.
-        compile: compile the module's ``forward`` with ``torch.compile``.
+        compile: compile the module's ``forward`` with ``torch.compile``; or its options, in a dict:
+            ``mode`` (``"default"``, ``"reduce-overhead"``, ``"max-autotune"``,
+            ``"max-autotune-no-cudagraphs"``), ``dynamic`` (shapes that change), and ``regional``:
+            compile repeated blocks, each class once, or the parts that a list names as
+            ``activation_checkpointing`` does. With that option each part that it names is compiled.
         activation_checkpointing: parts of the module that compute their activations again in
             backward rather than keep them: names of classes (``"Block"``), or paths, in which
             ``*`` stands for a name (``"network.layers.*"``).
@@ -138,7 +142,7 @@ class Trainer:
         reference_batch_size: int | None = None,
         learning_rate_warmup_steps: int = 0,
         sync_batchnorm: bool = False,
-        compile: bool = False,
+        compile: bool | dict[str, Any] = False,
         activation_checkpointing: Sequence[str] = (),
         seed: int = 0,
         meta_device: bool = False,

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from .project import PACKAGE, fit, horovodrun, mpirun, run
+from .project import PACKAGE, fit, horovodrun, load, mpirun, run
 from .test_fairscale import difference
 
 SHORT = [
@@ -28,6 +29,20 @@ def trained(folder: Path, *options: str, processes: int = 1) -> Path:
     done = run(fit(*SHORT, "--trainer.default_root_dir", folder, *options), by=by)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.mark.parametrize(
+    ("given", "on_cpus", "deterministic", "on_gpus"),
+    [(None, 0.0, 0.0, None), (16.0, 16.0, 16.0, 16.0), (0.0, 0.0, 0.0, 0.0)],
+)
+def test_fusion_is_off_where_sums_are_to_be_exact(given, on_cpus, deterministic, on_gpus):
+    made = load("trainer.strategies.horovod").Horovod(fusion_mb=given)
+    assert (made._fusion_mb("cpu"), made._fusion_mb("cuda")) == (on_cpus, on_gpus)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert made._fusion_mb("cuda") == deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.slow

@@ -60,6 +60,15 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
     return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
 
+def all_gather_equal(tensor: Tensor) -> list[Tensor]:
+    """As :func:`all_gather`, of tensors of one shape; so the host waits for no lengths."""
+    if world_size() == 1:
+        return [tensor]
+    parts = [torch.empty_like(tensor) for _ in range(world_size())]
+    dist.all_gather(parts, tensor)
+    return parts
+
+
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     """Rank 0's JSON value, on every process."""
     if world_size() == 1:

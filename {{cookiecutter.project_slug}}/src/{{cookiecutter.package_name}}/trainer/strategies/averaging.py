@@ -84,5 +84,5 @@ def _average(gradients: list[Tensor]) -> None:
     dist.all_reduce(flat)
     flat /= distributed.world_size()
     sizes = [gradient.numel() for gradient in gradients]
-    for gradient, part in zip(gradients, flat.split(sizes), strict=True):
-        gradient.copy_(part.view_as(gradient))
+    parts = zip(gradients, flat.split(sizes), strict=True)
+    torch._foreach_copy_(gradients, [part.view_as(gradient) for gradient, part in parts])

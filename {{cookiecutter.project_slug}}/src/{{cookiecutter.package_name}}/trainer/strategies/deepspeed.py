@@ -5,6 +5,7 @@ Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
 """
 
 import gc
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -48,12 +49,14 @@ class DeepSpeed(ProcessGroupStrategy):
             divides nothing.
         offload_optimizer: keep the optimizer's states on the CPU, and step them there.
         offload_parameters: keep stage 3's parameters on the CPU until they are used.
-        reduce_bucket_size: elements of gradients that travel together.
+        reduce_bucket_size: elements of gradients that travel together: by default 4 million on
+            CPUs; on GPUs a quarter of the model, at most DeepSpeed's own 500 million.
         allgather_bucket_size: elements of weights that travel together; stage 3 gathers so many
-            ahead, and keeps twice as many. Both are by default about what a bucket of ddp's holds:
-            DeepSpeed's own, 500 million, would be a second copy of most models.
+            ahead, and keeps twice as many. By default 5 million on CPUs; on GPUs as DeepSpeed has
+            it: 500 million, in stage 3 50 million ahead, and a billion kept.
         contiguous_gradients: copy gradients into one buffer as they come.
-        overlap_comm: average gradients while backward goes on.
+        overlap_comm: average gradients while backward goes on, which takes a second buffer; by
+            default on GPUs.
         cpu_adam: step by DeepSpeed's Adam for CPUs in the place of torch's; it is compiled the
             first time, by the machine's C++ compiler, which takes minutes.
         timeout_seconds: after which a collective that a rank does not join fails on the others.
@@ -87,10 +90,10 @@ class DeepSpeed(ProcessGroupStrategy):
         stage: int = 2,
         offload_optimizer: bool = False,
         offload_parameters: bool = False,
-        reduce_bucket_size: int = 4_000_000,
-        allgather_bucket_size: int = 5_000_000,
+        reduce_bucket_size: int | None = None,
+        allgather_bucket_size: int | None = None,
         contiguous_gradients: bool = True,
-        overlap_comm: bool = False,
+        overlap_comm: bool | None = None,
         cpu_adam: bool = False,
         timeout_seconds: float = 600.0,
     ) -> None:
@@ -163,7 +166,7 @@ class DeepSpeed(ProcessGroupStrategy):
         config = deepspeed_config.completed(self.config)
         if not self.is_configured:
             elements = sum(each.numel() for each in module.parameters())
-            config = deepspeed_config.without_waste(config, elements)
+            config = deepspeed_config.sized(config, self.device.type, elements)
         config.pop("scheduler", None)  # the loop steps it
         if deepspeed_config.is_one_bit_adam(self.config):
             del config["optimizer"]
@@ -220,7 +223,8 @@ class DeepSpeed(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
     ) -> None:
-        self._check_trained()
+        if not self._accumulates:  # a step begins
+            self._check_trained()
         self.engine.set_gradient_accumulation_boundary(synchronise)
         if self.one_bit_adam is not None:
             self.engine.enable_backward_allreduce = not self.one_bit_adam.compresses
@@ -258,10 +262,12 @@ class DeepSpeed(ProcessGroupStrategy):
         elif algorithm == "norm":
             self.zero.clip_grad = value  # within DeepSpeed's own step
         else:
+            bound = value * self.zero.loss_scale
             for gradient in self.slices.gradients():
-                # What has overflowed stays as it is, for DeepSpeed to see.
-                if bool(torch.isfinite(gradient).all()):
-                    gradient.clamp_(-value * self.zero.loss_scale, value * self.zero.loss_scale)
+                # What has overflowed stays as it is, for DeepSpeed to see; the device decides that,
+                # and the host does not wait for it.
+                own = torch.where(torch.isfinite(gradient).all(), bound, math.inf)
+                gradient.clamp_(-own, own)
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         self.engine.step()

@@ -26,6 +26,16 @@ ELEMENTWISE = (
 )
 _OPTIMIZERS = (*ELEMENTWISE, "Adagrad", "Lion", "OneBitAdam")
 _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+# Elements: about a bucket of ddp's.
+_SMALL_BUCKET, _SMALL_GATHER = 4_000_000, 5_000_000
+# DeepSpeed's own defaults.
+_ON_GPUS = {
+    "reduce_bucket_size": 500_000_000,
+    "allgather_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+}
 # What would divide or add up batches and gradients otherwise than the trainer counts on.
 _NOT_TAKEN = {
     "tensor_parallel": "the trainer divides batches over all processes",
@@ -85,12 +95,12 @@ def defaults(
     stage: int,
     offload_optimizer: bool,
     offload_parameters: bool,
-    reduce_bucket_size: int,
-    allgather_bucket_size: int,
+    reduce_bucket_size: int | None,
+    allgather_bucket_size: int | None,
     contiguous_gradients: bool,
-    overlap_comm: bool,
+    overlap_comm: bool | None,
 ) -> dict[str, Any]:
-    """The configuration of a strategy's options.
+    """The configuration of a strategy's options; :func:`sized` gives those that are ``None``.
 
     Raises:
         ConfigurationError: options that cannot be, or not together.
@@ -106,25 +116,31 @@ def defaults(
         ("reduce_bucket_size", reduce_bucket_size),
         ("allgather_bucket_size", allgather_bucket_size),
     ):
-        if size != int(size) or size < 2 or size % 2:
+        if size is not None and (size != int(size) or size < 2 or size % 2):
             problems.add(f"strategy_options.{name}={size!r}: give an even number of elements")
     problems.raise_any()
-    zero: dict[str, Any] = {
-        "stage": stage,
-        "reduce_bucket_size": int(reduce_bucket_size),
-        "allgather_bucket_size": int(allgather_bucket_size),
-        "contiguous_gradients": contiguous_gradients,
-        "overlap_comm": overlap_comm,
-    }
-    if stage == 3:
-        zero["stage3_prefetch_bucket_size"] = int(allgather_bucket_size)
-        for limit in ("stage3_max_live_parameters", "stage3_max_reuse_distance"):
-            zero[limit] = 2 * int(allgather_bucket_size)
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": contiguous_gradients}
+    if reduce_bucket_size is not None:
+        zero["reduce_bucket_size"] = int(reduce_bucket_size)
+    if allgather_bucket_size is not None:
+        zero |= _allgather_sizes(int(allgather_bucket_size))
+    if overlap_comm is not None:
+        zero["overlap_comm"] = overlap_comm
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if offload_parameters:
         zero["offload_param"] = {"device": "cpu"}
     return {"zero_optimization": zero}
+
+
+def _allgather_sizes(elements: int) -> dict[str, int]:
+    """How much is gathered together, and in stage 3 how far ahead, and kept."""
+    return {
+        "allgather_bucket_size": elements,
+        "stage3_prefetch_bucket_size": elements,
+        "stage3_max_live_parameters": 2 * elements,
+        "stage3_max_reuse_distance": 2 * elements,
+    }
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -257,6 +273,8 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in config.items()
         if value != AUTO and key not in _PRECISIONS and key != "train_batch_size"
     }
+    # Its timer waits for the device twice a step.
+    whole.setdefault("timers", {"throughput": {"enabled": False}})
     return whole | {
         # Only DeepSpeed's own figures of throughput use it.
         "train_micro_batch_size_per_gpu": 1,
@@ -270,9 +288,22 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def without_waste(config: Mapping[str, Any], elements: int) -> dict[str, Any]:
-    """The same with buffers that are no larger than the model, which has so many parameters."""
-    zero = dict(section(config, "zero_optimization"))
+def sized(config: Mapping[str, Any], device_type: str, elements: int) -> dict[str, Any]:
+    """The same with sizes of buffers that were not given, none larger than the model.
+
+    Args:
+        config: of :func:`defaults`.
+        device_type: on CPUs a bucket is about one of ddp's; on GPUs sizes are DeepSpeed's own, but
+            a model is at least four buckets, so that some travel while backward goes on.
+        elements: parameters of the model.
+    """
+    if device_type == "cpu":
+        chosen = {"reduce_bucket_size": _SMALL_BUCKET, **_allgather_sizes(_SMALL_GATHER)}
+    else:
+        quarter = max(_SMALL_BUCKET, elements // 4)
+        chosen = {**_ON_GPUS, "reduce_bucket_size": min(_ON_GPUS["reduce_bucket_size"], quarter)}
+    given = section(config, "zero_optimization")
+    zero = {**chosen, "overlap_comm": device_type != "cpu", **given}
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
-        zero[name] = min(zero[name], elements + elements % 2)
+        zero[name] = min(zero[name] + zero[name] % 2, elements + elements % 2)
     return {**config, "zero_optimization": zero}

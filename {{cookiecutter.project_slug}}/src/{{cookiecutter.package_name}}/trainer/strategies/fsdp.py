@@ -146,6 +146,7 @@ class FSDP(ProcessGroupStrategy):
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
             self._divide(unit)
+        self._synchronises = True  # as units begin
         self._names = parameter_names(module)
         self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
         named = module.named_modules()
@@ -181,9 +182,7 @@ class FSDP(ProcessGroupStrategy):
     def backward(self, loss: Tensor, *, synchronise: bool) -> None:
         # By hand, what is accumulated waits in the optimizer's sight, and in checkpoints.
         in_parts = self.accumulate_in_parts or not self.module.automatic_optimization
-        for root in self.roots:
-            if isinstance(root, FSDPModule):
-                root.set_requires_gradient_sync(synchronise or in_parts)
+        self._set_gradient_sync(synchronise or in_parts)
         if self.find_unused_parameters:
             loss = self._with_unused(loss)
         elif self.same_use is not None:
@@ -193,6 +192,15 @@ class FSDP(ProcessGroupStrategy):
             self.averaged.average()
         if synchronise and self.find_unused_parameters:
             self._leave_out_unused()
+
+    def _set_gradient_sync(self, synchronise: bool) -> None:
+        """Tell all units, where it changes: torch goes through all modules for it."""
+        if synchronise is self._synchronises:
+            return
+        self._synchronises = synchronise
+        for root in self.roots:
+            if isinstance(root, FSDPModule):
+                root.set_requires_gradient_sync(synchronise)
 
     def _leaves(self) -> list[tuple[str, Tensor]]:
         """What a forward computes with, by name: whole parameters, if they have been gathered."""

@@ -38,7 +38,8 @@ class Horovod(ProcessGroupStrategy):
         compression: how gradients travel: ``"none"`` or ``"fp16"``.
         fusion_mb: gradients that are ready together travel together up to so many MiB, which is
             faster for many small ones. Which ones do depends on the moment, and so does the last
-            bit of a sum over more than two processes; 0 keeps runs equal to the last bit.
+            bit of a sum over more than two processes; 0 keeps runs equal to the last bit, and is
+            the default on CPUs and where kernels are deterministic. On GPUs it is Horovod's own.
         timeout_seconds: after which a collective that a rank does not join fails on the others.
     """
 
@@ -61,7 +62,7 @@ class Horovod(ProcessGroupStrategy):
         self,
         scale_learning_rate: bool = True,
         compression: str = "none",
-        fusion_mb: float = 0.0,
+        fusion_mb: float | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
@@ -91,7 +92,9 @@ class Horovod(ProcessGroupStrategy):
         seconds = str(max(1, round(self.timeout_seconds)))
         for name in ("GLOO_TIMEOUT_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS"):
             os.environ.setdefault(f"HOROVOD_{name}", seconds)
-        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(self.fusion_mb * 2**20)))
+        fusion_mb = self._fusion_mb(own_devices[0].type)
+        if fusion_mb is not None:
+            os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(fusion_mb * 2**20)))
         if not hvd.is_initialized():  # MPI can be left but once, so it is left at the process' end
             hvd.init()
         if hvd.size() != layout.world_size:
@@ -101,6 +104,11 @@ class Horovod(ProcessGroupStrategy):
                 "horovodrun --gloo, or install MPI (apt install libopenmpi-dev) and `make horovod`"
             )
         super().connect(layout, own_devices, precision)
+
+    def _fusion_mb(self, device_type: str) -> float | None:
+        """How much travels together; ``None``: as much as Horovod has by default."""
+        is_exact = device_type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        return 0.0 if self.fusion_mb is None and is_exact else self.fusion_mb
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         import horovod.torch as hvd

@@ -144,7 +144,7 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
     errors.sent = corrected - _restore(signs, scale)
 
     received = _exchange(_pack(signs, size * world))
-    scales = torch.cat(distributed.all_gather(scale.reshape(1)))
+    scales = distributed.all_gather_equal(scale)
     parts = [
         _restore(_unpack(part, lengths[own]), each)
         for part, each in zip(received, scales, strict=True)
@@ -153,8 +153,8 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
     signs, scale = _compress(corrected)
     errors.served = corrected - _restore(signs, scale)
 
-    chunks = distributed.all_gather(_pack(signs, size))
-    scales = torch.cat(distributed.all_gather(scale.reshape(1)))
+    chunks = distributed.all_gather_equal(_pack(signs, size))
+    scales = distributed.all_gather_equal(scale)
     result = [
         _restore(_unpack(chunk, length), each)
         for chunk, length, each in zip(chunks, lengths, scales, strict=True)

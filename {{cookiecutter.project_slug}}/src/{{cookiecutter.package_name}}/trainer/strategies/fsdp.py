@@ -149,16 +149,26 @@ class FSDP(ProcessGroupStrategy):
         units = dict(choose_units(module, self.unit_classes, self.unit_parameters))
         if self.find_unused_parameters:
             units = {}  # one that a rank does not call, it would not gather
+        parts.move_rest(module, self.device)
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
             self._divide(unit)
         self._watch_calls(gathered)
+        self._place_rest()
         self._names = parameter_names(module)
         self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
         named = module.named_modules()
         self.same_use.watch({name: each for name, each in named if each in gathered})
         self.averaged = GradientAverage(_undivided(module))
-        self.start_equal(module.buffers())
+
+    def _place_rest(self) -> None:
+        """What lies in no unit where a model is divided part by part: its own numbers."""
+        meta_device.materialise(self.module, self.module)
+        rest = (*_undivided(self.module), *self.module.buffers())
+        self.precision.cast_all(rest)
+        for each in rest:
+            each.data = each.data.to(self.device)
+        self.start_equal(rest)
 
     def make_mesh(self) -> DeviceMesh:
         """Over which processes parameters are divided: all."""

@@ -140,6 +140,36 @@ def test_by_hand_each_parameter_lies_in_one_part():
     assert all("strategy='ddp'" in line for line in caught.value.problems)
 
 
+def test_attention_is_one_unit():
+    with torch.device("meta"):
+        layer = nn.Sequential(nn.TransformerEncoderLayer(1024, 8, batch_first=True))
+    chosen = [name for name, _ in units.choose_units(layer, None, 1_000_000)]
+    assert chosen == ["0.self_attn", "0.linear1", "0.linear2"]
+    inner = [name for name, _ in units.choose_units(layer, ["NonDynamicallyQuantizableLinear"], 1)]
+    assert inner == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "bound"), [("32-true", 1e-5), ("bf16-mixed", 2e-2)])
+@pytest.mark.parametrize("smallest", [100, 1100, 3000])
+def test_torchs_own_transformer_trains_and_validates_as_in_one_process(
+    tmp_path, precision, bound, smallest
+):
+    found = []
+    for strategy, devices, options in (
+        ("single_device", 1, {}),
+        ("fsdp", 2, {"unit_parameters": smallest}),
+    ):
+        arguments = [tmp_path / strategy, strategy, str(devices), precision, json.dumps(options)]
+        done = run(["-m", "tests.attention_subject", *arguments])
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    alone, divided = found
+    assert alone.keys() == divided.keys() >= {"loss", "val_loss"}
+    assert divided["loss"] == pytest.approx(alone["loss"], abs=bound)
+    assert divided["val_loss"] == pytest.approx(alone["val_loss"], abs=bound)
+
+
 def test_units_by_class():
     found = units.choose_units(Tied(), ["Block"], 1)
     assert [name for name, _ in found] == ["blocks.0", "blocks.1"]

@@ -1,7 +1,7 @@
 """Number formats of a run: of autocast and of parameters, and the scaler of fp16 gradients."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -81,11 +81,15 @@ class Precision:
 
     def cast(self, module: nn.Module) -> None:
         """Bring a module's floating-point parameters and buffers into their format, in place."""
-        if self.parameter_dtype is None:
-            return
         # Not by the module's `to`, which would make complex buffers real, and cast the sums of
         # torchmetrics too.
-        for each in (*module.parameters(), *module.buffers()):
+        self.cast_all((*module.parameters(), *module.buffers()))
+
+    def cast_all(self, tensors: Iterable[Tensor]) -> None:
+        """Bring floating-point parameters and buffers into their format, in place."""
+        if self.parameter_dtype is None:
+            return
+        for each in tensors:
             if each.is_floating_point() and each.dtype != self.parameter_dtype:
                 each.data = each.data.to(self.parameter_dtype)
 

@@ -8,6 +8,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from .deepspeed_state import DividedState
 from .limits import Limits
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .process_group import ProcessGroupStrategy
+from .recast import recasting
 from .same_use import ELSEWHERE, SameUse, trained
 from .single_device import Stage, StepModule
 
@@ -152,7 +154,7 @@ class DeepSpeed(ProcessGroupStrategy):
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
-        self.step = _AutocastStep(module, self.precision)
+        self.step = _AutocastStep(module, self.precision, self.divides_parameters)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -339,10 +341,12 @@ class DeepSpeed(ProcessGroupStrategy):
 class _AutocastStep(StepModule):
     """A step under autocast: DeepSpeed's forward would end one that was begun around it."""
 
-    def __init__(self, module: TrainingModule, precision: Precision) -> None:
+    def __init__(self, module: TrainingModule, precision: Precision, is_divided: bool) -> None:
         super().__init__(module)
         self._precision = precision
+        self._is_divided = is_divided
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        with self._precision.autocast():
+        kept = recasting(self._precision, self.module) if self._is_divided else nullcontext()
+        with self._precision.autocast(), kept:
             return super().forward(stage, batch, batch_idx)

@@ -25,6 +25,7 @@ from .ddp_sharded import PACKAGES
 from .limits import Limits
 from .parameter_shards import Contents, Shard, leave_cut, make_whole
 from .process_group import ProcessGroupStrategy
+from .recast import recasting
 from .same_use import ELSEWHERE, SameUse
 from .single_device import Stage, StepModule
 
@@ -179,7 +180,8 @@ class FairScaleFSDP(ProcessGroupStrategy):
         super().backward(loss, synchronise=synchronise)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        return self._root(stage, batch, batch_idx)
+        with recasting(self.precision, self.module):
+            return self._root(stage, batch, batch_idx)
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
         for optimizer in optimization.optimizers:

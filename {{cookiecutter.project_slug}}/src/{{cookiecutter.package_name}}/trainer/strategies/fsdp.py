@@ -3,6 +3,7 @@
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from ..module import TrainingModule
 from ..optimization import Optimization, parameter_names
 from . import parts, sparse
 from .averaging import GradientAverage
+from .fsdp_precision import AutocastCalls, gather_as_autocast
 from .process_group import ProcessGroupStrategy
 from .same_use import OPTION, SameUse, trained, unused, with_zeros
 from .single_device import Stage, StepModule
@@ -49,8 +51,11 @@ class FSDP(ProcessGroupStrategy):
         unit_parameters: that a unit has at least, where no classes are given.
         offload: keep the parts in the CPU's memory, and step there.
         parameter_dtype: that units are gathered in: ``"bfloat16"`` with ``precision="bf16-mixed"``,
-            ``"float16"`` with ``"16-mixed"``; by default as they are.
-        reduce_dtype: that gradients are summed in; by default that of the parameters.
+            ``"float16"`` with ``"16-mixed"``, ``"float32"`` with any. By default what autocast
+            would cast (weights of linear layers, convolutions and attention) is gathered in half
+            precision, and all else as it is.
+        reduce_dtype: that gradients are summed in; by default that of the parameters if
+            ``parameter_dtype`` is given, and else ``"float32"``.
         reshard_after_forward: let go of a unit after its forward, and gather it again for its
             backward. False: faster, and holds all parameters in between.
         accumulate_in_parts: with gradient accumulation, sum and divide gradients after each
@@ -91,6 +96,7 @@ class FSDP(ProcessGroupStrategy):
             # Autocast does it, where it should be done.
             cast_forward_inputs=False,
         )
+        self.calls: AutocastCalls | None = None
         self.reshard_after_forward = reshard_after_forward
         self.accumulate_in_parts = accumulate_in_parts
         self.find_unused_parameters = find_unused_parameters
@@ -143,16 +149,27 @@ class FSDP(ProcessGroupStrategy):
         units = dict(choose_units(module, self.unit_classes, self.unit_parameters))
         if self.find_unused_parameters:
             units = {}  # one that a rank does not call, it would not gather
+        parts.move_rest(module, self.device)
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
             self._divide(unit)
         self._synchronises = True  # as units begin
+        self._watch_calls(gathered)
+        self._place_rest()
         self._names = parameter_names(module)
         self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
         named = module.named_modules()
         self.same_use.watch({name: each for name, each in named if each in gathered})
         self.averaged = GradientAverage(_undivided(module))
-        self.start_equal(module.buffers())
+
+    def _place_rest(self) -> None:
+        """What lies in no unit where a model is divided part by part: its own numbers."""
+        meta_device.materialise(self.module, self.module)
+        rest = (*_undivided(self.module), *self.module.buffers())
+        self.precision.cast_all(rest)
+        for each in rest:
+            each.data = each.data.to(self.device)
+        self.start_equal(rest)
 
     def make_mesh(self) -> DeviceMesh:
         """Over which processes parameters are divided: all."""
@@ -166,18 +183,43 @@ class FSDP(ProcessGroupStrategy):
         for each in whole:
             each.data = each.data.to(self.device)
         self.start_equal(whole)
+        policy = self._policy(unit)
         on_cpu = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
         fully_shard(
             unit,
             mesh=self.mesh,
             reshard_after_forward=self.reshard_after_forward and not self.find_unused_parameters,
-            mp_policy=self.mixed_precision,
+            mp_policy=policy,
             offload_policy=on_cpu if self.offload else OffloadPolicy(),
             ignored_params=set(_undivided(unit)),
         )
+        if policy is not self.mixed_precision and self.precision.dtype is not None:
+            for group in _groups(unit):
+                gather_as_autocast(group.fsdp_params, self.precision.dtype)
+
+    def _policy(self, unit: nn.Module) -> MixedPrecisionPolicy:
+        """The given one; or under autocast, where none is given, that gradients are in float32."""
+        given = self.mixed_precision
+        own = (each for each in unit.parameters() if not dtensors.is_divided(each) and each.dim())
+        if self._casts and all(each.dtype == torch.float32 for each in own):
+            return dataclasses.replace(given, reduce_dtype=given.reduce_dtype or torch.float32)
+        return given
+
+    @property
+    def _casts(self) -> bool:
+        """Whether it follows from the precision what is gathered in which format."""
+        return self.precision.dtype is not None and self.mixed_precision.param_dtype is None
+
+    def _watch_calls(self, units: Sequence[nn.Module]) -> None:
+        if self._casts:
+            self.calls = AutocastCalls(self.precision)
+            self.calls.watch(self.module, units)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        return self.step(stage, batch, batch_idx)
+        if self.calls is None:
+            return self.step(stage, batch, batch_idx)
+        with self.calls.step():
+            return self.step(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronise: bool) -> None:
         # By hand, what is accumulated waits in the optimizer's sight, and in checkpoints.
@@ -258,6 +300,9 @@ class FSDP(ProcessGroupStrategy):
         if self.same_use is not None:
             self.same_use.close()
         self.same_use = None
+        if self.calls is not None:
+            self.calls.close()
+        self.calls = None
         for unit in self._units():
             _forget_groups(unit)
         if self.step is not None:

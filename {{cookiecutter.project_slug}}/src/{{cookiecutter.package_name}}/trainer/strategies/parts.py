@@ -1,4 +1,7 @@
-"""Weights and optimizer states from a checkpoint into DTensors, each process its part."""
+"""Weights and optimizer states from a checkpoint into DTensors, each process its part.
+
+Beside them lies what is not divided, which must be on the device as well.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +14,26 @@ from .. import dtensors, stored_tensors
 from ..errors import ConfigurationError
 from ..optimization import load_optimizer_state, parameter_names
 from ..stored_tensors import Stored
+
+
+def move_rest(module: nn.Module, device: torch.device) -> None:
+    """Move all that a module holds but the parameters that are about to be divided.
+
+    Those go to the device a unit at a time. The rest are buffers, parameters without dimensions,
+    and what modules hold besides and move by themselves, such as the sums of torchmetrics.
+
+    Args:
+        module: before it is divided.
+        device: where to.
+    """
+    for each in module.parameters():
+        each.grad = None  # which would move without its parameter, and is not divided with it
+
+    def move(tensor: Tensor) -> Tensor:
+        is_divided_later = isinstance(tensor, nn.Parameter) and tensor.dim() > 0
+        return tensor if is_divided_later or tensor.is_meta else tensor.to(device)
+
+    module._apply(move)
 
 
 def load_model(module: nn.Module, saved: Mapping[str, Any]) -> None:
@@ -70,9 +93,12 @@ def fill(target: Tensor, value: Tensor | Stored) -> None:
     if isinstance(value, Stored):
         value.read_into(target)
     elif dtensors.is_divided(target) and not dtensors.is_divided(value):
-        from torch.distributed.tensor import distribute_tensor
-
-        whole: Any = target
-        target.copy_(distribute_tensor(value, whole.device_mesh, whole.placements))
+        # Not by way of the mesh's device, where parts that are offloaded do not lie.
+        part = dtensors.local(target)
+        for dim, (start, length) in enumerate(
+            zip(dtensors.offsets(target), part.shape, strict=True)
+        ):
+            value = value.narrow(dim, start, length)
+        part.copy_(value)
     else:
         target.copy_(value)

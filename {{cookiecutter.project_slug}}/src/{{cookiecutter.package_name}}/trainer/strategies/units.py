@@ -49,8 +49,19 @@ def choose_units(
 
 
 def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules inside, each after those that it holds."""
-    found = [(name, each) for name, each in module.named_modules() if each is not module]
+    """All modules that may be gathered for themselves, each after those that it holds.
+
+    Attention computes with the weight of its last layer without calling that layer: so it is
+    gathered as one. torch's transformer layers do so too, but not where a unit, which has hooks, is
+    inside them.
+    """
+    attention = [each for each in module.modules() if isinstance(each, nn.MultiheadAttention)]
+    inside = {id(part) for each in attention for part in each.modules() if part is not each}
+    found = [
+        (name, each)
+        for name, each in module.named_modules()
+        if each is not module and id(each) not in inside
+    ]
     return sorted(found, key=lambda entry: -entry[0].count("."))
 
 

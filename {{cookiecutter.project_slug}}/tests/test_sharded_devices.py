@@ -1,0 +1,171 @@
+"""Where the tensors of sharded strategies lie, asked without a GPU.
+
+A fake process group takes part in every collective at once, so that meshes of GPUs can be made
+where there are none; what would move there raises an error. Torch's meta device stands for one.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchmetrics.classification import MulticlassAccuracy
+
+from .project import load, trainer
+
+checkpoint = load("trainer.checkpoint")
+checkpoint_writer = load("trainer.checkpoint_writer")
+dtensors = load("trainer.dtensors")
+fsdp = load("trainer.strategies.fsdp")
+optimization = load("trainer.optimization")
+parts = load("trainer.strategies.parts")
+Precision = load("trainer.precision").Precision
+
+META = torch.device("meta")
+KEYS = ("exp_avg", "exp_avg_sq")
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[int, int], None]]:
+    """Takes a rank's place in a group whose other ranks are not there."""
+
+    def take(rank: int, world_size: int) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+    yield take
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def sharded(local: Tensor, rows: int) -> DTensor:
+    """A DTensor over GPUs whose shard lies where it is, as under ``offload``."""
+    world: Any = dist.group.WORLD
+    mesh = DeviceMesh.from_group(world, "cuda", mesh_dim_names=("shard",))
+    shape = torch.Size([rows, *local.shape[1:]])
+    meta = TensorMeta(shape, local.stride(), local.dtype)
+    return DTensor(local, DTensorSpec(mesh, (Shard(0),), tensor_meta=meta), requires_grad=False)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has it be an error to move a tensor to a GPU, also where there is one."""
+    to = Tensor.to
+
+    def only_here(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        assert "cuda" not in f"{args} {kwargs}"
+        return to(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(Tensor, "to", only_here)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_shard_in_main_memory_is_copied_and_filled_there(connect):
+    connect(1, 2)
+    tensor = sharded(torch.arange(6.0).view(3, 2), 6)
+    chunk = checkpoint_writer._chunk("weight", tensor)
+    assert chunk.offsets == [3, 0]
+    assert chunk.part.data_ptr() == tensor._local_tensor.data_ptr()
+    copy = checkpoint_writer._copy(chunk.part)
+    assert (copy.device.type, copy.tolist()) == ("cpu", [[0, 1], [2, 3], [4, 5]])
+    assert type(copy) is Tensor
+    parts.fill(tensor, torch.arange(12.0).view(6, 2) + 10)
+    assert tensor._local_tensor.tolist() == [[16, 17], [18, 19], [20, 21]]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_checkpoint_of_shards_in_main_memory_never_leaves_it(connect, tmp_path):
+    connect(0, 1)
+    module = nn.Linear(2, 4, bias=False)
+    module.weight = nn.Parameter(sharded(torch.arange(8.0).view(4, 2), 4))
+    optimizer = torch.optim.Adam(module.parameters())
+    module.weight.grad = sharded(torch.ones(4, 2), 4)
+    optimizer.step()
+    names = optimization.parameter_names(module)
+    state = {
+        "model": dict(module.state_dict()),
+        "optimizer": optimization.optimizer_state(optimizer, names),
+    }
+    checkpoint_writer.Checkpoints(tmp_path).save(1, state, {})
+    stored = checkpoint.Checkpoint(tmp_path / "step-00000001").stored_state()
+    other = nn.Linear(2, 4, bias=False)
+    other.weight = nn.Parameter(sharded(torch.zeros(4, 2), 4))
+    again = torch.optim.Adam(other.parameters())
+    parts.load_model(other, stored["model"])
+    parts.load_optimizer(other, again, stored["optimizer"])
+    for one, two in (
+        (module.weight, other.weight),
+        *((optimizer.state[module.weight][key], again.state[other.weight][key]) for key in KEYS),
+    ):
+        assert torch.equal(one._local_tensor, two._local_tensor)
+        assert two._local_tensor.device.type == "cpu"
+
+
+class Counts(nn.Module):
+    """Has a tensor that is neither a parameter nor a buffer, and moves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(1)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Counts":
+        super()._apply(fn, recurse)
+        self.seen = fn(self.seen)
+        return self
+
+
+class Own(trainer.TrainingModule):
+    """Holds all kinds of state itself, beside a layer that is divided."""
+
+    def __init__(self, automatic: bool) -> None:
+        super().__init__()
+        self.automatic_optimization = automatic
+        self.layer = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.accuracy = MulticlassAccuracy(3)
+        self.counts = Counts()
+        self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("table", torch.ones(2), persistent=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_fsdp_places_all_that_it_does_not_divide(connect, monkeypatch, automatic):
+    connect(0, 1)
+    strategy = fsdp.FSDP()
+    strategy.device, strategy.precision = META, Precision("32-true", "cpu")
+    world: Any = dist.group.WORLD
+    monkeypatch.setattr(strategy, "make_mesh", lambda: DeviceMesh.from_group(world, "cpu"))
+    monkeypatch.setattr(strategy, "start_equal", lambda tensors: None)
+    # Parameters cannot become those of the meta device in place, and would get memory there.
+    monkeypatch.setattr(strategy, "_divide", lambda unit: None)
+    monkeypatch.setattr(fsdp.meta_device, "materialise", lambda owner, part: None)
+    module = Own(automatic)
+    strategy.place(module)
+    state = {
+        **dict(module.named_buffers()),
+        "temperature": module.temperature,
+        "accuracy": module.accuracy.tp,
+        "accuracy's default": module.accuracy._defaults["tp"],
+        "counts": module.counts.seen,
+    }
+    assert {name: each.device for name, each in state.items()} == dict.fromkeys(state, META)
+    assert {"scale", "table", "norm.running_mean"} <= state.keys()
+
+
+def test_what_is_divided_later_stays():
+    module = Own(automatic=False)
+    module.layer.weight.grad = torch.ones(2, 2)
+    parts.move_rest(module, META)
+    there = {name for name, each in module.named_parameters() if each.device == META}
+    assert there == {"temperature"}
+    assert module.accuracy.tp.device == META
+    assert module.layer.weight.grad is None

@@ -31,7 +31,7 @@ RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-conf
 IN_PROJECT = $(MAKE) -C
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-template test-slow test-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
+.PHONY: help demo test test-template test-slow test-gpu gpu-project bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -87,10 +87,27 @@ horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its f
 engines: horovod  ## install all engines for these tests: Horovod, FairScale, DeepSpeed
 	$(IN_PROJECT) build/test/my-project fairscale deepspeed VENV=$(PROJECT_VENV)
 
-test-gpu: $(TOOLS)  ## run the tests of a rendered project that need a GPU
-	rm -rf build/test
-	$(RENDER) build/test
-	$(IN_PROJECT) build/test/my-project fairscale deepspeed test-gpu VARIANT=cuda VENV=$(CURDIR)/build/venv-cuda
+# Where cookiecutter cannot be installed, name a project that was rendered elsewhere (`make gpu-project`): GPU_PROJECT=DIR.
+GPU_PROJECT ?=
+IN_GPU_PROJECT := $(or $(GPU_PROJECT),build/gpu/my-project)
+gpu-project: $(TOOLS)  ## render the project that test-gpu and bench-gpu take; INSTALL=yes installs torch with CUDA for it, too
+	rm -rf build/gpu
+	$(RENDER) build/gpu
+	$(if $(INSTALL),$(IN_PROJECT) build/gpu/my-project fairscale deepspeed VARIANT=cuda VENV='$(GPU_VENV)')
+
+# By the Python here whose torch sees a GPU, or PYTHON=…; the results go into docs/gpu.md.
+GPU_VENV := $(CURDIR)/build/venv-cuda
+REPORT ?= $(CURDIR)/docs/gpu.md
+test-gpu: $(if $(GPU_PROJECT),,gpu-project)  ## check a rendered project on one GPU (ten minutes), and write docs/gpu.md
+	$(IN_PROJECT) '$(IN_GPU_PROJECT)' test-gpu VENV='$(GPU_VENV)' REPORT='$(REPORT)'
+
+# A smoke run on the CPU goes by the benchmarks' environment, which has Lightning.
+ON_CPU := $(findstring --device cpu,$(ARGS))
+bench-gpu: $(if $(GPU_PROJECT),,gpu-project) $(if $(ON_CPU),$(BENCH_TOOLS))  ## time a GPT of 124 million parameters on a GPU (ten minutes)
+	@python=$$($(if $(ON_CPU),echo '$(BENCH)/bin/python',$(PYTHON) '$(IN_GPU_PROJECT)/tests/gpu/find_python.py' \
+		--venv '$(GPU_VENV)' $(if $(filter command,$(origin PYTHON)),'$(PYTHON)'))) && echo "by $$python" && \
+		PYTHONPATH="$(abspath $(IN_GPU_PROJECT))/src:$(abspath $(IN_GPU_PROJECT))/build/gpu-tools$${PYTHONPATH:+:$$PYTHONPATH}" \
+		"$$python" benchmarks/gpu.py $(ARGS)
 
 # What is rendered is checked as a render: scripts, Dockerfile and workflow hold Jinja before. The scripts in workflows are
 # checked by tests/test_workflows.py.

@@ -33,7 +33,8 @@ TABLES = {
 
 def pytest_configure(config: pytest.Config) -> None:
     """One set of fork servers for all workers of a run of the tests."""
-    if not hasattr(config, "workerinput") and not config.option.collectonly:
+    is_first = not hasattr(config, "workerinput") and not fork_server.is_serving()
+    if is_first and not config.option.collectonly:
         servers = fork_server.serving()
         servers.__enter__()
         config.add_cleanup(lambda: servers.__exit__(None, None, None))

@@ -1,0 +1,71 @@
+"""Fails on the GPU in one way; started by test_failures.py.
+
+``python -m tests.gpu.failing_subject KIND FOLDER``; ``struck`` in the folder says when it failed:
+
+``raises``      the only rank raises, with a kernel queued that takes half a minute
+``hangs``       the only rank waits for an all-reduce that does not come to its turn
+``one_of_two``  of two ranks on one GPU the second raises; the first waits for it in backward
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..project import load, trainer
+from . import device
+from .subject import Sequences
+
+STEP = 2
+TIMEOUT = 5.0
+LONG = 300.0
+
+
+class Fails(Sequences):
+    """Fails in its third step."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        super().__init__()
+        self.kind, self.folder = kind, folder
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        if batch_idx == STEP and self.global_rank == self.trainer.world_size - 1:
+            device.synchronize()
+            (self.folder / "struck").write_text(str(time.time()))
+            if self.kind != "one_of_two":
+                device.keep_busy(60 if self.kind == "hangs" else 30)
+            if self.kind != "hangs":
+                raise ArithmeticError("planted")
+        return super().training_step(batch, batch_idx)
+
+
+def share_the_gpu() -> None:
+    """Let two ranks use the one GPU, which the trainer refuses: they are to fail, and no more."""
+    if device.IS_GPU:
+        torch.cuda.device_count = lambda: 2
+        load("trainer.arguments")._torch_device = lambda *_: device.DEVICE
+
+
+def main(kind: str, folder: Path) -> None:
+    """Fail."""
+    ranks = 2 if kind == "one_of_two" else 1
+    if ranks > 1:
+        share_the_gpu()
+    run = trainer.Trainer(
+        accelerator=device.ACCELERATOR,
+        devices=ranks,
+        strategy="ddp",
+        strategy_options={"timeout_seconds": TIMEOUT if kind == "hangs" else LONG},
+        max_steps=5,
+        loggers=[],
+        enable_progress_bar=False,
+        default_root_dir=folder,
+        run_name="run",
+    )
+    run.fit(Fails(kind, folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,179 @@
+"""Run all checks that need a GPU, in a few processes, and write what they found into a page.
+
+usage: python -m tests.gpu.run [--device cuda|cpu] [--report FILE] [-k WORDS]
+
+A process that a GPU's error ends costs the check that it was in: another one does the rest. The
+page is written after each process, so that what was found survives whatever ends the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import packages, report
+from .report import Result
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+MOST_RESTARTS = 20
+ENGINES = "deepspeed or fairscale or ddp_sharded or horovod"
+# Exit codes of pytest that say that it ran to its end: all well, failures, stopped, no test.
+ENDED = (0, 1, 2, 5)
+FACTS = """
+import importlib.metadata, json, platform, sys, torch
+facts = {"Python": platform.python_version(), "torch": torch.__version__}
+name = f"{platform.machine()} CPU"
+if sys.argv[1] == "cuda":
+    properties = torch.cuda.get_device_properties(0)
+    name = f"{properties.name} ({properties.total_memory / 2**30:.0f} GiB)"
+    facts["CUDA"] = f"{torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    facts["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+        facts["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:
+        facts["driver"] = "unknown"
+for engine in ("deepspeed", "fairscale", "horovod"):
+    try:
+        facts[engine] = importlib.metadata.version(engine)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps({"device": name, **facts}))
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process runs: files, and which of their tests."""
+
+    files: tuple[str, ...]
+    words: str = ""
+
+
+def parts() -> list[Part]:
+    """Return them in their order: strategies first, each engine alone, failures last."""
+    strategies = "tests/gpu/test_strategies.py"
+    own = sorted(f"tests/gpu/{path.name}" for path in HERE.glob("test_*.py"))
+    last = "tests/gpu/test_failures.py"
+    rest = [name for name in own if name not in (strategies, last)]
+    # Tests beside this folder that are marked for a GPU.
+    marked = [
+        f"tests/{path.name}"
+        for path in sorted(HERE.parent.glob("test_*.py"))
+        if "@pytest.mark.gpu\n" in path.read_text(encoding="utf-8")
+    ]
+    return [
+        Part((strategies,), f"not ({ENGINES})"),
+        *(Part((name,)) for name in rest),
+        Part((last, *marked)),
+        Part((strategies,), "fairscale or ddp_sharded"),
+        Part((strategies,), "deepspeed"),
+        Part((strategies,), "horovod"),
+    ]
+
+
+def run_part(part: Part, device: str, words: str) -> Iterator[Result]:
+    """Run a part, in another process where one has not come to its end."""
+    finished: dict[str, Result] = {}
+    for _ in range(MOST_RESTARTS):
+        code, entries, output = _pytest(part, device, words, list(finished))
+        collected = [name for entry in entries for name in entry.get("collected", ())]
+        new = {entry["test"]: Result(**entry) for entry in entries if "test" in entry}
+        begun = [entry["begins"] for entry in entries if "begins" in entry]
+        if code not in ENDED and begun and begun[-1] not in new:
+            how = f"the process ended with {code}: {output.strip().splitlines()[-1:]}"
+            new[begun[-1]] = Result(begun[-1], "crashed", message=how)
+        elif code not in ENDED or (code == 2 and not new):
+            new[" ".join(part.files)] = Result(
+                " ".join(part.files), "crashed", message=output.strip()[-300:]
+            )
+        yield from (each for name, each in new.items() if name not in finished)
+        finished.update(new)
+        if not new or not set(collected) - set(finished):
+            return
+
+
+def _pytest(
+    part: Part, device: str, words: str, finished: Sequence[str]
+) -> tuple[int, list[dict[str, object]], str]:
+    """Return the exit code of pytest, what it wrote down, and what it printed."""
+    chosen = " and ".join(f"({each})" for each in (part.words, words) if each)
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results"
+        results.touch()
+        command = [sys.executable, "-m", "pytest", *part.files, "-m", "gpu", "-k", chosen]
+        command += ["-p", "tests.gpu.recording", "-p", "no:cacheprovider", "-q"]
+        # A main thread that waits for a GPU hears no signal.
+        command += ["--timeout-method", "thread"]
+        command += [word for name in finished for word in ("--deselect", name)]
+        variables = {"GPU_TESTS_ON": device, "GPU_RESULTS": str(results)}
+        # A deterministic run wants it before the first product of matrices in its process.
+        variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        entries = [json.loads(line) for line in results.read_text("utf-8").splitlines()]
+    if done.returncode not in (0, 5):
+        print(done.stdout, file=sys.stderr, flush=True)
+    return done.returncode, entries, done.stdout
+
+
+def facts(device: str) -> dict[str, str]:
+    """Return what the report begins with: when, on what, and the versions."""
+    done = subprocess.run(
+        [sys.executable, "-c", FACTS, device], capture_output=True, text=True, check=True
+    )
+    now = datetime.datetime.now(datetime.timezone.utc)
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return {"date": f"{now:%Y-%m-%d %H:%M} UTC", **found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--report", type=Path, help="the page; a dry run on the CPU writes none")
+    parser.add_argument("-k", dest="words", default="", help="as pytest's")
+    given = parser.parse_args()
+    lacking = packages.missing()
+    if lacking is not None:
+        print(lacking, file=sys.stderr)
+        return 2
+    began, results, known = time.monotonic(), [], facts(given.device)
+    text = ""
+    for part in parts():
+        started = len(results)
+        for each in run_part(part, given.device, given.words):
+            results.append(each)
+        took = time.monotonic() - began
+        shown = f"{' '.join(part.files)} {part.words}".strip()
+        print(f"{took:4.0f} s  {shown}: {len(results) - started} results", flush=True)
+        text = report.markdown(known, results, took)
+        if given.report is not None and given.device == "cuda":
+            report.write(given.report, text)
+    print(text)
+    passed = any(each.outcome == "passed" for each in results)
+    bad = any(each.outcome in ("failed", "crashed") for each in results)
+    return int(bad or not passed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

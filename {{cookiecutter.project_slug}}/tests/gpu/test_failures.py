@@ -1,0 +1,55 @@
+"""A rank that raises or hangs on the GPU ends the run soon, and says where."""
+
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ..project import run
+from . import device
+from .failing_subject import LONG, TIMEOUT
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+# NCCL cannot connect two ranks on one GPU; gloo can.
+GLOO = {"TRAINER_BACKEND": "cpu:gloo,cuda:gloo"}
+
+
+def fail(
+    kind: str, folder: Path, **variables: str
+) -> tuple["subprocess.CompletedProcess[str]", float]:
+    """The ended run, and the seconds from its failure to its end."""
+    arguments = ["-m", "tests.gpu.failing_subject", kind, folder]
+    done = run(arguments, extra=variables, fresh=device.IS_GPU, timeout=LONG)
+    return done, time.time() - float((folder / "struck").read_text())
+
+
+def test_an_exception_ends_the_run_at_once(tmp_path, record_property):
+    done, seconds = fail("raises", tmp_path)
+    assert done.returncode == 1
+    assert "ArithmeticError: planted" in done.stderr.splitlines()[-1]
+    device.only_a_gpu_shows("how soon a process ends that has work queued")
+    record_property("found", f"{seconds:.1f} s (bound 5 s)")
+    assert seconds < 5
+
+
+def test_an_exception_of_one_rank_ends_all(tmp_path, record_property):
+    done, seconds = fail("one_of_two", tmp_path, **(GLOO if device.IS_GPU else {}))
+    assert done.returncode == 1
+    assert "ArithmeticError: planted" in done.stderr
+    assert re.search(r"rank 1\b", done.stderr.splitlines()[-1]), done.stderr
+    record_property("found", f"{seconds:.1f} s (bound 10 s)")
+    # Without the watcher it would be the timeout; on a CPU, only that is excluded.
+    assert seconds < (10 if device.IS_GPU else LONG)
+
+
+def test_a_collective_that_does_not_end_is_shown_with_its_stack(tmp_path, record_property):
+    done, seconds = fail("hangs", tmp_path)
+    if not device.IS_GPU:
+        assert done.returncode == 0, done.stderr
+    device.only_a_gpu_shows("what NCCL's timeout does")
+    record_property("found", f"{seconds:.1f} s (bound {TIMEOUT + 40:.0f} s)")
+    assert done.returncode != 0
+    assert seconds < TIMEOUT + 40
+    assert re.search(r"File .*(training_step|loop\.py|distributed)", done.stderr), done.stderr

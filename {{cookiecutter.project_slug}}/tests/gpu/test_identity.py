@@ -1,0 +1,63 @@
+"""The driver and torch mean the same GPU by a number, whole or a part of one (MIG)."""
+
+import os
+
+import pytest
+import torch
+
+from ..project import load
+from . import device
+from .subject import Sequences
+from .training import train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+idle_gpus = load("trainer.idle_gpus")
+ConfigurationError = load("trainer.errors").ConfigurationError
+
+
+@pytest.fixture
+def nvml():
+    module = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    device.only_a_gpu_shows("what its driver says")
+    module.nvmlInit()
+    yield module
+    module.nvmlShutdown()
+
+
+def handles(nvml) -> list:
+    """Of all GPUs, as the driver counts them."""
+    return [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
+
+
+def is_mig(nvml) -> bool:
+    """Whether a GPU here is cut into parts."""
+    for each in handles(nvml):
+        try:
+            if nvml.nvmlDeviceGetMigMode(each)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+                return True
+        except nvml.NVMLError:  # a GPU that cannot be
+            continue
+    return False
+
+
+def test_the_driver_s_uuid_is_torch_s(nvml, record_property):
+    if is_mig(nvml):
+        with pytest.raises(ConfigurationError, match="MIG"):
+            idle_gpus.read_gpus()
+        record_property("found", "MIG, which auto_select_gpus refuses")
+        return
+    names = [nvml.nvmlDeviceGetName(each) for each in handles(nvml)]
+    uuids = [nvml.nvmlDeviceGetUUID(each) for each in handles(nvml)]
+    seen = [uuids[at] for at in idle_gpus.visible(os.environ, names, uuids)]
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    assert seen == [f"GPU-{each.uuid}" for each in properties]
+    record_property("found", f"{len(seen)} of {len(uuids)} GPUs are visible")
+
+
+def test_a_run_that_chooses_its_gpu_trains_there(nvml, tmp_path):
+    if is_mig(nvml):
+        pytest.skip("MIG: auto_select_gpus refuses to choose among parts of GPUs")
+    gpus = idle_gpus.read_gpus()
+    assert len(gpus) == torch.cuda.device_count()
+    assert idle_gpus.choose(gpus, 1)[0] in range(len(gpus))
+    train(tmp_path, "run", Sequences(), auto_select_gpus=True)

@@ -1,0 +1,170 @@
+"""What a run holds on the GPU: in steps, while it saves, and at the largest batch that fits."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ..checkpointed_subject import FEATURES, Network
+from ..project import load, trainer
+from . import device
+from .strategies import engine
+from .training import train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+WIDTH = 1024 if device.IS_GPU else 32
+STEPS = 8
+# Steps from here on save.
+SAVES_FROM = 5
+MIB = 2**20
+
+
+class Deep(trainer.TrainingModule):
+    """Many linear layers and few activations.
+
+    ``held``: bytes that a forward leaves for backward; ``peaks``: before any save, and since.
+    """
+
+    def __init__(self, depth: int, optimizer: str = "sgd") -> None:
+        super().__init__()
+        self.optimizer = optimizer
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(depth))
+        self.held = 0
+        self.peaks: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == SAVES_FROM - 1:
+            self.peaks.append(device.peak())
+        if batch_idx in (2, SAVES_FROM - 1):
+            device.forget_peak()
+        before = device.allocated()
+        (x,) = batch
+        for layer in self.layers:
+            x = x + layer(x).tanh() / len(self.layers)
+        self.held = device.allocated() - before
+        return x.square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.optimizer == "adam":
+            return torch.optim.Adam(self.parameters(), lr=1e-4)
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.ones(2 * STEPS, WIDTH)), batch_size=2)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("single_device", {}),
+        ("ddp", {}),
+        ("fsdp", {}),
+        ("fsdp", {"offload": True}),
+    ],
+    ids=["single_device", "ddp", "fsdp", "fsdp-offload"],
+)
+def test_a_save_takes_no_memory_of_the_gpu(
+    tmp_path, record_property, strategy, options, asynchronous
+):
+    module = Deep(16 if device.IS_GPU else 4, "adam")
+    train(
+        *(tmp_path, "run", module),
+        strategy=strategy,
+        strategy_options=options,
+        async_checkpoints=asynchronous,
+        # Step 5 is saved, and step 6 runs while that is written.
+        checkpoint_every_n_steps=SAVES_FROM,
+        max_steps=STEPS,
+    )
+    device.only_a_gpu_shows("its memory")
+    (without,), since = module.peaks, device.peak()
+    record_property("found", f"{since / without - 1:+.1%} (bound +5%)")
+    assert since <= 1.05 * without
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=[pytest.mark.needs(needed)] if (needed := engine(name)) else [])
+        for name in ("fsdp", "fairscale_fsdp", "deepspeed_stage_3")
+    ],
+)
+def test_bf16_mixed_keeps_no_copy_of_all_weights_for_backward(tmp_path, record_property, strategy):
+    module = Deep(64 if device.IS_GPU else 4)
+    half = sum(2 * each.numel() for each in module.parameters())
+    train(
+        *(tmp_path, "run", module),
+        strategy=strategy,
+        precision="bf16-mixed",
+        max_steps=3,
+    )
+    device.only_a_gpu_shows("its memory")
+    record_property("found", f"{module.held / half:.0%} of the weights (bound 50%)")
+    assert module.held < 0.5 * half
+
+
+class Hungry(trainer.TrainingModule):
+    """Takes some MiB a sample; in a dry run it says that there is no memory for more than 37."""
+
+    SAMPLES, MOST = 1000, 37
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (x,) = batch
+        if not device.IS_GPU and len(x) > self.MOST:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        size = MIB if device.IS_GPU else 1
+        return (x.expand(len(x), size) * self.scale).tanh().square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.ones(self.SAMPLES, 1)), batch_size=1)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_the_largest_batch_that_fits_is_found(tmp_path, record_property, precision):
+    def fit(batch: int) -> None:
+        train(tmp_path, f"run-{batch}", Hungry(), global_batch_size=batch, **shared)
+
+    shared = {"precision": precision, "max_steps": 2}
+    with device.memory_limited_to(512 * MIB):
+        run = trainer.Trainer(
+            accelerator=device.ACCELERATOR,
+            devices=1,
+            precision=precision,
+            enable_progress_bar=False,
+            default_root_dir=tmp_path,
+        )
+        found = run.find_batch_size(Hungry())
+        record_property("found", f"{found} samples in 512 MiB")
+        fit(found)
+        with pytest.raises(torch.OutOfMemoryError):
+            fit(2 * found)
+    assert 1 < found < Hungry.SAMPLES
+    if not device.IS_GPU:
+        assert found == Hungry.MOST
+
+
+def test_activations_are_computed_again_in_less_memory(record_property):
+    peaks, gradients = [], []
+    for names in ([], ["Block"]):
+        torch.manual_seed(0)
+        network = Network().to(device.DEVICE)
+        batch = torch.randn(100_000 if device.IS_GPU else 10, FEATURES, device=device.DEVICE)
+        device.forget_peak()
+        with load("trainer.activation_checkpointing").applied(network, names):
+            network(batch).square().mean().backward()
+        peaks.append(device.peak())
+        gradients.append([each.grad for each in network.parameters()])
+    assert all(map(torch.equal, *gradients))
+    device.only_a_gpu_shows("its memory")
+    record_property("found", f"{peaks[1] / peaks[0]:.0%} of the peak (bound 80%)")
+    assert peaks[1] < 0.8 * peaks[0]

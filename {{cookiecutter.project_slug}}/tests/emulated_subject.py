@@ -5,6 +5,7 @@
 
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -208,12 +209,17 @@ def trained(fit: Fit, folder: Path, accelerator: str = "gpu", **more: Any) -> tu
     return running, model
 
 
-def seen(name: str, fit: Fit, folder: Path) -> dict[str, Any]:
+def saved(running: Any) -> Path:
+    """The checkpoint within a fit."""
+    found: Path = running.run_directory / "checkpoints" / f"step-{SAVED:08d}"
+    return found
+
+
+def seen(fit: Fit, folder: Path) -> dict[str, Any]:
     """What a fit comes to: against one on the CPU, and against itself, resumed."""
-    running, model = trained(fit, folder / name / "whole")
-    on_cpu, reference = trained(fit, folder / name / "cpu", "cpu")
-    checkpoint = next(running.run_directory.glob(f"checkpoints/step-*{SAVED}"))
-    resumed, again = trained(fit, folder / name / "resumed", resume=str(checkpoint))
+    running, model = trained(fit, folder / "whole")
+    on_cpu, reference = trained(fit, folder / "cpu", "cpu")
+    resumed, again = trained(fit, folder / "resumed", resume=str(saved(running)))
     return {
         "steps": running.global_step,
         "devices": sorted(model.devices),
@@ -291,27 +297,24 @@ class Reading(Model):
         return self.network(self.read(batch).view(-1, 6)).square().mean()  # type: ignore[no-any-return]
 
 
-def batch_types(folder: Path) -> dict[str, Any]:
-    """Two steps of ddp on batches of each type, and what torch's own walk makes of them."""
-    found: dict[str, Any] = {}
-    device = torch.device(NAME, 0)
-    for name, (make, read) in BATCHES.items():
-        model = Reading(read)
-        batches = [make(torch.ones(_BATCH, 6) * number) for number in range(2)]
-        running = make_trainer(folder / name, "gpu", strategy="ddp")
-        running.fit(model, batches)
-        try:
-            moved = _to_kwargs((batches[0],), {}, device, False)[0][0][0]
-            walked = str(read(moved).device)
-        except TypeError as error:
-            walked = str(error)
-        found[name] = {
-            "steps": running.global_step,
-            "type": type(batches[0]).__name__,
-            "types": sorted(model.types),
-            "torch": walked,
-        }
-    return found
+def batch_type(name: str, folder: Path) -> dict[str, Any]:
+    """Two steps of ddp on batches of a type, and what torch's own walk makes of one."""
+    make, read = BATCHES[name]
+    model = Reading(read)
+    batches = [make(torch.ones(_BATCH, 6) * number) for number in range(2)]
+    running = make_trainer(folder / "batches" / name, "gpu", strategy="ddp")
+    running.fit(model, batches)
+    try:
+        moved = _to_kwargs((batches[0],), {}, torch.device(NAME, 0), False)[0][0][0]
+        walked = str(read(moved).device)
+    except TypeError as error:
+        walked = str(error)
+    return {
+        "steps": running.global_step,
+        "type": type(batches[0]).__name__,
+        "types": sorted(model.types),
+        "torch": walked,
+    }
 
 
 def planted(folder: Path) -> dict[str, Any]:
@@ -349,17 +352,45 @@ def on_emulated_gpu() -> Iterator[None]:
         yield
 
 
+def crossings(folder: Path) -> dict[str, float]:
+    """What a fit that is resumed on the other device differs by, without dropout."""
+    found = {}
+    for name, make in (("default", ADAMW), ("fused", partial(ADAMW, fused=True))):
+        for first, second in (("cpu", "gpu"), ("gpu", "cpu")):
+            fit, place = _of(partial(_without_dropout, make)), folder / name / first
+            running, whole = trained(fit, place / "whole", first)
+            _, resumed = trained(fit, place / "resumed", second, resume=str(saved(running)))
+            found[f"{name}, {first} to {second}"] = _difference(whole, resumed)
+    return found
+
+
+def _without_dropout(make: Callable[..., Optimizer]) -> Model:
+    model = Model(make)
+    model.network[3] = nn.Identity()
+    return model
+
+
+def attempted(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What it gives, or how it failed: the rest is seen all the same."""
+    try:
+        return work(*arguments)
+    except Exception:
+        return {"failed": traceback.format_exc()}
+
+
 def main(folder: Path) -> None:
     """Run everything."""
-    found: dict[str, Any] = {}
     with on_emulated_gpu():
-        found["detected"] = emulated_operations.detected()
-        found["mixtures"] = emulated_operations.mixtures()
-        found["fits"] = {name: seen(name, fit, folder / "fits") for name, fit in FITS.items()}
-        found["evaluations"] = evaluations(folder / "evaluations")
-        found["batch types"] = batch_types(folder / "batches")
-        found["batch sizes"] = batch_sizes(folder)
-        found["planted"] = planted(folder / "planted")
+        found = {
+            "detected": attempted(emulated_operations.detected),
+            "mixtures": attempted(emulated_operations.mixtures),
+            "fits": {name: attempted(seen, fit, folder / name) for name, fit in FITS.items()},
+            "evaluations": attempted(evaluations, folder / "evaluations"),
+            "crossings": attempted(crossings, folder / "crossings"),
+            "batch types": {name: attempted(batch_type, name, folder) for name in BATCHES},
+            "batch sizes": attempted(batch_sizes, folder / "sizes"),
+            "planted": attempted(planted, folder / "planted"),
+        }
     print(json.dumps(found))
 
 

@@ -37,6 +37,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return seen
 
 
+def part(found: Any, *names: str) -> Any:
+    """Of what was seen."""
+    for name in names:
+        found = found[name]
+        assert "failed" not in found, found["failed"]
+    return found
+
+
 def without_lines(counts: dict[str, int]) -> dict[str, int]:
     """Counts by file."""
     return {re.sub(r":\d+", "", place): count for place, count in counts.items()}
@@ -44,7 +52,7 @@ def without_lines(counts: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_step_that_records_nothing_waits_for_nothing(found: Any, name: str) -> None:
-    fit = found["fits"][name]
+    fit = part(found, "fits", name)
     assert fit["steps"] == STEPS
     assert without_lines(fit["waits"]) == _WAITS.get(name, {})
     # Of each batch, inputs and labels; nothing else comes from the host.
@@ -54,7 +62,7 @@ def test_a_step_that_records_nothing_waits_for_nothing(found: Any, name: str) ->
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_comes_to_what_it_does_on_the_cpu(found: Any, name: str) -> None:
-    fit = found["fits"][name]
+    fit = part(found, "fits", name)
     assert fit["devices"] == ["emulated:0"]
     # The same kernels, but for those that take all parameters at once.
     assert fit["difference"] < 1e-5
@@ -65,42 +73,48 @@ def test_a_fit_comes_to_what_it_does_on_the_cpu(found: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_resumed_fit_equals_the_whole_one(found: Any, name: str) -> None:
-    fit = found["fits"][name]
+    fit = part(found, "fits", name)
     assert fit["resumed equal"]
     assert fit["metrics resumed"] == fit["metrics"]
 
 
 @pytest.mark.parametrize("name", _KERNELS)
 def test_the_kernels_are_those_of_a_gpu(found: Any, name: str) -> None:
-    assert set(found["fits"][name]["operators"]) >= _KERNELS[name]
+    assert set(part(found, "fits", name)["operators"]) >= _KERNELS[name]
 
 
 def test_evaluation_equals_the_cpus(found: Any) -> None:
     for name in ("validate", "test"):
-        ours, theirs = found["evaluations"][name]
+        ours, theirs = part(found, "evaluations", name)
         assert ours == pytest.approx(theirs, rel=1e-5)
         assert len(ours) == 1
 
 
+def test_a_fit_resumes_on_the_other_device(found: Any) -> None:
+    differences = part(found, "crossings")
+    assert len(differences) == 4
+    assert max(differences.values()) < 1e-5
+
+
 def test_predictions_are_on_the_host_in_whatever_they_are(found: Any) -> None:
-    assert found["evaluations"]["types"] == ["Tensor"]
-    assert found["evaluations"]["equal"]
+    assert part(found, "evaluations")["types"] == ["Tensor"]
+    assert part(found, "evaluations")["equal"]
 
 
 def test_a_search_for_the_batch_size_steps_in_16_mixed(found: Any) -> None:
-    assert found["batch sizes"] == {"automatic": 4 * STEPS, "manual": 4 * STEPS}
+    assert part(found, "batch sizes") == {"automatic": 4 * STEPS, "manual": 4 * STEPS}
 
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_ddp_trains_on_batches_of_a_type(found: Any, name: str) -> None:
-    seen = found["batch types"][name]
+    seen = part(found, "batch types", name)
     assert seen["steps"] == 2
     assert seen["types"] == [seen["type"].replace("Tensor", "EmulatedTensor")]
 
 
 def test_torchs_own_walk_through_batches_cannot_be_relied_on(found: Any) -> None:
     """If this fails, torch can do more: DDP could be given device_ids again."""
-    walked = {name: seen["torch"] for name, seen in found["batch types"].items()}
+    walked = {name: part(found, "batch types", name)["torch"] for name in BATCHES}
     odd = {name: what for name, what in walked.items() if what != "emulated:0"}
     assert odd == {
         "defaultdict": "first argument must be callable or None",
@@ -120,11 +134,12 @@ def planted_at(name: str) -> str:
 
 
 def test_an_item_in_a_step_is_noticed(found: Any) -> None:
-    assert found["planted"]["item"]["waits"] == {f"item at {planted_at('item')}": LAST - FIRST + 1}
+    waits = part(found, "planted", "item")["waits"]
+    assert waits == {f"item at {planted_at('item')}": LAST - FIRST + 1}
 
 
 def test_a_pageable_copy_in_a_step_is_noticed(found: Any) -> None:
-    seen = found["planted"]["pageable"]
+    seen = part(found, "planted")["pageable"]
     assert seen["pageable"][f"to the device at {planted_at('pageable')}"] == LAST - FIRST + 1
     assert seen["waits"] == {}
 
@@ -132,7 +147,7 @@ def test_a_pageable_copy_in_a_step_is_noticed(found: Any) -> None:
 @pytest.mark.parametrize("name", ["left on the CPU", "unmoved"])
 def test_a_tensor_left_on_the_cpu_is_an_error(found: Any, name: str) -> None:
     expected = "Expected all tensors to be on the same device, but found cpu and emulated:0"
-    assert found["planted"][name].startswith(expected)
+    assert part(found, "planted", name).startswith(expected)
 
 
 def test_what_waits_and_what_reads_pageable_memory(found: Any) -> None:
@@ -145,7 +160,7 @@ def test_what_waits_and_what_reads_pageable_memory(found: Any) -> None:
         (0, 1): ["to device, non_blocking"],
         (0, 0): ["to device, pinned", "fill", "arithmetic", "rows"],
     }
-    assert found["detected"] == {
+    assert part(found, "detected") == {
         name: list(counts) for counts, names in expected.items() for name in names
     }
 
@@ -153,7 +168,7 @@ def test_what_waits_and_what_reads_pageable_memory(found: Any) -> None:
 def test_tensors_on_several_devices_are_an_error(found: Any) -> None:
     several = "Expected all tensors to be on the same device, but found"
     mixed = f"{several} cpu and emulated:0"
-    assert found["mixtures"] == {
+    assert part(found, "mixtures") == {
         "cpu": f"{mixed} in aten.add.Tensor",
         "in place": f"{mixed} in aten.mul_.Tensor",
         "cat": f"{mixed} in aten.cat.default",

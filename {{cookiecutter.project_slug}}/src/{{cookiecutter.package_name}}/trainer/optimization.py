@@ -13,6 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .errors import ConfigurationError, UserError
 
+# Which kernels an optimizer steps by: this run's choice, and not the checkpoint's. It decides, too,
+# on which device numbers of steps are.
+_KERNELS = ("foreach", "fused", "capturable")
 _SCHEDULERS = __name__.replace(".", r"\.")
 
 
@@ -235,7 +238,8 @@ def load_optimizer_state(
         if {by_index[index] for index in own_indices} != set(group["params"]):
             raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
         # torch matches by position: so the order must be this optimizer's own.
-        groups.append({**group, "params": own_indices})
+        kernels = {name: own[name] for name in _KERNELS if name in own}
+        groups.append({**group, **kernels, "params": own_indices})
     by_own_index = {indices[name]: dict(values) for name, values in state["state"].items()}
     optimizer.load_state_dict({"state": by_own_index, "param_groups": groups})
 

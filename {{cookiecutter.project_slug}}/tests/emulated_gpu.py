@@ -5,20 +5,16 @@ on different devices. It counts, by source line, where a GPU would make the host
 (``item``, ``nonzero``, a blocking copy) and which copies read pageable memory.
 
 :func:`install` registers it as torch's PrivateUse1 device, for the rest of the process: use it in
-processes of its own only. Not emulated: streams, memory, kernels that compute in another order, and
-what a collective's future gives (DDP's communication hooks).
+processes of its own only. Streams compute at once, and what is used on another stream that has not
+waited for it is an error. Not emulated: memory, kernels that compute in another order, backward
+over several devices, and what a collective's future gives (DDP's communication hooks).
 
 Source: torch.utils.backend_registration._setup_privateuseone_for_python_backend
 """
 
 import contextlib
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,10 +22,9 @@ from torch import Tensor
 from torch.optim import optimizer
 from torch.utils import _foreach_utils, _pytree, backend_registration
 
-from .project import PACKAGE, ROOT
+from .emulated_counts import note, note_operator
 
 NAME = "emulated"
-_TORCH = Path(torch.__file__).parent
 _aten = torch.ops.aten
 # What a GPU answers only when it has computed all that was asked of it before.
 _WAITS = {
@@ -55,38 +50,37 @@ _IN_HALF = ("linear", "matmul", "mm", "addmm", "bmm", "conv1d", "conv2d")
 _IN_FLOAT = ("cross_entropy_loss", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits")
 
 
-@dataclass
-class Counts:
-    """How often each source line made the host wait, and copied from pageable memory.
+class Stream:
+    """A stream of the device: what it computes is there for another once that has waited for it."""
 
-    ``operators``: how often each ran, by name. A line is ``file:number`` of the package or the
-    tests; what torch's own code waits for has its file after ``<``; what runs in backward is
-    ``backward``.
-    """
+    def __init__(self, device: object = None) -> None:
+        self.given = 0
+        self._waited: dict[Stream, int] = {}
 
-    waits: Counter[str] = field(default_factory=Counter)
-    pageable: Counter[str] = field(default_factory=Counter)
-    operators: Counter[str] = field(default_factory=Counter)
+    def wait_stream(self, other: "Stream") -> None:
+        """Have what follows on this stream wait for all on another so far."""
+        self._waited[other] = other.given
 
-
-_counts: list[Counts] = []
-
-
-@contextlib.contextmanager
-def counting() -> Iterator[Counts]:
-    """Count for a while."""
-    counts = Counts()
-    _counts.append(counts)
-    try:
-        yield counts
-    finally:
-        _counts.remove(counts)
+    def check(self, tensor: "EmulatedTensor") -> None:
+        """Raise if a tensor that is used on this stream may not be there yet, or no longer."""
+        if tensor.stream is self:
+            return
+        if self._waited.get(tensor.stream, 0) < tensor.number:
+            raise RuntimeError("a tensor is used on a stream that has not waited for it")
+        if self not in tensor.recorded:
+            raise RuntimeError("a tensor is used on another stream without record_stream")
 
 
 class EmulatedTensor(Tensor):
-    """A tensor on the emulated device; ``elem`` has its numbers."""
+    """A tensor on the emulated device; ``elem`` has its numbers.
+
+    ``stream``: has made it, as the ``number``-th; ``recorded``: others that use it.
+    """
 
     elem: Tensor
+    stream: Stream
+    number: int
+    recorded: set[Stream]
 
     @staticmethod
     def __new__(cls, elem: Tensor, device: torch.device) -> "EmulatedTensor":
@@ -100,6 +94,9 @@ class EmulatedTensor(Tensor):
             device=device,
         )
         made.elem = elem
+        made.stream = _module.stream_now
+        made.stream.given += 1
+        made.number, made.recorded = made.stream.given, set()
         return made
 
     # With these, `Module.to` keeps the parameters the objects that they are, as it does for CUDA.
@@ -122,9 +119,13 @@ class EmulatedTensor(Tensor):
         """Of the numbers."""
         return self.elem.untyped_storage()
 
+    def record_stream(self, stream: Any) -> None:
+        """Note a stream that uses the tensor."""
+        self.recorded.add(stream)
+
     def tolist(self) -> Any:
         """The numbers, for which the host waits."""
-        _note("waits", "tolist")
+        note("waits", "tolist")
         return self.elem.tolist()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -139,6 +140,20 @@ class _DeviceModule(backend_registration._DummyBackendModule):
     def __init__(self) -> None:
         self.current = 0
         self.generator = torch.Generator()
+        self.stream_now = Stream()
+
+    Stream = Stream
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.stream_now = self.stream_now, stream
+        try:
+            yield
+        finally:
+            self.stream_now = before
+
+    def current_stream(self, device: object = None) -> Stream:
+        return self.stream_now
 
     def set_device(self, device: torch.device | int) -> None:
         self.current = device if isinstance(device, int) else device.index or 0
@@ -162,7 +177,7 @@ class _DeviceModule(backend_registration._DummyBackendModule):
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: object = None) -> None:
-        _note("waits", "synchronize")
+        note("waits", "synchronize")
 
     def empty_cache(self) -> None:
         pass
@@ -186,9 +201,29 @@ def install() -> None:
             func = getattr(_aten, name).default
             operators.impl(func, _casting(func, dtype), "AutocastPrivateUse1")
     _libraries.extend([everything, operators])
+    _emulate_pinned_memory()
     # By default as on a GPU: the optimizers' loops over all parameters at once.
     optimizer._foreach_supported_types.append(EmulatedTensor)
     _foreach_utils._foreach_supported_types.append(EmulatedTensor)
+
+
+def _emulate_pinned_memory() -> None:
+    pinned: dict[int, Tensor] = {}  # by where they are; kept, so that nothing else comes there
+
+    def pin(tensor: Tensor) -> Tensor:
+        return pinned.setdefault(_storage(tensor), tensor)
+
+    def empty_like(tensor: Tensor, *, pin_memory: bool = False, **how: Any) -> Tensor:
+        return pin(original(tensor, **how)) if pin_memory else original(tensor, **how)
+
+    original = torch.empty_like
+    replaced: dict[str, Any] = {
+        "is_pinned": lambda self: _storage(self) in pinned,
+        "pin_memory": lambda self: self if self.is_pinned() else pin(self.clone()),
+    }
+    torch.empty_like = empty_like
+    for name, function in replaced.items():
+        setattr(Tensor, name, function)
 
 
 def _casting(func: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
@@ -212,11 +247,14 @@ def _casting(func: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
 
 def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the CPU for the device, if a GPU would."""
-    for counts in _counts:
-        counts.operators[func.__name__] += 1
+    note_operator(func.__name__)
     leaves = _pytree.tree_leaves((args, kwargs))
     emulated = [each for each in leaves if isinstance(each, EmulatedTensor)]
-    plain = [each for each in leaves if isinstance(each, Tensor) and each not in _Only(emulated)]
+    plain = [
+        each for each in leaves if isinstance(each, Tensor) and not isinstance(each, EmulatedTensor)
+    ]
+    for each in emulated:
+        _module.stream_now.check(each)
     target = kwargs.get("device")
     if func in _COPIES:
         device = _copied_to(func, args, kwargs)
@@ -226,7 +264,7 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
     else:
         device = None if target is None else torch.device(target)
     if emulated and func in _WAITS:
-        _note("waits", _WAITS[func])
+        note("waits", _WAITS[func])
     elif func in _INDEXES:
         _note_indices(args)
     if func is _aten._copy_from.default:
@@ -238,16 +276,6 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
     with _drawing(func) if device is not None else contextlib.nullcontext():
         result = func(*args, **kwargs)
     return _wrapped(result, emulated, plain, device)
-
-
-class _Only:
-    """Membership by identity."""
-
-    def __init__(self, members: Sequence[object]) -> None:
-        self._ids = {id(each) for each in members}
-
-    def __contains__(self, value: object) -> bool:
-        return id(value) in self._ids
 
 
 def _numbers(value: Any) -> Any:
@@ -328,41 +356,15 @@ def _note_copy(source: Tensor, to: torch.device, non_blocking: bool) -> None:
         return
     how = "to the device" if to.type == NAME else "to the host"
     if not non_blocking:
-        _note("waits", f"copy {how}")
+        note("waits", f"copy {how}")
     if to.type == NAME and not source.is_pinned():
-        _note("pageable", how)
+        note("pageable", how)
 
 
 def _note_indices(args: Sequence[Any]) -> None:
     indexed, indices = args[:2]
     for each in indices if isinstance(indexed, EmulatedTensor) else ():
         if isinstance(each, EmulatedTensor) and each.dtype in (torch.bool, torch.uint8):
-            _note("waits", "nonzero")
+            note("waits", "nonzero")
         elif isinstance(each, Tensor) and not isinstance(each, EmulatedTensor):
             _note_copy(each, indexed.device, non_blocking=False)
-
-
-def _note(kind: str, what: str) -> None:
-    if _counts:
-        line = f"{what} at {_line()}"
-        for each in _counts:
-            getattr(each, kind)[line] += 1
-
-
-def _line() -> str:
-    """The innermost line of the package or the tests, and the file of torch's that it called."""
-    inside = ""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(ROOT) and path != Path(__file__):
-            return f"{_shown(path)}:{frame.f_lineno}{inside}"
-        if not inside and path.is_relative_to(_TORCH) and path.name[0] != "_":
-            inside = f" < torch/{path.relative_to(_TORCH).as_posix()}"
-        frame = frame.f_back
-    return "backward"
-
-
-def _shown(path: Path) -> str:
-    package = ROOT / "src" / PACKAGE
-    return path.relative_to(package if path.is_relative_to(package) else ROOT).as_posix()

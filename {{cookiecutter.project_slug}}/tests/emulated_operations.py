@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor
 
-from . import emulated_gpu
+from .emulated_counts import counting
 from .emulated_gpu import NAME
 
 
@@ -15,7 +13,7 @@ def detected() -> dict[str, Any]:
     """What the emulated device says of single operations."""
     device = torch.device(NAME, 0)
     x, rows = torch.arange(4.0, device=device), torch.tensor([0, 1], device=device)
-    pinned = mock.patch.object(Tensor, "is_pinned", return_value=True)
+    pinned = torch.ones(4).pin_memory()
     works: dict[str, Callable[[], object]] = {
         "item": lambda: x.sum().item(),
         "float": lambda: float(x[0]),
@@ -32,6 +30,7 @@ def detected() -> dict[str, Any]:
         "copy_ to host": lambda: torch.ones(4).copy_(x),
         "synchronize": lambda: torch.get_device_module(device).synchronize(),
         "to device, non_blocking": lambda: torch.ones(4).to(device, non_blocking=True),
+        "to device, pinned": lambda: pinned[2:].to(device, non_blocking=True),
         "fill": lambda: torch.full((2,), 3.0, device=device),
         "arithmetic": lambda: (x * 2 + torch.tensor(3.0)).softmax(0),
         "rows": lambda: x[rows],
@@ -39,12 +38,9 @@ def detected() -> dict[str, Any]:
     }
     found = {}
     for name, work in works.items():
-        with emulated_gpu.counting() as counts:
+        with counting() as counts:
             work()
         found[name] = [counts.waits.total(), counts.pageable.total()]
-    with emulated_gpu.counting() as counts, pinned:
-        torch.ones(4).to(device, non_blocking=True)
-    found["to device, pinned"] = [counts.waits.total(), counts.pageable.total()]
     return found
 
 
@@ -71,4 +67,23 @@ def mixtures() -> dict[str, str]:
             work()
         except RuntimeError as error:
             found[name] = str(error)
+    return found
+
+
+def streams() -> dict[str, str]:
+    """What becomes of a tensor that is copied on a stream and used on another."""
+    gpu: Any = torch.get_device_module(NAME)
+    device, side = torch.device(NAME, 0), gpu.Stream()
+    found = {}
+    for waits, records in ((False, True), (True, False), (True, True)):
+        with gpu.stream(side):
+            tensor = torch.ones(4).to(device)
+        if waits:
+            gpu.current_stream(device).wait_stream(side)
+        if records:
+            tensor.record_stream(gpu.current_stream(device))
+        try:
+            found[f"{waits} {records}"] = str((tensor + 1).tolist())
+        except RuntimeError as error:
+            found[f"{waits} {records}"] = str(error)
     return found

@@ -7,7 +7,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,114 +17,18 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.distributed.utils import _to_kwargs
-from torch.nn.functional import cross_entropy
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import SumMetric
 
 from . import emulated_gpu, emulated_operations
 from .emulated_batches import BATCHES
-from .emulated_gpu import NAME, Counts
+from .emulated_gpu import NAME
+from .emulated_models import ADAMW, Manual, Measured, Model, Reading
 from .project import load, trainer
 
 STEPS = 8
-# Steps that record nothing: the first is logged, and so is the last.
-FIRST, LAST = 3, 5
 SAVED = 6
 _BATCH = 4
-ADAMW = partial(AdamW, lr=0.01)
-
-
-class Model(trainer.TrainingModule):
-    """A small classifier with dropout and BatchNorm, which counts what its steps wait for.
-
-    Args:
-        make: makes the optimizer of parameters.
-        work: done in each training step, with its input and loss.
-    """
-
-    def __init__(
-        self,
-        make: Callable[..., Optimizer] = ADAMW,
-        work: Callable[[Tensor, Tensor], object] = lambda x, loss: None,
-    ) -> None:
-        super().__init__()
-        self.network = nn.Sequential(
-            *(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
-        )
-        self.make, self.work = make, work
-        self.counts = Counts()
-        self.devices: set[str] = set()
-        self._counting: AbstractContextManager[Counts] | None = None
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self._count()
-        return self.train_on(batch)
-
-    def train_on(self, batch: Any) -> Tensor:
-        """The loss, which is logged with a number of Python's."""
-        x, labels = batch
-        loss = cross_entropy(self.network(x), labels)
-        self.work(x, loss)
-        self.devices |= {str(each.device) for each in (x, loss, *self.parameters())}
-        self.log("loss", loss, on_epoch=True)
-        self.log("least", float(self.global_step), on_epoch=True, reduce_fx="min")
-        self.log("seen", 4.0, on_epoch=True, reduce_fx="sum")
-        return loss
-
-    def _count(self) -> None:
-        """From the begin of a step to that of a later one: all that is between counts."""
-        step = self.global_step + 1
-        if self._counting is None and step == FIRST:
-            self._counting = emulated_gpu.counting()
-            self.counts = self._counting.__enter__()
-        elif self._counting is not None and step == LAST + 1:
-            self._counting.__exit__(None, None, None)
-            self._counting = None
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, labels = batch
-        self.log("val_loss", cross_entropy(self.network(x), labels))
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        x, labels = batch
-        self.log("test_loss", cross_entropy(self.network(x), labels))
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        scores = self.network(batch[0])
-        return {"scores": scores, "of": (scores.argmax(1), [batch_idx])}
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.make(self.parameters())
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)]
-
-
-class Manual(Model):
-    """The same with manual optimization, and clipping."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self._count()
-        optimizer = self.optimizers()
-        self.manual_backward(self.train_on(batch))
-        optimizer.clip_gradients(0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class Measured(Model):
-    """The same with a metric of torchmetrics, which lasts for an epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.metric = SumMetric(nan_strategy="disable")
-
-    def train_on(self, batch: Any) -> Tensor:
-        loss = super().train_on(batch)
-        self.metric.update(loss.detach())
-        self.log("metric", self.metric)
-        return loss
 
 
 @dataclass(frozen=True)
@@ -156,6 +60,7 @@ FITS = {
     "16-mixed manual": _of(Manual, precision="16-mixed"),
     "torchmetrics": _of(Measured),
     "activations computed again": _of(activation_checkpointing=["Sequential"]),
+    "dp": _of(strategy="dp"),
     "ddp": _of(strategy="ddp", gradient_clip_val=0.1),
     "ddp manual": _of(Manual, strategy="ddp", async_checkpoints=True),
 }
@@ -223,9 +128,9 @@ def seen(fit: Fit, folder: Path) -> dict[str, Any]:
     return {
         "steps": running.global_step,
         "devices": sorted(model.devices),
-        "waits": model.counts.waits,
-        "pageable": model.counts.pageable,
-        "operators": sorted(model.counts.operators),
+        "waits": model.window.counts.waits,
+        "pageable": model.window.counts.pageable,
+        "operators": sorted(model.window.counts.operators),
         "difference": _difference(model, reference),
         "resumed equal": _equal(model, again),
         "metrics": running.metrics,
@@ -280,23 +185,6 @@ def batch_sizes(folder: Path) -> dict[str, int]:
     return found
 
 
-class Reading(Model):
-    """Trains on a tensor in a batch.
-
-    Args:
-        read: finds it.
-    """
-
-    def __init__(self, read: Callable[[Any], Tensor]) -> None:
-        super().__init__()
-        self.read = read
-        self.types: set[str] = set()
-
-    def train_on(self, batch: Any) -> Tensor:
-        self.types.add(type(batch).__name__)
-        return self.network(self.read(batch).view(-1, 6)).square().mean()  # type: ignore[no-any-return]
-
-
 def batch_type(name: str, folder: Path) -> dict[str, Any]:
     """Two steps of ddp on batches of a type, and what torch's own walk makes of one."""
     make, read = BATCHES[name]
@@ -327,9 +215,14 @@ def planted(folder: Path) -> dict[str, Any]:
         except RuntimeError as error:
             found[name] = str(error)
         else:
-            found[name] = {"waits": model.counts.waits, "pageable": model.counts.pageable}
-    single = load("trainer.strategies").SingleDevice
-    with mock.patch.object(single, "move", lambda self, batch: batch):
+            found[name] = {
+                "waits": model.window.counts.waits,
+                "pageable": model.window.counts.pageable,
+            }
+    with (
+        mock.patch.object(load("trainer.transfer"), "copy_stream", return_value=None),
+        mock.patch.object(load("trainer.devices"), "to", lambda tensor, device, dtype: tensor),
+    ):
         try:
             make_trainer(folder / "unmoved", "gpu").fit(Model(), data())
         except RuntimeError as error:
@@ -344,7 +237,7 @@ def on_emulated_gpu() -> Iterator[None]:
     arguments = load("trainer.arguments")
     # Looked at together by every other step, and not by the 64th alone.
     load("trainer.finite")._BLOCK = 2
-    for name in ("single_device", "ddp"):
+    for name in ("single_device", "dp", "ddp"):
         strategy = load("trainer.strategies").strategy_class(name)
         strategy.limits = replace(strategy.limits, accelerators=("cpu", "cuda", NAME))
     device_of = {"cpu": "cpu", "gpu": NAME}
@@ -383,6 +276,7 @@ def main(folder: Path) -> None:
     with on_emulated_gpu():
         found = {
             "detected": attempted(emulated_operations.detected),
+            "streams": attempted(emulated_operations.streams),
             "mixtures": attempted(emulated_operations.mixtures),
             "fits": {name: attempted(seen, fit, folder / name) for name, fit in FITS.items()},
             "evaluations": attempted(evaluations, folder / "evaluations"),

@@ -299,7 +299,7 @@ def _check_run(given: dict[str, Any], layout: Layout, problems: Problems) -> Non
 
 def _devices(given: dict[str, Any], accelerator: Accelerator, layout: Layout) -> list[int]:
     value = given["devices"]
-    available = torch.cuda.device_count() if accelerator == "cuda" else None
+    available = _count(accelerator) if accelerator != "cpu" else None
     if layout.started_outside:
         limits, drives_all = _of_strategy(given["strategy"])
         # Such a launcher decides how many processes there are; Horovod's users say devices=1.
@@ -352,7 +352,13 @@ def _torch_device(accelerator: Accelerator, index: int) -> torch.device:
     if accelerator == "cpu":
         return torch.device("cpu")
     # A cluster may show each task only its own GPU: then that is device 0.
-    return torch.device(accelerator, index if index < torch.cuda.device_count() else 0)
+    return torch.device(accelerator, index if index < _count(accelerator) else 0)
+
+
+def _count(accelerator: Accelerator) -> int:
+    """GPUs that this process sees."""
+    count: int = torch.get_device_module(accelerator).device_count()
+    return count
 
 
 def _request(given: dict[str, Any]) -> Request:

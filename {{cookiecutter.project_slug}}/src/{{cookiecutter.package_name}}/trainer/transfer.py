@@ -34,16 +34,18 @@ class CopyStream(Protocol):
         ...
 
 
-class _CudaStream:
+class _SideStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._gpu: Any = torch.get_device_module(device)  # torch.cuda
+        self._stream = self._gpu.Stream(device)
 
     def copying(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._stream)
+        within: AbstractContextManager[Any] = self._gpu.stream(self._stream)
+        return within
 
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
-        computing = torch.cuda.current_stream(self._device)
+        computing = self._gpu.current_stream(self._device)
         computing.wait_stream(self._stream)
         for each in tensors:
             each.record_stream(computing)
@@ -51,7 +53,7 @@ class _CudaStream:
 
 def copy_stream(device: torch.device) -> CopyStream | None:
     """A side stream of a GPU; ``None`` where batches are used where the loader made them."""
-    return _CudaStream(device) if device.type == "cuda" else None
+    return _SideStream(device) if device.type != "cpu" else None
 
 
 def read(
@@ -81,7 +83,7 @@ def read(
 def read_pinned(feed: Feed, epoch: int, start: int, device: torch.device) -> Iterator[MicroBatch]:
     """The batches of an epoch in pinned memory, where pieces of each go to several GPUs."""
     batches = feed.epoch(epoch, start)
-    if device.type != "cuda":
+    if device.type == "cpu":
         return batches
     return (
         batch._replace(data=_each_plain(batch.data, pinned))  # what is pinned is copied later

@@ -69,8 +69,9 @@ class ReplicatedStep(StepModule):
             return read_loss(outputs)
         # In half precision sizes would be rounded, and so would their sum.
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-        weights = torch.tensor(self.sizes, dtype=losses.dtype, device=losses.device)
-        return (losses * weights).sum() / weights.sum()
+        # Without a tensor of sizes: the host would wait for its copy to the device.
+        sums = [loss * size for loss, size in zip(losses.unbind(), self.sizes, strict=True)]
+        return torch.stack(sums).sum() / sum(self.sizes)
 
 
 class DP(SingleDevice):

@@ -5,6 +5,7 @@ where there are none; what would move there raises an error. Torch's meta device
 """
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from .project import load, trainer
 
 checkpoint = load("trainer.checkpoint")
 checkpoint_writer = load("trainer.checkpoint_writer")
+deepspeed_slices = load("trainer.strategies.deepspeed_slices")
+deepspeed_state = load("trainer.strategies.deepspeed_state")
 dtensors = load("trainer.dtensors")
 fsdp = load("trainer.strategies.fsdp")
 optimization = load("trainer.optimization")
@@ -159,6 +162,58 @@ def test_fsdp_places_all_that_it_does_not_divide(connect, monkeypatch, automatic
     }
     assert {name: each.device for name, each in state.items()} == dict.fromkeys(state, META)
     assert {"scale", "table", "norm.running_mean"} <= state.keys()
+
+
+def fused_on(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A layer there, and an optimizer that keeps all of its state there."""
+    layer = nn.Linear(2, 2, bias=False, device=device)
+    return layer, torch.optim.AdamW(layer.parameters(), fused=device == META)
+
+
+@pytest.fixture
+def saved() -> dict[str, Any]:
+    """The state of an optimizer that is not fused, and has stepped."""
+    layer, optimizer = fused_on(torch.device("cpu"))
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state: dict[str, Any] = optimization.optimizer_state(
+        optimizer, optimization.parameter_names(layer)
+    )
+    return state
+
+
+def test_a_fused_optimizer_gets_its_steps_on_the_device_and_stays_fused(saved):
+    layer, optimizer = fused_on(META)
+    optimization.load_optimizer_state(optimizer, saved, optimization.parameter_names(layer))
+    assert {each.device for each in optimizer.state[layer.weight].values()} == {META}
+    assert optimizer.param_groups[0]["fused"]
+
+
+def test_one_that_is_not_fused_keeps_them_in_main_memory(saved):
+    layer, optimizer = fused_on(torch.device("cpu"))
+    saved["param_groups"][0]["fused"] = True
+    optimization.load_optimizer_state(optimizer, saved, optimization.parameter_names(layer))
+    assert optimizer.state[layer.weight]["step"].device.type == "cpu"
+    assert not optimizer.param_groups[0]["fused"]
+
+
+def test_deepspeed_puts_steps_on_the_device_too(saved):
+    layer, optimizer = fused_on(META)
+    flat = torch.empty(4, device=META)
+    slices = SimpleNamespace(
+        of=lambda parameter: deepspeed_slices.Slice(flat, 0, 0, 4),
+        shape=lambda parameter: parameter.shape,
+        relink=lambda: None,
+    )
+    divided = deepspeed_state.DividedState(layer, slices, optimizer, [["weight"]])
+    # As stage 3 leaves it between steps.
+    optimizer.param_groups[0]["params"] = []
+    divided._load_groups(saved["param_groups"])
+    divided._load_values(saved["state"])
+    values = optimizer.state[flat]
+    assert {name: each.device for name, each in values.items()} == dict.fromkeys(values, META)
+    assert {"step", *KEYS} == values.keys()
+    assert optimizer.param_groups[0]["fused"]
 
 
 def test_what_is_divided_later_stays():

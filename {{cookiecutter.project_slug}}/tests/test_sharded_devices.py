@@ -4,7 +4,9 @@ A fake process group takes part in every collective at once, so that meshes of G
 where there are none; what would move there raises an error. Torch's meta device stands for one.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +23,14 @@ from .project import load, trainer
 
 checkpoint = load("trainer.checkpoint")
 checkpoint_writer = load("trainer.checkpoint_writer")
+deepspeed_slices = load("trainer.strategies.deepspeed_slices")
+deepspeed_state = load("trainer.strategies.deepspeed_state")
+deepspeed = load("trainer.strategies.deepspeed")
+dp = load("trainer.strategies.dp")
 dtensors = load("trainer.dtensors")
 fsdp = load("trainer.strategies.fsdp")
 optimization = load("trainer.optimization")
+randomness = load("trainer.randomness")
 parts = load("trainer.strategies.parts")
 Precision = load("trainer.precision").Precision
 
@@ -161,6 +168,58 @@ def test_fsdp_places_all_that_it_does_not_divide(connect, monkeypatch, automatic
     assert {"scale", "table", "norm.running_mean"} <= state.keys()
 
 
+def fused_on(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A layer there, and an optimizer that keeps all of its state there."""
+    layer = nn.Linear(2, 2, bias=False, device=device)
+    return layer, torch.optim.AdamW(layer.parameters(), fused=device == META)
+
+
+@pytest.fixture
+def saved() -> dict[str, Any]:
+    """The state of an optimizer that is not fused, and has stepped."""
+    layer, optimizer = fused_on(torch.device("cpu"))
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state: dict[str, Any] = optimization.optimizer_state(
+        optimizer, optimization.parameter_names(layer)
+    )
+    return state
+
+
+def test_a_fused_optimizer_gets_its_steps_on_the_device_and_stays_fused(saved):
+    layer, optimizer = fused_on(META)
+    optimization.load_optimizer_state(optimizer, saved, optimization.parameter_names(layer))
+    assert {each.device for each in optimizer.state[layer.weight].values()} == {META}
+    assert optimizer.param_groups[0]["fused"]
+
+
+def test_one_that_is_not_fused_keeps_them_in_main_memory(saved):
+    layer, optimizer = fused_on(torch.device("cpu"))
+    saved["param_groups"][0]["fused"] = True
+    optimization.load_optimizer_state(optimizer, saved, optimization.parameter_names(layer))
+    assert optimizer.state[layer.weight]["step"].device.type == "cpu"
+    assert not optimizer.param_groups[0]["fused"]
+
+
+def test_deepspeed_puts_steps_on_the_device_too(saved):
+    layer, optimizer = fused_on(META)
+    flat = torch.empty(4, device=META)
+    slices = SimpleNamespace(
+        of=lambda parameter: deepspeed_slices.Slice(flat, 0, 0, 4),
+        shape=lambda parameter: parameter.shape,
+        relink=lambda: None,
+    )
+    divided = deepspeed_state.DividedState(layer, slices, optimizer, [["weight"]])
+    # As stage 3 leaves it between steps.
+    optimizer.param_groups[0]["params"] = []
+    divided._load_groups(saved["param_groups"])
+    divided._load_values(saved["state"])
+    values = optimizer.state[flat]
+    assert {name: each.device for name, each in values.items()} == dict.fromkeys(values, META)
+    assert {"step", *KEYS} == values.keys()
+    assert optimizer.param_groups[0]["fused"]
+
+
 def test_what_is_divided_later_stays():
     module = Own(automatic=False)
     module.layer.weight.grad = torch.ones(2, 2)
@@ -169,3 +228,99 @@ def test_what_is_divided_later_stays():
     assert there == {"temperature"}
     assert module.accuracy.tp.device == META
     assert module.layer.weight.grad is None
+
+
+# --- what is read on the CPU while a GPU writes it -----------------------------------------------
+
+
+class OnGPU:
+    """A number on a GPU, as gradient scaling knows it; a copy that waits is all that it gives."""
+
+    device = torch.device("cuda", 0)
+
+    def cpu(self) -> Tensor:
+        """A copy that is there when the call returns."""
+        return torch.full((), 0.5)
+
+
+def test_the_scale_of_offloaded_gradients_has_arrived_before_it_is_used():
+    layer = nn.Linear(2, 2, bias=False)
+    layer.weight.grad = torch.full((2, 2), 4.0)
+    optimizer = torch.optim.SGD(layer.parameters())
+    scaler = Precision("16-mixed", "cpu").scaler
+    scaler._unscale_grads_(optimizer, OnGPU(), OnGPU(), False)
+    assert layer.weight.grad.tolist() == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize(("device", "reads_overflow"), [("cpu", True), ("cuda", False)])
+def test_an_offloaded_fused_optimizer_reads_no_overflow_from_a_gpu(
+    monkeypatch, device, reads_overflow
+):
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+    scaler = Precision("16-mixed", "cpu").scaler
+    scaler._device = device
+    monkeypatch.setattr(torch.amp.GradScaler, "step", lambda *_: None)
+    scaler.step(optimizer)
+    assert optimizer._step_supports_amp_scaling is reads_overflow
+
+
+def test_deepspeed_clips_offloaded_gradients_after_their_copies(monkeypatch):
+    events: list[str] = []
+    gradient = torch.tensor([3.0, -3.0])
+
+    def gradients() -> Iterator[Tensor]:
+        events.append("read")
+        yield gradient
+
+    strategy = deepspeed.DeepSpeed()
+    strategy.device = torch.device("cuda", 0)
+    strategy.zero = SimpleNamespace(cpu_offload=True, loss_scale=2.0)
+    strategy.slices = SimpleNamespace(gradients=gradients, are_offloaded=True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(f"wait {device}"))
+    strategy.clip_gradients(optimization.Optimization([], []), 1.0, "value")
+    assert events == ["wait cuda:0", "read"]
+    assert gradient.tolist() == [2, -2]
+
+
+# --- dp: several GPUs in one process -------------------------------------------------------------
+
+GPUS = [torch.device("cuda", 1), torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+def test_a_replica_computes_on_its_own_gpu(monkeypatch):
+    current: list[Any] = [None]
+
+    @contextlib.contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    class Replica:
+        def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+            return batch, current[-1]
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(dp, "scatter", lambda batch, *_: list(batch.split(1)))
+    monkeypatch.setattr(dp, "replicate", lambda *_, **__: Replica())
+    monkeypatch.setattr(dp, "gather", lambda outputs, _: outputs)
+    step = dp.ReplicatedStep(Own(automatic=True), GPUS)
+    outputs = step("training", torch.arange(3), 0)
+    assert outputs == [(torch.tensor([i]), device) for i, device in enumerate(GPUS)]
+
+
+def test_the_generators_of_all_replicas_are_saved(monkeypatch):
+    states = {device: torch.tensor([index]) for index, device in enumerate(GPUS[:2])}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", states.__getitem__)
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: states.update({device: state})
+    )
+    saved = randomness.full_state(GPUS)
+    before = dict(states)
+    states.update(dict.fromkeys(states, torch.tensor([7])))
+    randomness.set_full_state(saved, GPUS)
+    assert states == before
+    # One GPU's is named as ever, also where others were beside it.
+    randomness.set_full_state(saved, [GPUS[1]])
+    assert states[GPUS[1]].tolist() == [0]

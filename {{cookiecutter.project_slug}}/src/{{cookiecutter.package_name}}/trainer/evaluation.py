@@ -81,11 +81,11 @@ def _joining(module: nn.Module, recorder: Recorder) -> Iterator[None]:
 def _apart_from_training(module: nn.Module, strategy: SingleDevice) -> Iterator[None]:
     """Evaluation mode for a while; training goes on afterwards as if nothing had been between."""
     modes = [(child, child.training) for child in module.modules()]
-    state = randomness.full_state(strategy.device)
+    state = randomness.full_state(strategy.devices)
     module.eval()
     try:
         yield
     finally:
-        randomness.set_full_state(state, strategy.device)
+        randomness.set_full_state(state, strategy.devices)
         for child, mode in modes:
             child.training = mode

@@ -286,7 +286,7 @@ class FitLoop:
     def own_state(self) -> dict[str, Tensor]:
         """What is this process' own: its random state, and its share of unfinished sums."""
         parts = {
-            "random": randomness.full_state(self.strategy.device),
+            "random": randomness.full_state(self.strategy.devices),
             "log": self.outputs.recorder.state(),
             "torchmetrics": metrics.torchmetrics_state(self.module),
             "strategy": self.strategy.own_state(),
@@ -385,7 +385,7 @@ class FitLoop:
         self.strategy.load_own_state(_part(own, "strategy"))
         self.outputs.recorder.load_state(_part(own, "log"))
         metrics.load_torchmetrics_state(self.module, _part(own, "torchmetrics"))
-        randomness.set_full_state(_part(own, "random"), self.strategy.device)
+        randomness.set_full_state(_part(own, "random"), self.strategy.devices)
 
 
 def _part(own: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -13,10 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .errors import ConfigurationError, UserError
 
-# Which kernels an optimizer steps by: this run's choice, and not the checkpoint's. It decides, too,
-# on which device numbers of steps are.
-_KERNELS = ("foreach", "fused", "capturable")
 _SCHEDULERS = __name__.replace(".", r"\.")
+# Of a group of torch's optimizers: which code computes the same.
+_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 
 
 @dataclass
@@ -238,10 +237,26 @@ def load_optimizer_state(
         if {by_index[index] for index in own_indices} != set(group["params"]):
             raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
         # torch matches by position: so the order must be this optimizer's own.
-        kernels = {name: own[name] for name in _KERNELS if name in own}
-        groups.append({**group, **kernels, "params": own_indices})
+        groups.append({**group, **implementation(own), "params": own_indices})
     by_own_index = {indices[name]: dict(values) for name, values in state["state"].items()}
     optimizer.load_state_dict({"state": by_own_index, "param_groups": groups})
+
+
+def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
+    """How an optimizer computes a group, which is this run's affair and not a checkpoint's."""
+    return {name: group[name] for name in _IMPLEMENTATION if name in group}
+
+
+def place_step(group: Mapping[str, Any], values: dict[str, Any], device: torch.device) -> None:
+    """Put the number of steps where torch's optimizers expect it, as ``load_state_dict`` does.
+
+    Args:
+        group: of the parameter.
+        values: of its state, which an engine keeps elsewhere than torch.
+        device: of the parameter.
+    """
+    if (group.get("fused") or group.get("capturable")) and isinstance(values.get("step"), Tensor):
+        values["step"] = values["step"].to(device, torch.float32)
 
 
 def _names_by_index(optimizer: Optimizer, names: Mapping[int, str]) -> dict[int, str]:

@@ -19,11 +19,24 @@ NAMES = ("32-true", *_AUTOCAST, *_PARAMETERS)
 
 
 class _Scaler(torch.amp.GradScaler):
-    """Takes gradients in parts beside whole ones: torch's unscales either, and not both at once."""
+    """Takes gradients in parts beside whole ones: torch's unscales either, and not both at once.
+
+    Gradients that are offloaded lie on the CPU, and the scale on the GPU.
+    """
+
+    def step(self, optimizer: Optimizer, *arguments: Any, **options: Any) -> float | None:
+        if _any_on_cpu(optimizer) and hasattr(optimizer, "_step_supports_amp_scaling"):
+            # A fused optimizer would read the overflow's copy before it has arrived.
+            optimizer._step_supports_amp_scaling = self._device == "cpu"
+        return super().step(optimizer, *arguments, **options)
 
     def _unscale_grads_(self, optimizer: Optimizer, *arguments: Any) -> dict[torch.device, Tensor]:
         groups = optimizer.param_groups
         parameters = [each for group in groups for each in group["params"] if each.grad is not None]
+        if _any_on_cpu(optimizer):
+            # torch would copy the scale to the CPU without waiting, and read it at once.
+            scale, overflow, *rest = arguments
+            arguments = (scale.cpu(), overflow.cpu(), *rest)
         divided = [each for each in parameters if is_divided(each)]
         whole = [each for each in parameters if not is_divided(each)]
         if not divided or not whole:
@@ -35,6 +48,11 @@ class _Scaler(torch.amp.GradScaler):
         for device, overflow in others.items():
             overflows[device] = torch.maximum(overflow, overflows.get(device, overflow))
         return overflows
+
+
+def _any_on_cpu(optimizer: Optimizer) -> bool:
+    groups = optimizer.param_groups
+    return any(each.device.type == "cpu" for group in groups for each in group["params"])
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import hashlib
 import random
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -72,19 +73,26 @@ def set_host_state(state: State) -> None:
     np.random.set_state(("MT19937", keys, position, has_gauss, state["numpy_gauss"].item()))
 
 
-def full_state(device: torch.device) -> State:
-    """:func:`host_state`, and the generator of this process' device."""
+def full_state(devices: Sequence[torch.device]) -> State:
+    """:func:`host_state`, and the generators of this process' devices."""
     state = host_state()
-    if device.type != "cpu":
-        state[device.type] = torch.get_device_module(device).get_rng_state(device)
+    for name, each in _accelerators(devices).items():
+        state[name] = torch.get_device_module(each).get_rng_state(each)
     return state
 
 
-def set_full_state(state: State, device: torch.device) -> None:
+def set_full_state(state: State, devices: Sequence[torch.device]) -> None:
     """Put back what :func:`full_state` gave; a device's state only onto such a device."""
     set_host_state(state)
-    if device.type != "cpu" and device.type in state:
-        torch.get_device_module(device).set_rng_state(state[device.type], device)
+    for name, each in _accelerators(devices).items():
+        if name in state:
+            torch.get_device_module(each).set_rng_state(state[name], each)
+
+
+def _accelerators(devices: Sequence[torch.device]) -> dict[str, torch.device]:
+    """By the names of their states: those after the first are of replicas in the same process."""
+    used = [each for each in dict.fromkeys(devices) if each.type != "cpu"]
+    return {f"{each.type}-{index}" if index else each.type: each for index, each in enumerate(used)}
 
 
 class Stream:

@@ -264,6 +264,9 @@ class DeepSpeed(ProcessGroupStrategy):
         elif algorithm == "norm":
             self.zero.clip_grad = value  # within DeepSpeed's own step
         else:
+            if self.slices.are_offloaded and self.device.type == "cuda":
+                # Their copies to the CPU may be under way; DeepSpeed's own step waits for them.
+                torch.cuda.synchronize(self.device)
             bound = value * self.zero.loss_scale
             for gradient in self.slices.gradients():
                 # What has overflowed stays as it is, for DeepSpeed to see; the device decides that,

@@ -69,6 +69,11 @@ class FlatSlices:
         """Of the whole parameter."""
         return parameter.shape
 
+    @property
+    def are_offloaded(self) -> bool:
+        """Whether gradients are copied to the CPU, where the optimizer steps."""
+        return bool(self._zero.cpu_offload)
+
     def gradients(self) -> Iterator[Tensor]:
         """This process' share of the averaged gradients of a step, to be changed in place."""
         if self._zero.cpu_offload:
@@ -122,6 +127,11 @@ class ParameterSlices:
     def shape(self, parameter: Any) -> torch.Size:
         """Of the whole parameter."""
         return torch.Size(parameter.ds_shape)
+
+    @property
+    def are_offloaded(self) -> bool:
+        """Whether gradients are copied to the CPU, where the optimizer steps."""
+        return bool(self._zero.offload_optimizer)
 
     def gradients(self) -> Iterator[Tensor]:
         """This process' share of the averaged gradients of a step, to be changed in place."""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from .. import distributed
 from ..checkpoint_state import Spread
 from ..errors import ConfigurationError
+from ..optimization import implementation, place_step
 from ..stored_tensors import read_all
 from .deepspeed_slices import FlatSlices, ParameterSlices, Slice
 
@@ -142,7 +143,9 @@ class DividedState:
         if [set(group["params"]) for group in saved] != [set(names) for names in self._groups]:
             raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
         for group, values in zip(self._optimizer.param_groups, saved, strict=True):
+            own = implementation(group)
             group.update({key: read_all(values[key]) for key in values if key != "params"})
+            group.update(own)
 
     def _load_values(self, saved: Mapping[str, Any]) -> None:
         self._optimizer.state.clear()
@@ -150,6 +153,12 @@ class DividedState:
             shape = self._slices.shape(self._parameters[name])
             for key, value in saved.get(name, {}).items():
                 self._load_value(part, key, read_all(value), shape)
+        # Of stage 3 an optimizer's groups hold their parameters only while it steps.
+        for group, names in zip(self._optimizer.param_groups, self._groups, strict=True):
+            for name in names:
+                part = self._slices.of(self._parameters[name])
+                if part is not None:
+                    place_step(group, self._optimizer.state[part.flat], part.flat.device)
         self._slices.relink()
 
     def _load_value(self, part: Slice, key: str, value: Any, shape: torch.Size) -> None:

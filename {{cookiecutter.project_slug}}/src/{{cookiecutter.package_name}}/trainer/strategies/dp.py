@@ -5,6 +5,7 @@ on GPUs only, this one on any devices, the same one several times too.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -59,7 +60,8 @@ class ReplicatedStep(StepModule):
                 # A batch that only keeps this process in step with the others counts nothing.
                 counted = self.sizes[index] if self.module._run.batch_samples else 0
                 replica._run = _PieceRun(self.module._run, counted)
-            outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
+            with _on(self._devices[index]):
+                outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
         return gather(outputs, self._devices[0])
 
     def read_loss(self, outputs: Any) -> Tensor:
@@ -72,6 +74,11 @@ class ReplicatedStep(StepModule):
         # Without a tensor of sizes: the host would wait for its copy to the device.
         sums = [loss * size for loss, size in zip(losses.unbind(), self.sizes, strict=True)]
         return torch.stack(sums).sum() / sum(self.sizes)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """A replica's own GPU is the current one in it: for its kernels, and for what it makes there."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class DP(SingleDevice):

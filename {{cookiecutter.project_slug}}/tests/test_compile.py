@@ -121,18 +121,21 @@ def computed(value: Any, names: list[str]) -> dict[str, Tensor]:
     return {**gradients, **dict(network.named_buffers()), "random": torch.rand(1)}
 
 
+WAYS = [  # the first two are quick
+    ({"regional": True}, [], 2),  # one block has another momentum
+    (True, ["Block"], 2),
+    (True, [], 1),
+    ({"regional": ["head"], "dynamic": False}, [], 1),
+    ({"regional": ["Block", "layers.*.norm"]}, [], 2),  # one inside the other
+    (True, ["Block", "layers.*.norm"], 2),  # the norms alone
+    ({"regional": True}, ["layers.1"], 1),
+    ({"regional": True, "mode": "max-autotune"}, ["layers.1", "head"], 2),
+]
+
+
 @pytest.mark.parametrize(
     ("value", "names", "count"),
-    [
-        (True, [], 1),
-        ({"regional": True}, [], 2),  # one block has another momentum
-        ({"regional": ["head"], "dynamic": False}, [], 1),
-        ({"regional": ["Block", "layers.*.norm"]}, [], 2),  # one inside the other
-        (True, ["Block"], 2),
-        (True, ["Block", "layers.*.norm"], 2),  # the norms alone
-        ({"regional": True}, ["layers.1"], 1),
-        ({"regional": True, "mode": "max-autotune"}, ["layers.1", "head"], 2),
-    ],
+    [pytest.param(*each, marks=[pytest.mark.slow] * (each not in WAYS[:2])) for each in WAYS],
 )
 def test_gradients_and_buffers_are_equal(graphs, value, names, count):
     alone = computed(False, [])
@@ -147,7 +150,7 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 4)
+        self.linear = nn.Linear(FEATURES, FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.linear(x).tanh()
@@ -155,18 +158,24 @@ class Plain(nn.Module):
 
 @pytest.mark.parametrize("names", [[], ["Plain"]])
 def test_a_block_is_compiled_once_for_all_of_its_class(graphs, names):
-    network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*(Plain() for _ in range(12))))
+    network = nn.Sequential(
+        nn.Linear(FEATURES, FEATURES), nn.Sequential(*(Plain() for _ in range(12)))
+    )
     with compilation.applied(network, {"regional": True}, names):
         for _ in range(2):
-            network(torch.randn(2, 4)).sum().backward()
+            network(torch.randn(2, FEATURES)).sum().backward()
     assert len(graphs) == 1
 
 
-def test_a_module_is_no_longer_compiled_after_a_fit(graphs, tmp_path):
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [({"mode": "default"}, []), ({"regional": True}, []), (True, ["Plain"]), (False, ["Plain"])],
+)
+def test_a_fit_compiles_for_as_long_as_it_lasts(graphs, tmp_path, value, names):
     class Called(Model):
         def __init__(self) -> None:
             super().__init__()
-            self.network = nn.Linear(FEATURES, 1)
+            self.network = nn.Sequential(Plain(), Plain())
 
         def forward(self, x: Tensor) -> Tensor:
             return self.network(x)
@@ -176,9 +185,10 @@ def test_a_module_is_no_longer_compiled_after_a_fit(graphs, tmp_path):
 
     module = Called()
     options = {"accelerator": "cpu", "max_steps": 2, "default_root_dir": tmp_path}
-    trainer.Trainer(**options, compile={"mode": "default"}).fit(module, module.train_dataloader())
+    asked = trainer.Trainer(**options, compile=value, activation_checkpointing=names)
+    asked.fit(module, module.train_dataloader())
     count = len(graphs)
-    assert count > 0
+    assert (count > 0) is (value is not False)
     module(torch.randn(7, FEATURES)).sum().backward()
     assert len(graphs) == count
 

@@ -145,6 +145,11 @@ def pinned(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's on a device; the host does not wait for the copy."""
+    return devices.to(pinned(tensor) if device.type == "cuda" else tensor, device, None)
+
+
 def _each_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A batch in which each plain tensor on the CPU is changed, and nothing else."""
 

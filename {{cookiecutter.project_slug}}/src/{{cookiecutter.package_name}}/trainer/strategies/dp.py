@@ -71,9 +71,8 @@ class ReplicatedStep(StepModule):
             return read_loss(outputs)
         # In half precision sizes would be rounded, and so would their sum.
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-        # Without a tensor of sizes: the host would wait for its copy to the device.
-        sums = [loss * size for loss, size in zip(losses.unbind(), self.sizes, strict=True)]
-        return torch.stack(sums).sum() / sum(self.sizes)
+        weights = transfer.sent(torch.tensor(self.sizes, dtype=losses.dtype), losses.device)
+        return (losses * weights).sum() / weights.sum()
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -228,7 +227,7 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
         moved = [output.to(device) for output in outputs]
         return torch.cat(moved) if first.ndim else torch.stack(moved)
     if isinstance(first, int | float) and not isinstance(first, bool):
-        return torch.tensor(outputs, device=device)
+        return transfer.sent(torch.tensor(outputs), device)
     if isinstance(first, Mapping):
         return {key: gather([output[key] for output in outputs], device) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):

@@ -21,16 +21,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpu_one import CONTESTANTS, MARK, lightning_name
-from gpu_subject import PRECISION, QUICK, Job
+from gpu_job import MARK, NAMES, PRECISION, QUICK, Job, lightning_name
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "gpu.md"
 BEGIN, END = "<!-- bench-gpu: begin -->\n", "<!-- bench-gpu: end -->"
 TIMEOUT = 600
 # What is aimed at: a step and its memory beside the hand-written loop's.
-AIMS = {"step_ms": ("a step", 0.02), "peak_mib": ("peak memory", 0.03)}
-NAMES = {"loop": "hand-written loop", "bundled": "this trainer", "lightning": "Lightning"}
+AIMS = {"step_ms": ("A step of the trainer", 0.02), "peak_mib": ("Its peak memory", 0.03)}
 FACTS = """
 import torch
 p = torch.cuda.get_device_properties(0)
@@ -71,9 +69,9 @@ def main() -> None:
 def contestants() -> tuple[list[str], list[str]]:
     """Return those that can run here, and a line for each that cannot."""
     if lightning_name() is not None:
-        return list(CONTESTANTS), []
+        return list(NAMES), []
     line = f"Lightning is not compared: {sys.executable} does not have it; pip install lightning"
-    return [name for name in CONTESTANTS if name != "lightning"], [line]
+    return [name for name in NAMES if name != "lightning"], [line]
 
 
 def play(job: Job, names: list[str], count: int) -> Rounds:
@@ -151,9 +149,7 @@ def verdicts(rounds: Rounds) -> list[str]:
         found = medians(rounds, key)
         more = found["bundled"] / found["loop"] - 1
         word = "reached" if more <= aim else "**missed**"
-        lines.append(
-            f"- The trainer's {what}: {more:+.1%}; the aim of at most {aim:+.0%} is {word}."
-        )
+        lines.append(f"- {what}: {more:+.1%}; the aim of at most {aim:+.0%} is {word}.")
     return lines
 
 

@@ -6,7 +6,6 @@ python benchmarks/gpu_one.py bundled '{"device": "cuda"}'
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -16,11 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from gpu_subject import CLIP, PRECISION, Clock, Job, build, loader, optimizer_for
-
-MARK = "@result "
-# Under either name; the first that is installed.
-LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+from gpu_job import LIGHTNING, MARK, PRECISION, Job, lightning_name
+from gpu_subject import CLIP, Clock, build, loader, optimizer_for
 
 
 def loop(job: Job, clock: Clock) -> None:
@@ -71,14 +67,6 @@ def lightning(job: Job, clock: Clock) -> None:
         enable_model_summary=False,
     )
     trainer.fit(_module(package.LightningModule, job, clock))
-
-
-def lightning_name() -> str | None:
-    """Return the package by which Lightning is installed here; ``None`` without it."""
-    for name in LIGHTNING:
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            return name
-    return None
 
 
 def _module(base: Any, job: Job, clock: Clock) -> Any:

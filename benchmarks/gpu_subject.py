@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,35 +11,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import memory_meter
+from gpu_job import Job
 
 CLIP = 1.0
-PRECISION = "bf16-mixed"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One measurement: the model, its batches, and how many steps of them."""
-
-    device: str = "cuda"
-    vocabulary: int = 50_304
-    context: int = 1024
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    batch: int = 8
-    warmup: int = 10
-    steps: int = 40
-
-    @property
-    def total(self) -> int:
-        """All steps: the window ends when the step after it begins."""
-        return self.warmup + self.steps + 1
-
-
-# A smoke run: its numbers say nothing.
-QUICK = Job(
-    "cpu", vocabulary=64, context=16, width=32, depth=2, heads=2, batch=2, warmup=2, steps=4
-)
 
 
 class Block(nn.Module):

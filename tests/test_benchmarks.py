@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from rendering import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the script of the GPU benchmark; it imports no torch by itself."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu")
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -31,3 +41,50 @@ def test_both_benchmarks_check_their_folder() -> None:
     for script in ("run.py", "memory.py"):
         text = (BENCHMARKS / script).read_text(encoding="utf-8")
         assert text.count('parser.add_argument("--out", type=writable, default=') == 1
+
+
+def test_the_gpu_benchmark_refuses_a_page_before_it_measures(tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    page.write_text("nothing\n", encoding="utf-8")
+    for arguments, code, says in (
+        (["--out", str(page)], 1, f"{page} has no lines <!-- bench-gpu: begin --> and "),
+        (["--device", "cpu"], 2, "gpu.py: error: --device cpu: on a CPU only the smoke run"),
+        (["--rounds", "3"], 2, "gpu.py: error: --rounds: medians of less than five say nothing"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-B", BENCHMARKS / "gpu.py", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert (done.returncode, done.stdout) == (code, "")
+        assert done.stderr.splitlines()[-1].startswith(says)
+
+
+def test_the_gpu_benchmark_says_what_it_found_and_what_it_left_out(gpu: Any) -> None:
+    def results(*steps: float, peak: float) -> list[dict[str, float]]:
+        return [{"step_ms": step, "peak_mib": peak, "loss": 4.0} for step in steps]
+
+    rounds = {"loop": results(99, 100, 150, peak=1000), "bundled": results(1, 101, 102, peak=1040)}
+    gpu.check(rounds)
+    text = gpu.markdown(gpu.Job(), rounds, "a GPU", ["Lightning is not compared: …"])
+    lines = text.splitlines()
+    assert "| hand-written loop | 100.00 ms | +0.0% | 1000 MiB | +0.0% |" in lines
+    assert "| this trainer | 101.00 ms | +1.0% | 1040 MiB | +4.0% |" in lines
+    assert "- A step of the trainer: +1.0%; the aim of at most +2% is reached." in lines
+    assert "- Its peak memory: +4.0%; the aim of at most +3% is **missed**." in lines
+    assert lines[-1] == "Lightning is not compared: …"
+    rounds["bundled"][1]["loss"] = 5.0
+    with pytest.raises(SystemExit, match=r"this trainer ends at 5\.000, not near 4\.000"):
+        gpu.check(rounds)
+
+
+def test_the_gpu_benchmark_writes_between_its_marks(gpu: Any, tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    page.write_text((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8"), encoding="utf-8")
+    gpu.check_page(page)
+    gpu.write(page, "one\n")
+    gpu.write(page, "two\n")
+    before, _, rest = page.read_text(encoding="utf-8").partition(gpu.BEGIN)
+    assert rest.startswith(f"two\n{gpu.END}")
+    assert before.count("<!-- test-gpu: begin -->") == 1

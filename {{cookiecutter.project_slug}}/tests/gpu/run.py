@@ -140,7 +140,7 @@ def facts(device: str) -> dict[str, str]:
     done = subprocess.run(
         [sys.executable, "-c", FACTS, device], capture_output=True, text=True, check=True
     )
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return {"date": f"{now:%Y-%m-%d %H:%M} UTC", **found}
 

@@ -9,7 +9,7 @@ from ..project import load
 from . import device
 from .strategies import BOUNDS, all_of, options, registry
 from .subject import Sequences
-from .training import STOP, Trained, distance, is_same, matmul_precision, train
+from .training import STOP, Trained, distance, is_same, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SAVING = {"checkpoint_every_n_steps": 1}
@@ -130,8 +130,8 @@ def test_a_checkpoint_of_the_cpu_is_resumed_on_the_gpu(
 
 
 def test_the_default_precision_of_matrix_products_is_near(folder, reference, record_property):
-    """With TF32, where the trainer turns it on: 2^-11 of a value instead of 2^-24."""
-    trained = train(folder, "default", Sequences(), **matmul_precision("high"))
+    """The default on GPUs is TF32: 2^-11 of a value instead of 2^-24."""
+    trained = train(folder, "default", Sequences(), matmul_precision="high")
     assert_near(trained, reference(), 5e-3, record_property)
 
 

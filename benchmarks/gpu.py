@@ -1,0 +1,192 @@
+"""Times a GPT of 124 million parameters on one GPU: the trainer, a hand-written loop, Lightning.
+
+python benchmarks/gpu.py                         seven rounds, about ten minutes; writes docs/gpu.md
+python benchmarks/gpu.py --device cpu --quick    a smoke run with a tiny model; writes nothing
+
+The contestants alternate, in a fresh process each; medians are compared. It takes the Python that
+it is run by: `make bench-gpu` finds one whose torch sees a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gpu_job import MARK, NAMES, PRECISION, QUICK, Job, lightning_name
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "gpu.md"
+BEGIN, END = "<!-- bench-gpu: begin -->\n", "<!-- bench-gpu: end -->"
+TIMEOUT = 600
+# What is aimed at: a step and its memory beside the hand-written loop's.
+AIMS = {"step_ms": ("A step of the trainer", 0.02), "peak_mib": ("Its peak memory", 0.03)}
+FACTS = """
+import torch
+p = torch.cuda.get_device_properties(0)
+print(f"{p.name} ({p.total_memory / 2**30:.0f} GiB), CUDA {torch.version.cuda}")
+"""
+
+Rounds = dict[str, list[dict[str, float]]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--quick", action="store_true", help="one round of a tiny model")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch", type=int, default=Job.batch, help="sequences of a step")
+    parser.add_argument("--out", type=Path, default=PAGE, help="page with the two marks in it")
+    options = parser.parse_args()
+    if options.rounds < 5 and not options.quick:
+        parser.error("--rounds: medians of less than five say nothing")
+    if options.device == "cpu" and not options.quick:
+        parser.error("--device cpu: on a CPU only the smoke run is of use; add --quick")
+    if not options.quick:
+        check_page(options.out)
+    job = dataclasses.replace(QUICK if options.quick else Job(), device=options.device)
+    if not options.quick:
+        job = dataclasses.replace(job, batch=options.batch)
+    names, left_out = contestants()
+    rounds = play(job, names, 1 if options.quick else options.rounds)
+    check(rounds)
+    text = markdown(job, rounds, device_of(options.device), left_out)
+    print(text)
+    if not options.quick:
+        write(options.out, text)
+
+
+def contestants() -> tuple[list[str], list[str]]:
+    """Return those that can run here, and a line for each that cannot."""
+    if lightning_name() is not None:
+        return list(NAMES), []
+    line = f"Lightning is not compared: {sys.executable} does not have it; pip install lightning"
+    return [name for name in NAMES if name != "lightning"], [line]
+
+
+def play(job: Job, names: list[str], count: int) -> Rounds:
+    """Measure all contestants in so many rounds."""
+    rounds: Rounds = {name: [] for name in names}
+    for number in range(count):
+        # Every other round runs backwards, so that a GPU that gets warm favours nobody.
+        for name in names[::-1] if number % 2 else names:
+            result = measure(job, name)
+            rounds[name].append(result)
+            line = ", ".join(f"{key} {value:.2f}" for key, value in result.items())
+            print(f"{number + 1}: {NAMES[name]}: {line}", file=sys.stderr, flush=True)
+    return rounds
+
+
+def measure(job: Job, name: str) -> dict[str, float]:
+    """Return what a contestant's process found."""
+    command = [sys.executable, str(HERE / "gpu_one.py"), name, json.dumps(dataclasses.asdict(job))]
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        done = subprocess.run(
+            command, check=False, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT
+        )
+    for line in done.stdout.splitlines():
+        if line.startswith(MARK):
+            result: dict[str, float] = json.loads(line.removeprefix(MARK))
+            return result
+    words = (done.stdout + done.stderr)[-3000:]
+    raise SystemExit(f"{NAMES[name]}: no result; exit code {done.returncode}; it said:\n{words}")
+
+
+def check(rounds: Rounds) -> None:
+    """All must have come near the loop's loss, or they did not do the same work."""
+    expected = rounds["loop"][0]["loss"]
+    for name, results in rounds.items():
+        for each in results:
+            if abs(each["loss"] - expected) > 0.1 * expected:
+                raise SystemExit(
+                    f"{NAMES[name]} ends at {each['loss']:.3f}, not near {expected:.3f}"
+                )
+
+
+def medians(rounds: Rounds, key: str) -> dict[str, float]:
+    return {name: statistics.median(each[key] for each in found) for name, found in rounds.items()}
+
+
+def markdown(job: Job, rounds: Rounds, device: str, left_out: list[str]) -> str:
+    """Return the table, and whether it is what is aimed at."""
+    now = datetime.datetime.now(datetime.UTC)
+    steps, peaks = medians(rounds, "step_ms"), medians(rounds, "peak_mib")
+    count = len(rounds["loop"])
+    lines = [
+        f"{now:%Y-%m-%d %H:%M} UTC, {device}, Python {platform.python_version()}, {versions()}.",
+        f"{job.batch} sequences of {job.context} tokens a step, {PRECISION}, fused AdamW, clipped; "
+        f"medians of {count} round{'s' if count > 1 else ''} of {job.steps} steps.",
+        "",
+        "| | step | beside the loop | peak memory | beside the loop |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {NAMES[name]} | {steps[name]:.2f} ms | {steps[name] / steps['loop'] - 1:+.1%} "
+        f"| {peaks[name]:.0f} MiB | {peaks[name] / peaks['loop'] - 1:+.1%} |"
+        for name in rounds
+    ]
+    told = (
+        verdicts(rounds) if job.warmup > QUICK.warmup else ["A smoke run: its numbers say nothing."]
+    )
+    lines += ["", *told, *left_out]
+    return "\n".join(lines) + "\n"
+
+
+def verdicts(rounds: Rounds) -> list[str]:
+    """Return a line for each aim."""
+    lines = []
+    for key, (what, aim) in AIMS.items():
+        found = medians(rounds, key)
+        more = found["bundled"] / found["loop"] - 1
+        word = "reached" if more <= aim else "**missed**"
+        lines.append(f"- {what}: {more:+.1%}; the aim of at most {aim:+.0%} is {word}.")
+    return lines
+
+
+def versions() -> str:
+    """Return those of torch and Lightning."""
+    found = []
+    for name in ("torch", "lightning", "pytorch-lightning"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def device_of(kind: str) -> str:
+    """Return the name of what is measured; a process of its own asks, which leaves no context."""
+    if kind == "cpu":
+        return f"{platform.machine()} CPU (a smoke run)"
+    done = subprocess.run(
+        [sys.executable, "-c", FACTS], capture_output=True, text=True, check=True, timeout=TIMEOUT
+    )
+    return done.stdout.strip()
+
+
+def check_page(page: Path) -> None:
+    """Refuse a page without the two marks before anything is measured."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    if BEGIN not in text or END not in text.partition(BEGIN)[2]:
+        raise SystemExit(f"{page} has no lines {BEGIN.strip()} and {END} to put the table between")
+
+
+def write(page: Path, text: str) -> None:
+    """Put the table between the marks."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}{text}{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -111,6 +111,14 @@ class ProcessGroupStrategy(SingleDevice):
         # Training leaves each process with its own BatchNorm statistics; rank 0's are the model's.
         self.start_equal(self.module.buffers())
 
+    def waits_for_peers(self) -> bool:
+        # NCCL's communicators are destroyed when all that was started on them has ended.
+        return (
+            dist.is_initialized()
+            and dist.get_world_size() > 1
+            and "nccl" in dist.get_backend_config()
+        )
+
     def teardown(self) -> None:
         watchdog.disarm()
         if dist.is_initialized():

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from .. import launch, rendezvous
+from .. import devices, launch, rendezvous
 from ..cluster import Layout
 from ..precision import Precision
 from ..watchdog import watchdog
@@ -69,6 +69,8 @@ class ProcessGroupStrategy(SingleDevice):
         super().connect(layout, own_devices, precision)
         self.init_process_group(layout, self.device)
         watchdog.arm()
+        if self.waits_for_peers():  # NCCL takes no GPU twice
+            devices.check_one_each(self.device)
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Form the process group: NCCL on GPUs (and gloo for what is on the CPU), gloo on CPUs."""

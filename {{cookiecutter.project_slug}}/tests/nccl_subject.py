@@ -60,15 +60,42 @@ class AbortsBeside(OverNCCL):
         os.abort()
 
 
-class Hangs(OverNCCL):
+class Hangs(classifier.ImageClassifier):
     """Rank 1 never comes to a collective, in which rank 0 waits as over NCCL: in silence."""
 
-    def fail(self) -> None:
-        if self.global_rank == 1:
-            wait_for_ever()
-        threading.Event().wait(10_000)
+    def __init__(self) -> None:
+        super().__init__()
+        if "RANK" in os.environ:  # not in the launcher
+            pretend_nccl()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 2:
+            if self.global_rank == 1:
+                wait_for_ever()
+            recorded["pg_status"]["0"]["last_enqueued_collective"] = "8"
+            wait_in_silence()
+        return super().training_step(batch, batch_idx)
+
+
+recorded: dict[str, Any] = {
+    "pg_status": {"0": {"last_enqueued_collective": "7", "last_completed_collective": "7"}},
+    "entries": [{"profiling_name": "nccl:all_reduce", "retired": False}],
+}
+
+
+def pretend_nccl() -> None:
+    """Have the trainer take the process group, which gloo forms, for one of NCCL's."""
+    dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"
+    dist.destroy_process_group = lambda group=None: time.sleep(10_000)
+    load("trainer.devices").check_one_each = lambda device: None
+    watch = load("trainer.nccl_watch")
+    watch._have_nccl_wait = lambda seconds: None
+    watch._recorded = lambda **which: recorded
 
 
 def wait_for_ever() -> None:
-    while True:
-        time.sleep(10_000)
+    time.sleep(10_000)
+
+
+def wait_in_silence() -> None:
+    threading.Event().wait(10_000)

@@ -15,7 +15,7 @@ FLOORS = [
     {"files", "preemption", "stored_tensors", "checkpoint_state", "elsewhere", "hidden_gpus"},
     {"paths", "ranges", "values", "loaders", "leftover_threads"},
     {"reading"},
-    {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome"},
+    {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome", "nccl_watch"},
     {"metrics", "scaling", "optimization", "precision", "interruption", "finite"},
     {"gpu_backends"},
     {"activation_checkpointing"},

@@ -84,11 +84,32 @@ def end_failed(error: BaseException) -> NoReturn:
     Over NCCL that would wait for peers, which wait in a collective for this rank.
     """
     shown = report_failure(error, is_final=True) or error
+    _end_shown(shown)
+
+
+def end_hung(reason: str) -> NoReturn:
+    """End this rank, whose main thread waits in a collective, and tell where each rank stands.
+
+    Args:
+        reason: what has not completed, and in what time.
+    """
+    position = stacks.of_main_thread()
+    told = _accusation(position, f"{reason}; the strategy's timeout_seconds sets how long")
+    if told is None:
+        rank, elsewhere = distributed.rank(), watchdog.elsewhere() or "all ranks wait"
+        told = f"rank {rank} waited at:\n{position}\nrank {rank}: {reason}; {elsewhere}"
+    error = RankError(told)
+    outcome.tell_failure(told)
+    _write_down(error, is_final=True)
+    _end_shown(error)
+
+
+def _end_shown(error: BaseException) -> NoReturn:
+    """End this process, its error written down, and shown here where nobody else does."""
     if not is_reported():
-        _print(describe(shown, f"rank {distributed.rank()}: "))
-    code = _code(shown)
+        _print(describe(error, f"rank {distributed.rank()}: "))
     watchdog.disarm()
-    leftover_threads.end_now(code or 1)
+    leftover_threads.end_now(_code(error) or 1)
 
 
 def end_process(error: UserError) -> NoReturn:
@@ -109,16 +130,21 @@ def _print(text: str) -> None:
 
 
 def _blame(error: BaseException) -> RankError | None:
-    watchdog.note_loss(error)
-    watchdog.wait_to_be_ended(_YIELD_SECONDS)
-    accusation = watchdog.accuse(_reason(error))
+    accusation = _accusation(stacks.of_error(error), _reason(error))
     if accusation is not None:
-        if _directory() is None:  # our own launcher ends them
-            watchdog.end_silent_at_exit()
         return RankError(accusation)
     if elsewhere := watchdog.elsewhere():
         error.add_note(elsewhere)
     return None
+
+
+def _accusation(position: str, reason: str) -> str | None:
+    watchdog.note_loss(position)
+    watchdog.wait_to_be_ended(_YIELD_SECONDS)
+    accusation = watchdog.accuse(reason)
+    if accusation is not None and _directory() is None:  # our own launcher ends them
+        watchdog.end_silent_at_exit()
+    return accusation
 
 
 def _reason(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import devices, launch, rendezvous
 from ..cluster import Layout
+from ..nccl_watch import NCCLWatch
 from ..precision import Precision
 from ..watchdog import watchdog
 from .limits import Limits
@@ -60,6 +61,8 @@ class ProcessGroupStrategy(SingleDevice):
 
     limits: Limits = Limits()
 
+    _nccl_watch: NCCLWatch | None = None
+
     def __init__(self, timeout_seconds: float = 600.0) -> None:
         self.timeout_seconds = timeout_seconds
 
@@ -71,6 +74,7 @@ class ProcessGroupStrategy(SingleDevice):
         watchdog.arm()
         if self.waits_for_peers():  # NCCL takes no GPU twice
             devices.check_one_each(self.device)
+            self._nccl_watch = NCCLWatch(layout.rank, self.timeout_seconds, launch.end_hung)
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Form the process group: NCCL on GPUs (and gloo for what is on the CPU), gloo on CPUs."""
@@ -122,6 +126,9 @@ class ProcessGroupStrategy(SingleDevice):
         )
 
     def teardown(self) -> None:
+        if self._nccl_watch is not None:
+            self._nccl_watch.close()
+            self._nccl_watch = None
         watchdog.disarm()
         if dist.is_initialized():
             dist.destroy_process_group()

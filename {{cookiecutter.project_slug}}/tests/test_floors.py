@@ -13,7 +13,7 @@ FLOORS = [
     {"redaction", "commit"},
     {"safetensors_reader", "safetensors_writer", "run_lock"},
     {"files", "preemption", "stored_tensors", "checkpoint_state", "elsewhere", "hidden_gpus"},
-    {"paths", "ranges", "values", "loaders", "leftover_threads"},
+    {"paths", "ranges", "values", "loaders", "leftover_threads", "interfaces"},
     {"reading"},
     {"cluster", "devices", "idle_gpus", "legacy", "loggers", "outcome", "nccl_watch"},
     {"metrics", "scaling", "optimization", "precision", "interruption", "finite"},

@@ -69,6 +69,12 @@ option() { # NAME OPTION …
 # A run of its own for the job, the same after each requeue. The user's options come last and win.
 run_name=job-${job//_/-}
 fit=("$PACKAGE" fit)
+# Where SLURM has given GPUs, torch must not fall back to CPUs. A config or an option that says otherwise comes later.
+if [ "${SLURM_GPUS_ON_NODE:-0}" != 0 ] || [ -n "${SLURM_JOB_GPUS-}" ]; then
+    if ! { option --trainer.gpus "$@" || option --trainer.num_processes "$@"; } > /dev/null; then
+        fit+=(--trainer.accelerator gpu)
+    fi
+fi
 if ! option --config "$@" > /dev/null; then fit+=(--config "$CONFIG"); fi
 fit+=(--trainer.run_name "$run_name" --trainer.resume auto "$@")
 # What the user resumes from counts once: after a requeue the job's own run is continued.

@@ -8,6 +8,7 @@ import atexit
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -71,6 +72,8 @@ def run(
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+    # Said on a machine with GPUs, where torch is a CPU build; test_hidden_gpus.py asks for it.
+    error = re.sub("^warning: this run is on the CPU: .*\n", "", error, flags=re.MULTILINE)
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
 
 

@@ -125,6 +125,7 @@ class NVML:
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
         self.calls: list[str] = []
+        self.divided: dict[int, int] = {0: 0}
 
     def nvmlInit(self) -> None:
         self.calls.append("init")
@@ -152,6 +153,11 @@ class NVML:
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
         return [object()] * (2 - handle)
 
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
+        if handle not in self.divided:
+            raise self.NVMLError("Not Supported")
+        return (self.divided[handle], 0)
+
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         return SimpleNamespace(free=(handle + 1) * GIB)
 
@@ -172,6 +178,19 @@ def test_gpus_are_read_in_torch_s_order(nvml: NVML, monkeypatch: pytest.MonkeyPa
         idle_gpus.GPU(1, "H200", "exclusive", 2, 1 * GIB),
     ]
     assert nvml.calls == ["init", "shutdown"]
+
+
+def test_a_gpu_that_is_divided_is_refused(nvml: NVML, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.divided[1] = 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert len(idle_gpus.read_gpus()) == 1
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(ConfigurationError) as raised:
+        idle_gpus.read_gpus()
+    assert raised.value.problems == [
+        "auto_select_gpus: GPU GPU-ab22 is divided into parts (MIG), of which CUDA shows a process "
+        "one alone; leave auto_select_gpus out, and name the part in CUDA_VISIBLE_DEVICES"
+    ]
 
 
 def test_a_driver_that_fails_is_named(nvml: NVML) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .project import PATIENCE, ROOT
+from .project import PATIENCE, ROOT, fit, run
 
 FOLDER = ROOT / "slurm"
 SCRIPTS = sorted(FOLDER.glob("*.sh"))
@@ -60,7 +60,9 @@ def test_outside_a_job_it_says_how_to_submit(script: Path, tmp_path: Path) -> No
     assert done.stderr == f"{name}: submit it in the project's folder: sbatch slurm/{name} …\n"
 
 
-def source_job(folder: Path, lines: list[str]) -> "subprocess.CompletedProcess[str]":
+def source_job(
+    folder: Path, lines: list[str], **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """Run lines of bash in a copy of the scripts, as the batch script of a job."""
     shutil.copytree(FOLDER, folder / "slurm")
     slurm = {"SUBMIT_DIR": str(folder), "JOB_ID": "1", "JOB_NAME": "fit", "JOB_NUM_NODES": "1"}
@@ -68,7 +70,8 @@ def source_job(folder: Path, lines: list[str]) -> "subprocess.CompletedProcess[s
         ["bash", "-c", "\n".join(lines)],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "VENV": sys.prefix}
-        | {f"SLURM_{name}": value for name, value in slurm.items()},
+        | {f"SLURM_{name}": value for name, value in slurm.items()}
+        | variables,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -86,6 +89,44 @@ def test_a_child_that_is_killed_leaves_the_outcome(tmp_path: Path) -> None:
     done = source_job(tmp_path, lines)
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "asks"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "2"}, "", True),
+        ({"SLURM_JOB_GPUS": "0,1"}, "--trainer.accelerator cpu", True),  # the later one wins
+        ({"SLURM_GPUS_ON_NODE": "2"}, "--trainer.gpus=0", False),
+        ({"SLURM_GPUS_ON_NODE": "2"}, "--trainer.num_processes 4", False),
+        ({"SLURM_GPUS_ON_NODE": "0"}, "", False),
+        ({}, "", False),
+    ],
+)
+def test_where_slurm_gave_gpus_they_are_asked_for(
+    tmp_path: Path, variables: dict[str, str], options: str, asks: bool
+) -> None:
+    lines = [
+        f"set -- {options}",
+        "source slurm/settings.sh; source slurm/job.sh",
+        'echo "${fit[@]:2}"',
+    ]
+    done = source_job(tmp_path, lines, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    first = "--trainer.accelerator gpu --config " if asks else "--config "
+    assert done.stdout.startswith(first)
+    assert done.stdout.rstrip("\n").endswith(f"--trainer.resume auto {options}".rstrip())
+
+
+def test_a_config_that_comes_later_says_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer:\n  accelerator: cpu\n")
+    asked = ["--trainer.accelerator", "gpu"]
+    for arguments, found in (
+        (["--config", tmp_path / "config.yaml"], "cpu"),
+        (["--trainer.accelerator", "auto"], "auto"),
+        ([], "gpu"),
+    ):
+        done = run([*fit(*asked), *arguments, "--print_config"])
+        assert f"  accelerator: {found}\n" in done.stdout
 
 
 @pytest.mark.parametrize("outcome", ["preempted SIGINT step 7", "failed interrupted"])

@@ -1,6 +1,5 @@
 """What a trainer is asked for, checked as a whole: every mistake is reported, all at once."""
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,12 +12,13 @@ from . import (
     activation_checkpointing,
     cluster,
     compilation,
+    device_choice,
     elsewhere,
     environment,
     files,
     gpu_backends,
+    hidden_gpus,
     hooks,
-    idle_gpus,
     launch,
     legacy,
     loggers,
@@ -33,7 +33,7 @@ from . import (
     values,
 )
 from .cluster import Layout
-from .devices import Accelerator, choose_accelerator, parse_devices
+from .devices import Accelerator, choose_accelerator
 from .errors import ConfigurationError, Problems, nearest, shown
 from .feed import UNEVEN
 from .module import TrainingModule
@@ -41,7 +41,7 @@ from .precision import Precision
 from .run_choice import Request
 from .scaling import LearningRate
 from .schedule import Clip, Schedule
-from .strategies import Asked, Limits, SingleDevice
+from .strategies import Asked, SingleDevice
 
 _CLIP_ALGORITHMS = ("norm", "value")
 # Paths, and what is checked in their place where they cannot be.
@@ -180,9 +180,10 @@ def check(
     with problems:
         layout = cluster.detect(num_nodes=given["num_nodes"])
         _check_port(layout)
-    devices = [0]
+    # Where they cannot be told, as many as nothing else is said about.
+    devices = list(range(layout.local_world_size if layout.started_outside else 1))
     with problems:
-        devices = _devices(given, accelerator, layout)
+        devices = device_choice.choose(given, accelerator, layout)
     name, strategy = _strategy(given, len(devices), layout, problems)
     is_layout_known = not problems.lines
     with problems:
@@ -209,10 +210,14 @@ def check(
             replicas = strategy.replicas(len(devices), nodes)
             scaling.device_batch_size(global_batch, replicas, accumulate)
     problems.raise_any()
+    # Once for all: a launcher of ours has said it for its ranks.
+    speaks = layout.is_main and not launch.is_reported()
+    if speaks and given["accelerator"] == "auto" and accelerator == "cpu":
+        hidden_gpus.warn()
     return Arguments(
         given=given,
         layout=layout,
-        node_devices=tuple(_torch_device(accelerator, index) for index in devices),
+        node_devices=tuple(device_choice.torch_device(accelerator, each) for each in devices),
         strategy_name=name,
         strategy=strategy,
         precision=precision,
@@ -297,39 +302,6 @@ def _check_run(given: dict[str, Any], layout: Layout, problems: Problems) -> Non
         )
 
 
-def _devices(given: dict[str, Any], accelerator: Accelerator, layout: Layout) -> list[int]:
-    value = given["devices"]
-    available = _count(accelerator) if accelerator != "cpu" else None
-    if layout.started_outside:
-        limits, drives_all = _of_strategy(given["strategy"])
-        # Such a launcher decides how many processes there are; Horovod's users say devices=1.
-        if limits.launched_by is not None or (value == "auto" and not drives_all):
-            return list(range(layout.local_world_size))
-    if given["auto_select_gpus"] and accelerator == "cuda" and type(value) is int and value > 0:
-        return _idle(value)
-    return parse_devices(value, available)
-
-
-def _idle(count: int) -> list[int]:
-    """GPUs that nobody uses: as the launcher has chosen them, for a rank of its own."""
-    if launch.is_reported() and environment.GPUS in os.environ:
-        return [int(index) for index in os.environ[environment.GPUS].split(",")]
-    found = idle_gpus.choose(idle_gpus.read_gpus(), count)
-    os.environ[environment.GPUS] = ",".join(map(str, found))
-    return found
-
-
-def _of_strategy(wanted: str | SingleDevice) -> tuple[Limits, bool]:
-    """Limits of a strategy that may not exist, and whether one process drives all devices."""
-    cls: type[SingleDevice] = SingleDevice
-    if isinstance(wanted, SingleDevice):
-        cls = type(wanted)
-    else:
-        with contextlib.suppress(ConfigurationError):
-            cls = strategies.strategy_class(wanted)
-    return cls.limits, cls.local_processes(2) == 1 and cls is not SingleDevice
-
-
 def _strategy(
     given: dict[str, Any], device_count: int, layout: Layout, problems: Problems
 ) -> tuple[str, SingleDevice]:
@@ -346,19 +318,6 @@ def _strategy(
         return wanted, strategies.create(wanted, options)
     # One that fits whatever else is asked, so that only its name is reported.
     return chosen, strategies.create(chosen, {})
-
-
-def _torch_device(accelerator: Accelerator, index: int) -> torch.device:
-    if accelerator == "cpu":
-        return torch.device("cpu")
-    # A cluster may show each task only its own GPU: then that is device 0.
-    return torch.device(accelerator, index if index < _count(accelerator) else 0)
-
-
-def _count(accelerator: Accelerator) -> int:
-    """GPUs that this process sees."""
-    count: int = torch.get_device_module(accelerator).device_count()
-    return count
 
 
 def _request(given: dict[str, Any]) -> Request:

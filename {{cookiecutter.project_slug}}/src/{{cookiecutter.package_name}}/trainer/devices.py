@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from . import elsewhere
-from .errors import ConfigurationError, shown
+from . import distributed, elsewhere, hidden_gpus
+from .errors import ConfigurationError, UserError, shown
 
 # To answer whether there is a GPU, torch would start CUDA, and no process forked from then on could
 # use it. So let the driver's library be asked, which starts nothing; without it torch asks CUDA.
@@ -31,14 +31,13 @@ def choose_accelerator(name: str) -> Accelerator:
     """
     if name not in _ACCELERATORS:
         raise ConfigurationError(elsewhere.unknown("accelerator", name, _ACCELERATORS))
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    is_usable = name != "cpu" and torch.cuda.is_available() and hidden_gpus.too_old() is None
+    if name in ("cpu", "auto") and not is_usable:
         return "cpu"
-    if not torch.cuda.is_available():
+    if not is_usable:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
-        raise ConfigurationError(
-            f"accelerator={name!r}: torch {torch.__version__} ({built}) sees no GPU; "
-            "use 'cpu' or 'auto'"
-        )
+        none = f"torch {torch.__version__} ({built}) sees no GPU; use 'cpu' or 'auto'"
+        raise ConfigurationError(f"accelerator={name!r}: {hidden_gpus.describe() or none}")
     return "cuda"
 
 
@@ -75,6 +74,24 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
             f"{where}: there is no device {max(indices)} here (known: {there})"
         )
     return indices
+
+
+def check_one_each(device: torch.device) -> None:
+    """Check that each rank has a GPU to itself; to be called by all ranks.
+
+    Raises:
+        UserError: two have the same; on all ranks.
+    """
+    uuids = distributed.gather(str(torch.cuda.get_device_properties(device).uuid))
+    used = len(set(uuids))
+    if used == len(uuids):
+        return
+    twice = next(each for each in uuids if uuids.count(each) > 1)
+    ranks = ", ".join(str(rank) for rank, each in enumerate(uuids) if each == twice)
+    raise UserError(
+        f"{len(uuids)} ranks have {used} GPU{'s' * (used > 1)}: ranks {ranks} are all on {twice}; "
+        "start a process for each GPU"
+    )
 
 
 def _indices(value: int | str | list[int] | None, available: int | None) -> list[int]:

@@ -8,6 +8,10 @@ from typing import Any, Literal
 
 from .errors import ConfigurationError
 
+_NO_CHOICE = (
+    "of which CUDA shows a process one alone; leave auto_select_gpus out, and name the part in "
+    "CUDA_VISIBLE_DEVICES"
+)
 ComputeMode = Literal["default", "exclusive", "prohibited"]
 
 
@@ -99,6 +103,12 @@ def _read(nvml: Any) -> list[GPU]:
     handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
     names = [nvml.nvmlDeviceGetName(handle) for handle in handles]
     uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+    positions = visible(os.environ, names, uuids)
+    for position in positions:
+        if _is_divided(nvml, handles[position]):
+            raise ConfigurationError(
+                f"auto_select_gpus: GPU {uuids[position]} is divided into parts (MIG), {_NO_CHOICE}"
+            )
     return [
         GPU(
             index=index,
@@ -107,8 +117,16 @@ def _read(nvml: Any) -> list[GPU]:
             processes=len(nvml.nvmlDeviceGetComputeRunningProcesses(handles[position])),
             free_bytes=nvml.nvmlDeviceGetMemoryInfo(handles[position]).free,
         )
-        for index, position in enumerate(visible(os.environ, names, uuids))
+        for index, position in enumerate(positions)
     ]
+
+
+def _is_divided(nvml: Any, handle: Any) -> bool:
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError:  # a model that cannot be
+        return False
+    return bool(current)
 
 
 def visible(
@@ -133,8 +151,7 @@ def visible(
     text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is not None and text.startswith("MIG-"):
         raise ConfigurationError(
-            "auto_select_gpus: CUDA_VISIBLE_DEVICES names parts of GPUs (MIG), among which there "
-            "is no choosing; say which by devices=[…]"
+            f"auto_select_gpus: CUDA_VISIBLE_DEVICES names parts of GPUs (MIG), {_NO_CHOICE}"
         )
     is_by_uuid = text is not None and text.startswith("GPU-")
     is_by_bus = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 SECONDS = "TRAINER_EXIT_SECONDS"
 _DEFAULT_SECONDS = 5.0
@@ -46,11 +47,7 @@ class _Watch:
             f"{rank}note: ended though threads of the program are still running: "
             f"{', '.join(left)}; end them, or start them with daemon=True"
         )
-        _within(_DEFAULT_SECONDS, atexit._run_exitfuncs)
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        end_now(code)
 
 
 _watch = _Watch()
@@ -65,6 +62,19 @@ def end_with_main_thread(code: int | None = None) -> None:
     if code is not None:
         _watch.code = code
     _watch.start()
+
+
+def end_now(code: int) -> NoReturn:
+    """End this process at once: only atexit's functions are called, for some seconds at most.
+
+    Args:
+        code: the exit code.
+    """
+    _within(_DEFAULT_SECONDS, atexit._run_exitfuncs)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _left() -> list[str]:

@@ -16,6 +16,7 @@ from . import (
     compilation,
     distributed,
     hooks,
+    nccl_watch,
     outcome,
     randomness,
     restarts,
@@ -142,6 +143,7 @@ class RankRun:
         with contextlib.closing(RunLock()) as lock:
             chosen = self._choose(lock)
             self.directory = chosen.directory
+            nccl_watch.record_into(chosen.directory / "logs")
             names, given = self._given["activation_checkpointing"], self._given["compile"]
             compiled = compilation.applied(module, given, names)
             with self._output_of(chosen), self._attached(module), compiled:

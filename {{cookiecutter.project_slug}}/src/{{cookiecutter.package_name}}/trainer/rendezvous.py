@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from . import files
+from . import files, interfaces
 from .cluster import STORE, Layout
 from .errors import UserError
 
@@ -74,6 +74,8 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         return dist.HashStore()
     if layout.num_nodes == 1:
         stay_on_loopback()
+    else:
+        interfaces.leave_loopback(layout.main_address)
     # One store for all groups of a process: a second one could not be told from the first.
     if layout not in _stores:
         path = _private_file(layout, timeout)

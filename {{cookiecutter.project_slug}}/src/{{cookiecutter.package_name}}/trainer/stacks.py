@@ -10,6 +10,8 @@ import linecache
 import os
 import re
 import signal
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -84,6 +86,14 @@ def of_fault(path: Path) -> str:
 def of_error(error: BaseException) -> str:
     """Where an error was raised."""
     frames = traceback.extract_tb(root(error).__traceback__)
+    lines = [f'{_FRAME}{each.filename}", line {each.lineno} in {each.name}' for each in frames]
+    return _shortened(lines) or "  (unknown)"
+
+
+def of_main_thread() -> str:
+    """Where this process' main thread stands; for another thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = traceback.extract_stack(frame)
     lines = [f'{_FRAME}{each.filename}", line {each.lineno} in {each.name}' for each in frames]
     return _shortened(lines) or "  (unknown)"
 

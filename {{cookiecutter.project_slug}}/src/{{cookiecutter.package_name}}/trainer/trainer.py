@@ -374,8 +374,9 @@ def _run_rank(checked: Arguments, configuration: str | None, command: _Command) 
                 f"{command.func.__name__} ended ({place}): return instead, or raise an error"
             ) from error
 
+    strategy = checked.strategy
     with gpu_backends.applied(checked.device.type, checked.given):
-        return launch.run_external(work, checked.strategy.teardown)
+        return launch.run_external(work, strategy.teardown, strategy.waits_for_peers)
 
 
 def _run_started_rank(

@@ -120,10 +120,9 @@ class Watchdog:
         self._own, self._printer, self._temporary = None, None, None
         self._siblings, self._elsewhere, self._losses = [], [], {}
 
-    def note_loss(self, error: BaseException) -> None:
-        """Tell the siblings that this rank has noticed: it is not the one that hangs."""
+    def note_loss(self, position: str) -> None:
+        """Tell the siblings that this rank has noticed, and where: it is not the one that hangs."""
         if self._own is not None:
-            position = stacks.of_error(error)
             self._losses[self._own.rank] = position
             files.write_atomically(self._own.loss, position)
 

@@ -8,20 +8,30 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from .. import leftover_threads
-from .failures import PARENT, is_reported, note_start, report_failure, working
+from ..interruption import Interrupted
+from ..preemption import Preempted
+from .failures import PARENT, end_failed, is_reported, note_start, report_failure, working
 
 Result = TypeVar("Result")
 
+# All ranks have agreed to end so, and come to the teardown together.
+_AGREED = (Interrupted, Preempted)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def run_external(run: Callable[[], Result], teardown: Callable[[], object] = bool) -> Result:
+def run_external(
+    run: Callable[[], Result],
+    teardown: Callable[[], object] = bool,
+    waits_for_peers: Callable[[], bool] = bool,
+) -> Result:
     """Run as one rank of several that something outside has started, or as the only one.
 
     Args:
         run: the rank's work. Its failure is written where the launcher looks for it, so that the
             first rank's is shown.
         teardown: called after that: only then may the others notice that this rank has gone.
+        waits_for_peers: whether ``teardown`` would wait for the others for ever after a failure.
+            Then it is not called, and the failure ends this process.
 
     Raises:
         RankError: it has lost another rank; in place of the error that says only that.
@@ -30,16 +40,35 @@ def run_external(run: Callable[[], Result], teardown: Callable[[], object] = boo
     note_start()
     with working():
         try:
-            return run()
+            result = run()
         except BaseException as error:
-            loss = report_failure(error)
+            if not waits_for_peers() or isinstance(error, _AGREED):
+                loss = report_failure(error)
+                _tear_down(teardown, error)
+            elif isinstance(error, KeyboardInterrupt):
+                raise  # it ends all ranks
+            else:
+                end_failed(error)
             if loss is None:
                 raise
             raise loss from None
-        finally:
-            teardown()
-            if is_reported():
-                leftover_threads.end_with_main_thread()
+        teardown()
+        _end_with_main_thread()
+        return result
+
+
+def _tear_down(teardown: Callable[[], object], error: BaseException) -> None:
+    """Undo what a rank has connected; that this fails too must not take the error's place."""
+    try:
+        teardown()
+    except Exception as another:
+        error.add_note(f"then the teardown failed: {type(another).__name__}: {another}")
+    _end_with_main_thread()
+
+
+def _end_with_main_thread() -> None:
+    if is_reported():
+        leftover_threads.end_with_main_thread()
 
 
 def _die_with_parent() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from .. import distributed, files, interruption, outcome, preemption, stacks
+from .. import distributed, files, interruption, leftover_threads, outcome, preemption, stacks
 from ..errors import EarlyExit, UserError
 from ..interruption import Interrupted
 from ..preemption import Preempted
@@ -51,11 +51,15 @@ class Failure:
         return [line.removeprefix(prefix) for line in self.message.splitlines()]
 
 
-def report_failure(error: BaseException) -> RankError | None:
+def report_failure(error: BaseException, is_final: bool = False) -> RankError | None:
     """Write down a rank's failure for its launcher: ours, or torchelastic's.
 
     A rank that only lost a sibling first waits to be ended, so that the sibling's error stands
     alone. If nothing ends it, the sibling hangs: then it is told where each rank stands.
+
+    Args:
+        error: what has ended the rank's work.
+        is_final: the process ends with it: our launcher acts on the report, and need not wait.
 
     Returns:
         what to raise instead, where a sibling is to blame.
@@ -70,8 +74,42 @@ def report_failure(error: BaseException) -> RankError | None:
             return None  # perhaps all do so; if not, the others say that this one did
     loss = _blame(error) if watchdog.is_armed and _is_lost_sibling(error) else None
     outcome.tell_failure(describe(loss or error, f"rank {distributed.rank()}: "))
-    _write_down(loss or error)
+    _write_down(loss or error, is_final)
     return loss
+
+
+def end_failed(error: BaseException) -> NoReturn:
+    """Report a rank's failure and end its process, without destroying its process group.
+
+    Over NCCL that would wait for peers, which wait in a collective for this rank.
+    """
+    shown = report_failure(error, is_final=True) or error
+    _end_shown(shown)
+
+
+def end_hung(reason: str) -> NoReturn:
+    """End this rank, whose main thread waits in a collective, and tell where each rank stands.
+
+    Args:
+        reason: what has not completed, and in what time.
+    """
+    position = stacks.of_main_thread()
+    told = _accusation(position, f"{reason}; the strategy's timeout_seconds sets how long")
+    if told is None:
+        rank, elsewhere = distributed.rank(), watchdog.elsewhere() or "all ranks wait"
+        told = f"rank {rank} waited at:\n{position}\nrank {rank}: {reason}; {elsewhere}"
+    error = RankError(told)
+    outcome.tell_failure(told)
+    _write_down(error, is_final=True)
+    _end_shown(error)
+
+
+def _end_shown(error: BaseException) -> NoReturn:
+    """End this process, its error written down, and shown here where nobody else does."""
+    if not is_reported():
+        _print(describe(error, f"rank {distributed.rank()}: "))
+    watchdog.disarm()
+    leftover_threads.end_now(_code(error) or 1)
 
 
 def end_process(error: UserError) -> NoReturn:
@@ -80,22 +118,33 @@ def end_process(error: UserError) -> NoReturn:
     outcome.tell_failure(text)
     _write_down(error)
     if not is_reported():
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        _print(text)
     os._exit(_USER_ERROR)
 
 
+def _print(text: str) -> None:
+    # In one write, so that no other rank's line comes between; to a terminal that may be gone.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
 def _blame(error: BaseException) -> RankError | None:
-    watchdog.note_loss(error)
-    watchdog.wait_to_be_ended(_YIELD_SECONDS)
-    accusation = watchdog.accuse(_reason(error))
+    accusation = _accusation(stacks.of_error(error), _reason(error))
     if accusation is not None:
-        if _directory() is None:  # our own launcher ends them
-            watchdog.end_silent_at_exit()
         return RankError(accusation)
     if elsewhere := watchdog.elsewhere():
         error.add_note(elsewhere)
     return None
+
+
+def _accusation(position: str, reason: str) -> str | None:
+    watchdog.note_loss(position)
+    watchdog.wait_to_be_ended(_YIELD_SECONDS)
+    accusation = watchdog.accuse(reason)
+    if accusation is not None and _directory() is None:  # our own launcher ends them
+        watchdog.end_silent_at_exit()
+    return accusation
 
 
 def _reason(error: BaseException) -> str:
@@ -106,7 +155,7 @@ def _reason(error: BaseException) -> str:
     return sentence + ("; the strategy's timeout_seconds sets how long" if is_timeout else "")
 
 
-def _write_down(error: BaseException) -> None:
+def _write_down(error: BaseException, is_final: bool = False) -> None:
     if not os.environ.get("RANK", "").isdecimal():
         return
     rank = int(os.environ["RANK"])
@@ -118,8 +167,9 @@ def _write_down(error: BaseException) -> None:
             "code": _code(error),
             "message": message,
             "is_user_error": isinstance(error, UserError),
+            "is_final": is_final,
         }
-        files.write_atomically(directory / f"rank-{rank}.json", json.dumps(report))
+        files.write_atomically(_report(directory, rank), json.dumps(report))
         _leave_to_launcher(error)
     elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # As torch.distributed.elastic.multiprocessing.errors.ErrorHandler writes it, who would
@@ -154,6 +204,8 @@ def note_start() -> None:
         interruption.show_nothing()
         with contextlib.suppress(OSError):
             (directory / f"{_STARTED}-{os.environ['RANK']}").touch()
+            # A script may catch an error and train again: what it caught must not be shown later.
+            _report(directory, os.environ["RANK"]).unlink(missing_ok=True)
         preemption.hear_interrupts()
 
 
@@ -200,12 +252,25 @@ def _leave_to_launcher(error: BaseException) -> None:
 
 def first_report(directory: Path) -> Failure | None:
     """The failure that was written down first."""
-    reports = [json.loads(path.read_text()) for path in directory.glob("rank-*.json")]
+    reports = _reports(directory)
     if not reports:
         return None
     first = min(reports, key=lambda report: report["time"])
-    del first["time"]
+    del first["time"], first["is_final"]
     return Failure(**first)
+
+
+def final(directory: Path) -> list[int]:
+    """Ranks that have written down a failure with which their processes end."""
+    return [report["rank"] for report in _reports(directory) if report["is_final"]]
+
+
+def _reports(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in directory.glob("rank-*.json")]
+
+
+def _report(directory: Path, rank: int | str) -> Path:
+    return directory / f"rank-{rank}.json"
 
 
 def is_reported() -> bool:

@@ -3,8 +3,10 @@
 What the function returns on rank 0 comes back to the process that called it.
 """
 
+import atexit
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -195,6 +197,9 @@ def _run_rank(given: _Given, variables: dict[str, str], sender: Connection | Non
     if not isinstance(given, Path):
         # OpenMP's threads do not survive a fork; a region with more than one would wait for them.
         torch.set_num_threads(1)
+        # What is to be done at the parent's exit: multiprocessing itself does so from 3.13 on.
+        atexit._clear()
+        atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     try:
         run = run_external(lambda: _function(given))
         result = run()

@@ -129,7 +129,7 @@ class Watcher:
             while self._running() and time.monotonic() < self._asked_until:
                 if any(rank.poll() not in (None, 0) for rank in self._ranks):
                     break
-                if self._left() is not None:
+                if self._left() is not None or failures.final(self._failures):
                     break
                 time.sleep(_POLL_SECONDS)
             return self._conclude()
@@ -176,6 +176,7 @@ class Watcher:
                 return self._describe_end(ended_by)
         # Siblings that fail of the same cause are given a moment to write down when.
         self._wait_all(seconds=0.5)
+        self._wait_for_final()
         return self._first_failure()
 
     def _describe_end(self, number: int) -> Failure:
@@ -193,16 +194,19 @@ class Watcher:
         return next((n for n in preemption.SIGNALS if {-n, 128 + n}.intersection(codes)), None)
 
     def _first_failure(self) -> Failure:
-        for number, rank in enumerate(self._ranks, self._first):
-            code = rank.poll()
-            if code is not None and code < 0:
-                return Failure(number, 128 - code, self._describe_kill(number, -code))
+        # Before signals: NCCL aborts a rank whose peer has raised an error and gone.
         reported = failures.first_report(self._failures)
         if reported is not None:
             return reported
-        number, code = next(
-            (n, code) for n, rank in enumerate(self._ranks, self._first) if (code := rank.poll())
-        )
+        codes = {
+            n: code for n, rank in enumerate(self._ranks, self._first) if (code := rank.poll())
+        }
+        signals = {n: -code for n, code in codes.items() if code < 0}
+        # For the same reason one that was killed otherwise comes before one that was aborted.
+        for number in sorted(signals, key=lambda n: signals[n] == signal.SIGABRT):
+            code = signals[number]
+            return Failure(number, 128 + code, self._describe_kill(number, code))
+        number, code = next(iter(codes.items()))
         return Failure(number, code, f"rank {number} exited with code {code}")
 
     def _describe_kill(self, rank: int, number: int) -> str:
@@ -244,6 +248,13 @@ class Watcher:
         """A rank that has ended with code 0 in the midst of its work."""
         ended = (n for n, rank in enumerate(self._ranks) if rank.poll() == 0)
         return next((n for n in ended if failures.has_left(self._failures, n)), None)
+
+    def _wait_for_final(self) -> None:
+        """Leave ranks that have reported their failure a moment for what Python does at exit."""
+        deadline = time.monotonic() + self._grace
+        ending = [self._ranks[n - self._first] for n in failures.final(self._failures)]
+        while any(rank.poll() is None for rank in ending) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
 
     def _running(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.poll() is None]

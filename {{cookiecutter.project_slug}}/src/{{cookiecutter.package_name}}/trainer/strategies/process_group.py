@@ -12,8 +12,9 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from .. import launch, rendezvous
+from .. import devices, launch, rendezvous
 from ..cluster import Layout
+from ..nccl_watch import NCCLWatch
 from ..precision import Precision
 from ..watchdog import watchdog
 from .limits import Limits
@@ -60,6 +61,8 @@ class ProcessGroupStrategy(SingleDevice):
 
     limits: Limits = Limits()
 
+    _nccl_watch: NCCLWatch | None = None
+
     def __init__(self, timeout_seconds: float = 600.0) -> None:
         self.timeout_seconds = timeout_seconds
 
@@ -69,6 +72,9 @@ class ProcessGroupStrategy(SingleDevice):
         super().connect(layout, own_devices, precision)
         self.init_process_group(layout, self.device)
         watchdog.arm()
+        if self.waits_for_peers():  # NCCL takes no GPU twice
+            devices.check_one_each(self.device)
+            self._nccl_watch = NCCLWatch(layout.rank, self.timeout_seconds, launch.end_hung)
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Form the process group: NCCL on GPUs (and gloo for what is on the CPU), gloo on CPUs."""
@@ -111,7 +117,18 @@ class ProcessGroupStrategy(SingleDevice):
         # Training leaves each process with its own BatchNorm statistics; rank 0's are the model's.
         self.start_equal(self.module.buffers())
 
+    def waits_for_peers(self) -> bool:
+        # NCCL's communicators are destroyed when all that was started on them has ended.
+        return (
+            dist.is_initialized()
+            and dist.get_world_size() > 1
+            and "nccl" in dist.get_backend_config()
+        )
+
     def teardown(self) -> None:
+        if self._nccl_watch is not None:
+            self._nccl_watch.close()
+            self._nccl_watch = None
         watchdog.disarm()
         if dist.is_initialized():
             dist.destroy_process_group()

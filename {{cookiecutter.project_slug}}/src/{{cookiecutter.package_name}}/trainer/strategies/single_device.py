@@ -304,6 +304,10 @@ class SingleDevice:
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Put back what :meth:`own_state` gave to this process."""
 
+    def waits_for_peers(self) -> bool:
+        """Whether :meth:`teardown` would wait for ever where this process has failed alone."""
+        return False
+
     def teardown(self) -> None:
         """Undo :meth:`connect`."""
 

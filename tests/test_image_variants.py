@@ -1,0 +1,47 @@
+"""How the image for GPUs differs from that for CPUs: no GPU is at hand to build it for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def stages(project: Path) -> dict[str, tuple[str, str]]:
+    """Return each stage's base and its lines, by its name."""
+    text = (project / "Dockerfile").read_text(encoding="utf-8")
+    parts = re.split(r"^FROM (\S+) AS (\S+)\n", text, flags=re.MULTILINE)[1:]
+    return {
+        name: (base, lines)
+        for base, name, lines in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    }
+
+
+def test_the_variant_decides_what_all_stages_stand_on(project: Path) -> None:
+    found = stages(project)
+    assert found["base"][0] == "base-${VARIANT}"
+    assert found["base-cuda"][0] == "base-cpu"
+    assert found["base-cpu"][0] == "${BASE_IMAGE}"
+    assert {found[name][0] for name in ("builder", "runtime")} == {"base"}
+    text = (project / "Dockerfile").read_text(encoding="utf-8")
+    before_all_stages = text.partition("\nFROM ")[0]
+    assert "\nARG VARIANT=cpu\n" in before_all_stages  # or it would be empty in a FROM
+
+
+def test_gpus_are_given_to_the_image_for_them_and_nccl_finds_infiniband(project: Path) -> None:
+    found = stages(project)
+    cuda = found["base-cuda"][1]
+    assert "ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility\n" in cuda
+    (installed,) = re.findall(r"apt-get install --yes --no-install-recommends (.*) \\", cuda)
+    assert installed.split() == ["ibverbs-providers", "libibverbs1", "librdmacm1"]
+    others = "".join(lines for name, (_, lines) in found.items() if name != "base-cuda")
+    assert "NVIDIA_" not in others
+    assert "ibverbs" not in others
+
+
+def test_the_readme_names_what_a_container_on_gpus_needs(project: Path) -> None:
+    readme = (project / "README.md").read_text(encoding="utf-8")
+    for option in (
+        *("--gpus all", "--ipc=host", "--shm-size", "--ulimit memlock=-1"),
+        *("--device /dev/infiniband", "--network host"),
+    ):
+        assert option in readme

@@ -1,0 +1,101 @@
+"""Notices collectives over NCCL that do not complete, before NCCL aborts the process for them.
+
+gloo raises an error where a collective takes too long. NCCL's own thread aborts the process, and
+nothing says where ranks stand. So a thread asks torch's flight recorder, which counts collectives.
+
+Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+"""
+
+import contextlib
+import datetime
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+# NCCL's own timeout comes so much later: until then all is told.
+_MARGIN_SECONDS = 120.0
+_STATES = ("last_enqueued_collective", "last_completed_collective")
+_Counts = tuple[str, ...]
+_into: list[Path] = []
+
+
+def record_into(directory: Path) -> None:
+    """Say where the flight recorder's records are to be written when a collective hangs."""
+    _into[:] = [directory]
+
+
+class NCCLWatch:
+    """Watches this rank's collectives in a thread.
+
+    Args:
+        rank: this one.
+        timeout_seconds: that a collective may take, from when it is started on the CPU.
+        end: called with what has not completed in that time; it ends this process.
+    """
+
+    def __init__(self, rank: int, timeout_seconds: float, end: Callable[[str], object]) -> None:
+        self._rank, self._timeout, self._end = rank, timeout_seconds, end
+        self._unchanged: dict[str, tuple[_Counts, float]] = {}
+        self._closed = threading.Event()
+        _have_nccl_wait(timeout_seconds + _MARGIN_SECONDS)
+        self._thread = threading.Thread(target=self._watch, name="nccl-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seconds = min(_SECONDS_BETWEEN_LOOKS, self._timeout / 5)
+        while not self._closed.wait(seconds):
+            if (hung := self.hung(time.monotonic())) is not None:
+                self._record()
+                self._end(f"{hung} did not complete within {self._timeout:g} s")
+                return
+
+    def hung(self, now: float) -> str | None:
+        """The collective that has been under way for too long; ``None``: there is none."""
+        waits = False
+        for group, status in _recorded(collectives=False).get("pg_status", {}).items():
+            counts = tuple(str(status[name]) for name in _STATES)
+            before, since = self._unchanged.get(group, (None, now))
+            if counts != before or len(set(counts)) == 1:  # progress, or nothing is under way
+                self._unchanged[group] = counts, now
+            elif now - since >= self._timeout:
+                waits = True
+        # Asked for seldom: it is a long list. Counts alone could be those of a group that is idle.
+        return _oldest() if waits else None
+
+    def _record(self) -> None:
+        for directory in _into:
+            with contextlib.suppress(OSError):
+                directory.mkdir(exist_ok=True)
+                path = directory / f"nccl-rank-{self._rank}.json"
+                path.write_text(json.dumps(_recorded(), indent=1))
+
+
+def _oldest() -> str | None:
+    entries = _recorded(active=True).get("entries", [])
+    names = [each["profiling_name"] for each in entries if not each["retired"]]
+    return names[0] if names else None
+
+
+def _recorded(collectives: bool = True, active: bool = False) -> dict[str, Any]:
+    """The flight recorder's records; builds of torch without NCCL have none."""
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
+    found: dict[str, Any] = json.loads(dump(collectives, active)) if dump is not None else {}
+    return found
+
+
+def _have_nccl_wait(seconds: float) -> None:
+    group: Any = dist.group.WORLD
+    backend = group._get_backend(torch.device("cuda"))
+    backend._set_default_timeout(datetime.timedelta(seconds=seconds))

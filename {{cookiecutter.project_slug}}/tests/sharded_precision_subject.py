@@ -99,7 +99,7 @@ class Deep(trainer.TrainingModule):
         return DataLoader(TensorDataset(x), batch_size=BATCH)
 
 
-def main(folder: Path, strategy: str, precision: str, options: str = "{}", own: str = "") -> None:
+def main(folder: Path, strategy: str, precision: str, options: str = "{}", *words: str) -> None:
     """Train, and print what was counted."""
     run = trainer.Trainer(
         accelerator="cpu",
@@ -111,9 +111,9 @@ def main(folder: Path, strategy: str, precision: str, options: str = "{}", own: 
         loggers=[],
         enable_progress_bar=False,
         default_root_dir=folder,
-        stop_on_nonfinite_loss=False,
+        compile={"regional": ["Layer"]} if "compile" in words else False,
     )
-    module = Deep(bool(own))
+    module = Deep("own" in words)
     run.fit(module)
     if run.global_rank == 0:
         print(json.dumps({"alive": module.counts, "losses": module.losses}))

@@ -2,7 +2,6 @@
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,8 +134,8 @@ def test_a_layer_without_autocast_says_what_to_do():
     # From a hook, outside a step, a unit computes as within one.
     assert layer(torch.ones(1, 2)).dtype == torch.bfloat16
     assert not torch.is_autocast_enabled("cpu")
-    with pytest.raises(trainer.UserError, match="^0 is called without autocast.*dtype float32$"):
-        with calls.step():
-            layer(torch.ones(1, 2))
+    line = r"^0 is called without autocast.*dtype float32$"
+    with pytest.raises(trainer.UserError, match=line), calls.step():
+        layer(torch.ones(1, 2))
     calls.close()
     assert layer(torch.ones(1, 2)).dtype == torch.float32

@@ -76,7 +76,7 @@ class ReplicatedStep(StepModule):
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """A replica's own GPU is the current one in it: for its kernels, and for what it makes there."""
+    """A replica's own GPU is the current one in it, for its kernels and for what it makes."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

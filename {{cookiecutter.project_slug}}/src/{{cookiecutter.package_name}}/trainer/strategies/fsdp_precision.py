@@ -107,10 +107,11 @@ class AutocastCalls:
         """
         self._module = module
         self._has_own = any(_has_own_matrices(each) for each in module.modules())
+        enter, leave = map(torch.compiler.disable, (self._enter, self._leave))
         for unit in units:
             self._handles += [
-                unit.register_forward_pre_hook(self._enter),
-                unit.register_forward_hook(self._leave, always_call=True),
+                unit.register_forward_pre_hook(enter),
+                unit.register_forward_hook(leave, always_call=True),
             ]
         for name, each in module.named_modules():
             if any(is_cast(each, own) for own, _ in each.named_parameters(recurse=False)):

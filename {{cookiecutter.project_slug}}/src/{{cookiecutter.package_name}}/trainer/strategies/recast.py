@@ -66,7 +66,8 @@ class Recast(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in _CAST or not torch.is_grad_enabled():
+        # What is compiled saves what the compiler chooses.
+        if func not in _CAST or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return func(*args, **kwargs)
         left = _NOT_CAST.get(func, ())
         args = tuple(each if i in left else self._cast(each) for i, each in enumerate(args))
@@ -118,7 +119,7 @@ def recasting(precision: Precision, module: nn.Module) -> AbstractContextManager
 
     Args:
         precision: of the run; without autocast nothing is cast.
-        module: the user's; what is compiled saves what the compiler chooses.
+        module: the user's; there is nothing to do where it is compiled as a whole.
     """
     if precision.dtype is None or module._compiled_call_impl is not None:
         return nullcontext()

@@ -101,13 +101,44 @@ def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
     assert json.loads(done.stdout.splitlines()[-1]) == {"moved": [], "scale": 2.0**15}
 
 
-def test_units_by_size_are_the_smallest_that_are_large_enough():
+def test_units_by_size_are_blocks_that_are_large_enough():
     model = Tied()
-    chosen = [name for name, _ in units.choose_units(model, None, 200)]
     # A block has 16 + 288 + 264 parameters; the tied ones are the root's.
-    assert chosen == ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"]
-    assert [name for name, _ in units.choose_units(model, None, 500)] == ["blocks.0", "blocks.1"]
+    for smallest in (200, 500):
+        chosen = [name for name, _ in units.choose_units(model, None, smallest)]
+        assert chosen == ["blocks.0", "blocks.1"]
     assert units.choose_units(model, None, 10_000) == []
+
+
+def test_units_by_size_outside_blocks_are_the_smallest_that_are_large_enough():
+    block = nn.Sequential(*(Block() for _ in range(2)))
+    model = nn.ModuleDict({"first": Block(), "blocks": nn.ModuleList([block, nn.Linear(99, 9)])})
+    chosen = [name for name, _ in units.choose_units(model, None, 200)]
+    assert chosen == ["blocks.0.0", "blocks.0.1", "first.up", "first.down", "blocks.1"]
+
+
+def test_a_call_inside_a_unit_is_explained():
+    def inside() -> None:
+        raise RuntimeError("aten.addmm.default got mixed torch.Tensor and DTensor, need to …")
+
+    with pytest.raises(UserError) as raised, units.explaining_calls_inside():
+        inside()
+    line = inside.__code__.co_firstlineno + 1
+    assert str(raised.value) == (
+        f"a parameter is used while it is sharded (test_fsdp.py, line {line}): a unit is gathered "
+        "while its own forward runs; call the whole block, or name smaller units, such as "
+        "--trainer.strategy_options.unit_classes [Linear]"
+    )
+    with pytest.raises(RuntimeError, match="another"), units.explaining_calls_inside():
+        raise RuntimeError("another")
+
+
+def test_a_gpt_of_twelve_layers_has_twelve_units_and_the_root():
+    with torch.device("meta"):
+        gpt = load("tasks.language_model").LanguageModel(layers=12, width=768, heads=12)
+    found = units.choose_units(gpt, None, 1_000_000)
+    # With each Linear of a million parameters by itself, they would be 37.
+    assert [name for name, _ in found] == [f"blocks.{layer}" for layer in range(12)]
 
 
 class InParts(trainer.TrainingModule):

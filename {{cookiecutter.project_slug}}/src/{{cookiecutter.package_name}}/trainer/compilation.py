@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from . import activation_checkpointing
+from .blocks import repeated_blocks
 from .errors import ConfigurationError, Problems, nearest, shown
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 OPTIONS = ("mode", "dynamic", "regional")
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 _Forward = Callable[..., Any]
 
@@ -119,7 +119,7 @@ def select(
     if not regional:
         return []
     if regional is True:
-        found = _repeated_blocks(module)
+        found = repeated_blocks(module)
     else:
         found = activation_checkpointing.select(module, regional, "compile.regional")
     if not found:
@@ -141,20 +141,3 @@ def select(
 def _compile(forward: _Forward, options: Mapping[str, Any]) -> _Forward:
     compiled: _Forward = torch.compile(forward, **options)
     return compiled
-
-
-def _repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """Modules with parts of their own, of one class in a container each; none inside another."""
-    found: dict[int, nn.Module] = {}
-    for child in module.children():
-        blocks = list(child.children())
-        is_repetition = (
-            isinstance(child, _CONTAINERS)
-            and len(blocks) > 1
-            and len({type(each) for each in blocks}) == 1
-            and all(any(each.children()) for each in blocks)
-            and not isinstance(blocks[0], _CONTAINERS)
-        )
-        for each in blocks if is_repetition else _repeated_blocks(child):
-            found[id(each)] = each
-    return list(found.values())

@@ -31,7 +31,7 @@ from .fsdp_precision import AutocastCalls, gather_as_autocast
 from .process_group import ProcessGroupStrategy
 from .same_use import OPTION, SameUse, trained, unused, with_zeros
 from .single_device import Stage, StepModule
-from .units import CONTAINERS, choose_units
+from .units import CONTAINERS, choose_units, explaining_calls_inside
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
@@ -48,7 +48,8 @@ class FSDP(ProcessGroupStrategy):
     Args:
         unit_classes: names of the classes of modules that are gathered at a time, a transformer's
             block say; by default modules of some size are.
-        unit_parameters: that a unit has at least, where no classes are given.
+        unit_parameters: that a unit has at least, where no classes are given. A repeated block is
+            one unit, and nothing inside it is.
         offload: keep the parts in the CPU's memory, and step there.
         parameter_dtype: that units are gathered in: ``"bfloat16"`` with ``precision="bf16-mixed"``,
             ``"float16"`` with ``"16-mixed"``, ``"float32"`` with any. By default what autocast
@@ -216,10 +217,11 @@ class FSDP(ProcessGroupStrategy):
             self.calls.watch(self.module, units)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        if self.calls is None:
-            return self.step(stage, batch, batch_idx)
-        with self.calls.step():
-            return self.step(stage, batch, batch_idx)
+        with explaining_calls_inside():
+            if self.calls is None:
+                return self.step(stage, batch, batch_idx)
+            with self.calls.step():
+                return self.step(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronise: bool) -> None:
         # By hand, what is accumulated waits in the optimizer's sight, and in checkpoints.

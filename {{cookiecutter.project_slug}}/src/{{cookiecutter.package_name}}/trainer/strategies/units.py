@@ -1,12 +1,18 @@
 """Into which units a module is cut: what is gathered, computed and let go together."""
 
+import contextlib
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import torch
 from torch import nn
 
+from ..blocks import repeated_blocks
 from ..errors import UserError, nearest
 
+_TORCH = Path(torch.__file__).parent
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
@@ -15,7 +21,9 @@ def choose_units(
 ) -> list[tuple[str, nn.Module]]:
     """Modules that become units, inner ones before those around them; the rest is the root's.
 
-    A parameter that is used in several places stays with the module that holds all of them.
+    A parameter that is used in several places stays with the module that holds all of them. By size
+    a repeated block (a transformer's layer) is one unit, if it is large enough: each unit is a
+    collective of its own, and many small ones are slower than a few large ones.
 
     Args:
         module: the whole.
@@ -30,6 +38,7 @@ def choose_units(
     """
     if classes is not None:
         _check(module, classes)
+    within_blocks = set() if classes is not None else _inside_blocks(module)
     uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
     units: list[tuple[str, nn.Module]] = []
     taken: set[int] = set()
@@ -38,7 +47,7 @@ def choose_units(
         is_unit = (
             type(each).__name__ in classes
             if classes is not None
-            else sum(parameter.numel() for parameter in own) >= smallest
+            else id(each) not in within_blocks and sum(p.numel() for p in own) >= smallest
         )
         within = Counter(id(p) for _, p in each.named_parameters(remove_duplicate=False))
         is_closed = all(uses[key] == count for key, count in within.items())
@@ -46,6 +55,13 @@ def choose_units(
             units.append((name, each))
             taken.update(map(id, own))
     return units
+
+
+def _inside_blocks(module: nn.Module) -> set[int]:
+    """Ids of what is inside a repeated block, but for the blocks inside it."""
+    blocks = repeated_blocks(module)
+    inside = {id(part) for block in blocks for part in block.modules()}
+    return inside - set(map(id, blocks))
 
 
 def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -63,6 +79,28 @@ def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
         if each is not module and id(each) not in inside
     ]
     return sorted(found, key=lambda entry: -entry[0].count("."))
+
+
+@contextlib.contextmanager
+def explaining_calls_inside() -> Iterator[None]:
+    """Say in a line what torch means where a step calls what is inside a unit, but not the unit.
+
+    Raises:
+        UserError: it does.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [each for each in frames if not Path(each.filename).is_relative_to(_TORCH)]
+        at = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
+        raise UserError(
+            f"a parameter is used while it is sharded ({at}): a unit is gathered while its own "
+            "forward runs; call the whole block, or name smaller units, such as "
+            "--trainer.strategy_options.unit_classes [Linear]"
+        ) from error
 
 
 def _check(module: nn.Module, classes: Sequence[str]) -> None:

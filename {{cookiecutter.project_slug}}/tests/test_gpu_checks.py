@@ -1,6 +1,7 @@
 """The checks for GPUs, tried without one: they run on the CPU, and what stands around them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,10 +31,12 @@ def test_some_checks_pass_on_the_cpu():
 @pytest.mark.slow
 @pytest.mark.needs("deepspeed", "fairscale", "horovod")
 def test_all_checks_pass_on_the_cpu():
-    """But for those of compiled steps and the digits, which have tests of their own."""
-    done = run([*DRY_RUN, "not compiled and not digits"], extra=DRY, fresh=True)
+    """In one precision; compiled steps and the digits have tests of their own."""
+    words = "not compiled and not digits and not -16-mixed and not -bf16-mixed and not 16-true"
+    # A new interpreter, from which the fork servers can be asked.
+    done = run([*DRY_RUN, words], extra=DRY, fresh=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "skipped" in done.stdout
+    assert re.search(r"\n\d{3} passed, \d\d skipped", done.stdout), done.stdout[-3000:]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

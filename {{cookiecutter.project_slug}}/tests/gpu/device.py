@@ -6,6 +6,7 @@ after it has run, with that reason.
 """
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 
@@ -18,6 +19,8 @@ if TYPE not in ("cuda", "cpu"):
     raise pytest.UsageError(f"{VARIABLE}={TYPE!r}: give cuda or cpu")
 IS_GPU = TYPE == "cuda"
 DEVICE = torch.device("cuda", 0) if IS_GPU else torch.device("cpu")
+# For deterministic runs, before the first matrix product of this process, which may be another's.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # What the trainer calls it.
 ACCELERATOR = "gpu" if IS_GPU else "cpu"
 DRY_RUN = "dry run on the CPU: it has run, and only a GPU can show"
@@ -77,6 +80,7 @@ def memory_limited_to(size: int) -> Iterator[None]:
     if not IS_GPU:
         yield
         return
+    gc.collect()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(DEVICE).total_memory
     torch.cuda.set_per_process_memory_fraction(size / total)

@@ -62,7 +62,9 @@ def why_not(python: str, needs: str) -> str | None:
         return f"cannot be run ({type(error).__name__})"
     answer = (done.stdout.strip().splitlines() or [""])[-1]
     if done.returncode:
-        return f"fails: {(done.stderr.strip().splitlines() or ['no word'])[-1]}"
+        lines = done.stderr.strip().splitlines() or ["no word"]
+        # A traceback ends with the reason; what is no Python says it first.
+        return f"fails: {lines[-1 if lines[0].startswith('Traceback') else 0].strip()}"
     return None if answer == "ok" else answer
 
 

@@ -118,8 +118,6 @@ def _pytest(
         command += ["--timeout-method", "thread"]
         command += [word for name in finished for word in ("--deselect", name)]
         variables = {"GPU_TESTS_ON": device, "GPU_RESULTS": str(results)}
-        # A deterministic run wants it before the first product of matrices in its process.
-        variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         done = subprocess.run(
             command,
             cwd=ROOT,

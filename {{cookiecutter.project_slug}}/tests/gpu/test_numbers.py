@@ -27,13 +27,14 @@ class Images(trainer.TrainingModule):
         self.kinds = nn.Embedding(10, 3)
         self.network = nn.Sequential(
             *(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.2)),
-            *(nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-            nn.Linear(32, 1),
+            *(nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()),
         )
+        self.head = nn.Linear(32, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, kind = batch
-        predicted = self.network(x + self.kinds(kind)[..., None, None])
+        features = self.network(x + self.kinds(kind)[..., None, None])
+        predicted = self.head(features.mean((2, 3)))
         loss = mse_loss(predicted, x.mean((1, 2, 3))[:, None])
         self.log("loss", loss)
         return loss

@@ -52,7 +52,7 @@ class Model(trainer.TrainingModule):
             *(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
         )
         self.make, self.work = make, work
-        self.window = Window()
+        self.window, self.validation_window = Window(), Window()
         self.devices: set[str] = set()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -71,6 +71,7 @@ class Model(trainer.TrainingModule):
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validation_window.begin(batch_idx + 1)
         x, labels = batch
         self.log("val_loss", cross_entropy(self.network(x), labels))
 

@@ -60,6 +60,13 @@ def test_a_step_that_records_nothing_waits_for_nothing(found: Any, name: str) ->
 
 
 @pytest.mark.parametrize("name", FITS)
+def test_a_batch_of_validation_waits_for_nothing(found: Any, name: str) -> None:
+    fit = part(found, "fits", name)
+    assert fit["validated"] > 0
+    assert (fit["waits in validation"], fit["pageable in validation"]) == ({}, {})
+
+
+@pytest.mark.parametrize("name", FITS)
 def test_a_fit_comes_to_what_it_does_on_the_cpu(found: Any, name: str) -> None:
     fit = part(found, "fits", name)
     assert fit["devices"] == ["emulated:0"]

@@ -84,7 +84,7 @@ class FitLoop:
             self.manual = ManualOptimization(
                 strategy, optimization, lambda: rate(position.global_step)
             )
-        self.preemption = Preemption(strategy.device)
+        self.preemption = Preemption()
         self.samples_per_second: float | None = None
         self._saved_at = self._validated_at = -1
         scaler = strategy.precision.scaler

@@ -77,14 +77,11 @@ class Preemption:
     """Notices the :data:`SIGNALS`, and has all ranks act on one after the same step.
 
     Ranks agree by one reduction about every second: the number of steps until the next is agreed
-    with each, so that fast steps do not pay for it.
-
-    Args:
-        device: of the tensor that is reduced.
+    with each, so that fast steps do not pay for it. What is reduced is on the CPU: no rank waits
+    for its GPU.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._received = 0
         self._steps = 0
         self._interval = 1
@@ -145,7 +142,7 @@ class Preemption:
 
     def _agree(self) -> int:
         own = torch.tensor([float(self._received), -float(self._steps_a_second())])
-        asked, interval = distributed.all_reduce(own.to(self._device), "max").tolist()
+        asked, interval = distributed.all_reduce(own, "max").tolist()
         self._interval, self._steps, self._since = -int(interval), 0, time.monotonic()
         return int(asked)
 

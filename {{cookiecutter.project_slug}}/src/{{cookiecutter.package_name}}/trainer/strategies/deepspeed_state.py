@@ -156,9 +156,9 @@ class DividedState:
         # Of stage 3 an optimizer's groups hold their parameters only while it steps.
         for group, names in zip(self._optimizer.param_groups, self._groups, strict=True):
             for name in names:
-                part = self._slices.of(self._parameters[name])
-                if part is not None:
-                    place_step(group, self._optimizer.state[part.flat], part.flat.device)
+                own = self._slices.of(self._parameters[name])
+                if own is not None:
+                    place_step(group, self._optimizer.state[own.flat], own.flat.device)
         self._slices.relink()
 
     def _load_value(self, part: Slice, key: str, value: Any, shape: torch.Size) -> None:

@@ -186,7 +186,7 @@ class FSDP(ProcessGroupStrategy):
         self.start_equal(whole)
         policy = self._policy(unit)
         on_cpu = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
-        fully_shard(
+        sharded: Any = fully_shard(
             unit,
             mesh=self.mesh,
             reshard_after_forward=self.reshard_after_forward and not self.find_unused_parameters,
@@ -195,7 +195,7 @@ class FSDP(ProcessGroupStrategy):
             ignored_params=set(_undivided(unit)),
         )
         if policy is not self.mixed_precision and self.precision.dtype is not None:
-            for group in _groups(unit):
+            for group in _groups(sharded):
                 gather_as_autocast(group.fsdp_params, self.precision.dtype)
 
     def _policy(self, unit: nn.Module) -> MixedPrecisionPolicy:

@@ -111,7 +111,7 @@ def _unpack(packed: _Recipe | _Kept) -> Tensor:
 
 
 def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
-    return tensor.size(), tensor.stride(), tensor.storage_offset()
+    return tensor.size(), tensor.stride(), int(tensor.storage_offset())
 
 
 def recasting(precision: Precision, module: nn.Module) -> AbstractContextManager[Any]:

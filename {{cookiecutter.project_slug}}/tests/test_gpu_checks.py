@@ -45,7 +45,9 @@ def test_without_a_gpu_each_check_is_skipped_with_the_reason():
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" not in done.stdout
     reason = f"torch {torch.__version__} (a CPU build) sees no GPU here"
-    assert re.search(rf"SKIPPED \[22\] tests/gpu/conftest.py:\d+: {re.escape(reason)}\n", done.stdout)
+    assert re.search(
+        rf"SKIPPED \[22\] tests/gpu/conftest.py:\d+: {re.escape(reason)}\n", done.stdout
+    )
 
 
 def test_every_file_of_checks_is_run_by_make_test_gpu():

@@ -198,6 +198,13 @@ def test_missing_packages_are_named_in_one_line(monkeypatch):
     assert "\n" not in line
 
 
+def test_the_packages_can_be_asked_for_alone(monkeypatch, capsys):
+    assert packages.main() == 0
+    monkeypatch.setattr(packages, "IMPORTED", {"nowhere": "a-package"})
+    assert packages.main() == 2
+    assert " lacks a-package: run `make gpu-tools`" in capsys.readouterr().err
+
+
 def test_what_is_installed_for_the_checks_is_locked_and_holds_no_torch():
     text = packages.locked(packages.INSTALLED)
     names = [line.partition("==")[0] for line in text.splitlines() if line[0] != " "]

@@ -2,10 +2,10 @@
 
 usage: python tests/gpu/packages.py [FOLDER [VERSION]]
 
-says which this Python lacks (exit code 2), or, with FOLDER, installs all of them there, by the hashes of the locks and without what they need: no torch comes
-along, and the environment stays as it is. With VERSION (3.12) they are for that Python on Linux
-on x86-64, to be carried to another machine. Wheels in requirements/wheels are found too; without
-a network, set PIP_NO_INDEX=1.
+says which this Python lacks (exit code 2), or, with FOLDER, installs all of them there, by the
+hashes of the locks and without what they need: no torch comes along, and the environment stays as
+it is. With VERSION (3.12) they are for that Python on Linux on x86-64, to be carried to another
+machine. Wheels in requirements/wheels are found too; without a network, set PIP_NO_INDEX=1.
 """
 
 from __future__ import annotations

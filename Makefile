@@ -31,7 +31,7 @@ RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-conf
 IN_PROJECT = $(MAKE) -C
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-template test-slow test-gpu gpu-project bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
+.PHONY: help demo test test-template test-slow test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -97,17 +97,21 @@ gpu-project: $(TOOLS)  ## render the project that test-gpu and bench-gpu take; I
 
 # By the Python here whose torch sees a GPU, or PYTHON=…; the results go into docs/gpu.md.
 GPU_VENV := $(CURDIR)/build/venv-cuda
+GPU_TOOLS ?= $(CURDIR)/build/gpu-tools
 REPORT ?= $(CURDIR)/docs/gpu.md
 test-gpu: $(if $(GPU_PROJECT),,gpu-project)  ## check a rendered project on one GPU (ten minutes), and write docs/gpu.md
-	$(IN_PROJECT) '$(IN_GPU_PROJECT)' test-gpu VENV='$(GPU_VENV)' REPORT='$(REPORT)'
+	$(IN_PROJECT) '$(IN_GPU_PROJECT)' test-gpu VENV='$(GPU_VENV)' GPU_TOOLS='$(GPU_TOOLS)' REPORT='$(REPORT)'
+
+gpu-tools: $(if $(GPU_PROJECT),,gpu-project)  ## install what these need beside torch into build/gpu-tools; FOR=3.12: for another machine
+	$(IN_PROJECT) '$(IN_GPU_PROJECT)' gpu-tools VENV='$(GPU_VENV)' GPU_TOOLS='$(GPU_TOOLS)'
 
 # A smoke run on the CPU goes by the benchmarks' environment, which has Lightning.
 ON_CPU := $(findstring --device cpu,$(ARGS))
 bench-gpu: $(if $(GPU_PROJECT),,gpu-project) $(if $(ON_CPU),$(BENCH_TOOLS))  ## time a GPT of 124 million parameters on a GPU (ten minutes)
 	@python=$$($(if $(ON_CPU),echo '$(BENCH)/bin/python',$(PYTHON) '$(IN_GPU_PROJECT)/tests/gpu/find_python.py' \
 		--venv '$(GPU_VENV)' $(if $(filter command,$(origin PYTHON)),'$(PYTHON)'))) && echo "by $$python" && \
-		PYTHONPATH="$(abspath $(IN_GPU_PROJECT))/src:$(abspath $(IN_GPU_PROJECT))/build/gpu-tools$${PYTHONPATH:+:$$PYTHONPATH}" \
-		"$$python" benchmarks/gpu.py $(ARGS)
+		export PYTHONPATH="$(abspath $(IN_GPU_PROJECT))/src:$(GPU_TOOLS)$${PYTHONPATH:+:$$PYTHONPATH}" && \
+		$(if $(ON_CPU),,"$$python" '$(IN_GPU_PROJECT)/tests/gpu/packages.py' &&) "$$python" benchmarks/gpu.py $(ARGS)
 
 # What is rendered is checked as a render: scripts, Dockerfile and workflow hold Jinja before. The scripts in workflows are
 # checked by tests/test_workflows.py.

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..project import load, trainer
@@ -45,14 +46,21 @@ def share_the_gpu() -> None:
     """Let two ranks use the one GPU, which the trainer refuses: they are to fail, and no more."""
     if device.IS_GPU:
         torch.cuda.device_count = lambda: 2
-        load("trainer.arguments")._torch_device = lambda *_: device.DEVICE
+        load("trainer.device_choice").torch_device = lambda *_: device.DEVICE
+
+
+def act_as_one_of_several() -> None:
+    """Have the only rank fail as one that has peers, which NCCL does not allow on one GPU."""
+    if device.IS_GPU:
+        load("trainer.strategies.process_group").ProcessGroupStrategy.waits_for_peers = (
+            lambda self: dist.is_initialized()
+        )
 
 
 def main(kind: str, folder: Path) -> None:
     """Fail."""
     ranks = 2 if kind == "one_of_two" else 1
-    if ranks > 1:
-        share_the_gpu()
+    (share_the_gpu if ranks > 1 else act_as_one_of_several)()
     run = trainer.Trainer(
         accelerator=device.ACCELERATOR,
         devices=ranks,

@@ -1,11 +1,11 @@
 """The small packages that the checks need beside torch: which are missing, and how to bring them.
 
-usage: python tests/gpu/packages.py FOLDER [VERSION]
+usage: python tests/gpu/packages.py [FOLDER [VERSION]]
 
-installs them into FOLDER, by the hashes of the locks and without what they need: no torch comes
-along, and the environment stays as it is. With VERSION (3.12) they are for that Python on Linux
-on x86-64, to be carried to another machine. Wheels in requirements/wheels are found too; without
-a network, set PIP_NO_INDEX=1.
+says which this Python lacks (exit code 2), or, with FOLDER, installs all of them there, by the
+hashes of the locks and without what they need: no torch comes along, and the environment stays as
+it is. With VERSION (3.12) they are for that Python on Linux on x86-64, to be carried to another
+machine. Wheels in requirements/wheels are found too; without a network, set PIP_NO_INDEX=1.
 """
 
 from __future__ import annotations
@@ -79,7 +79,11 @@ def command(requirements: str, folder: str, version: str | None) -> list[str]:
     return line
 
 
-def main(folder: str, version: str | None = None) -> int:
+def main(folder: str | None = None, version: str | None = None) -> int:
+    if folder is None:
+        lacking = missing()
+        print(lacking or "none is missing", file=sys.stderr)
+        return 2 if lacking else 0
     with tempfile.TemporaryDirectory() as place:
         requirements = Path(place) / "gpu.txt"
         requirements.write_text(locked(INSTALLED), encoding="utf-8")

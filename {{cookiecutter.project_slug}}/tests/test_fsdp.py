@@ -101,19 +101,22 @@ def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
     assert json.loads(done.stdout.splitlines()[-1]) == {"moved": [], "scale": 2.0**15}
 
 
-def test_units_by_size_are_blocks_that_are_large_enough():
+def test_units_by_size_are_the_smallest_that_are_large_enough():
     model = Tied()
+    chosen = [name for name, _ in units.choose_units(model, None, 200)]
     # A block has 16 + 288 + 264 parameters; the tied ones are the root's.
-    for smallest in (200, 500):
-        chosen = [name for name, _ in units.choose_units(model, None, smallest)]
-        assert chosen == ["blocks.0", "blocks.1"]
+    assert chosen == ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"]
+    assert [name for name, _ in units.choose_units(model, None, 500)] == ["blocks.0", "blocks.1"]
     assert units.choose_units(model, None, 10_000) == []
 
 
-def test_units_by_size_outside_blocks_are_the_smallest_that_are_large_enough():
+def test_repeated_blocks_may_be_left_whole():
+    for smallest in (200, 500):
+        found = units.choose_units(Tied(), None, smallest, whole_blocks=True)
+        assert [name for name, _ in found] == ["blocks.0", "blocks.1"]
     block = nn.Sequential(*(Block() for _ in range(2)))
     model = nn.ModuleDict({"first": Block(), "blocks": nn.ModuleList([block, nn.Linear(99, 9)])})
-    chosen = [name for name, _ in units.choose_units(model, None, 200)]
+    chosen = [name for name, _ in units.choose_units(model, None, 200, whole_blocks=True)]
     assert chosen == ["blocks.0.0", "blocks.0.1", "first.up", "first.down", "blocks.1"]
 
 
@@ -133,12 +136,14 @@ def test_a_call_inside_a_unit_is_explained():
         raise RuntimeError("another")
 
 
-def test_a_gpt_of_twelve_layers_has_twelve_units_and_the_root():
+def test_a_gpt_of_twelve_layers_has_twelve_units_and_the_root_on_gpus():
     with torch.device("meta"):
         gpt = load("tasks.language_model").LanguageModel(layers=12, width=768, heads=12)
-    found = units.choose_units(gpt, None, 1_000_000)
-    # With each Linear of a million parameters by itself, they would be 37.
-    assert [name for name, _ in found] == [f"blocks.{layer}" for layer in range(12)]
+    strategy = load("trainer.strategies.fsdp").FSDP()
+    strategy.device = torch.device("cuda")
+    assert list(strategy._choose_units(gpt)) == [f"blocks.{layer}" for layer in range(12)]
+    strategy.device = torch.device("cpu")
+    assert len(strategy._choose_units(gpt)) == 37
 
 
 class InParts(trainer.TrainingModule):

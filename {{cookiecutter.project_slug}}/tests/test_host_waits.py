@@ -53,7 +53,7 @@ def test_deepspeed_s_gradients_are_clipped_by_value_where_they_are(request):
         torch.tensor([9.0, 1.0], dtype=torch.bfloat16),
     ]
     strategy.zero = SimpleNamespace(loss_scale=2.0)
-    strategy.slices = SimpleNamespace(gradients=lambda: gradients)
+    strategy.slices = SimpleNamespace(gradients=lambda: gradients, are_offloaded=False)
     with pytest.MonkeyPatch.context():
         request.getfixturevalue("no_values_on_the_host")
         strategy.clip_gradients(None, 1.0, "value")

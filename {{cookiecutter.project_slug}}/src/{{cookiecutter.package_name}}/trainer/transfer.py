@@ -147,7 +147,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host's on a device; the host does not wait for the copy."""
-    return devices.to(pinned(tensor) if device.type != "cpu" else tensor, device, None)
+    return devices.to(tensor if device.type == "cpu" else pinned(tensor), device, None)
 
 
 def _each_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -48,8 +48,8 @@ class FSDP(ProcessGroupStrategy):
     Args:
         unit_classes: names of the classes of modules that are gathered at a time, a transformer's
             block say; by default modules of some size are.
-        unit_parameters: that a unit has at least, where no classes are given. A repeated block is
-            one unit, and nothing inside it is.
+        unit_parameters: that a unit has at least, where no classes are given. On GPUs nothing
+            inside a repeated block is a unit of its own.
         offload: keep the parts in the CPU's memory, and step there.
         parameter_dtype: that units are gathered in: ``"bfloat16"`` with ``precision="bf16-mixed"``,
             ``"float16"`` with ``"16-mixed"``, ``"float32"`` with any. By default what autocast
@@ -147,9 +147,7 @@ class FSDP(ProcessGroupStrategy):
         # A backward inside a step lets go of all that the root of its units has gathered, which
         # what follows in the step may use.
         self.roots = [self.step] if module.automatic_optimization else _children(module)
-        units = dict(choose_units(module, self.unit_classes, self.unit_parameters))
-        if self.find_unused_parameters:
-            units = {}  # one that a rank does not call, it would not gather
+        units = self._choose_units(module)
         parts.move_rest(module, self.device)
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
@@ -162,6 +160,13 @@ class FSDP(ProcessGroupStrategy):
         named = module.named_modules()
         self.same_use.watch({name: each for name, each in named if each in gathered})
         self.averaged = GradientAverage(_undivided(module))
+
+    def _choose_units(self, module: TrainingModule) -> dict[str, nn.Module]:
+        if self.find_unused_parameters:
+            return {}  # one that a rank does not call, it would not gather
+        on_gpus = self.device.type != "cpu"
+        classes, smallest = self.unit_classes, self.unit_parameters
+        return dict(choose_units(module, classes, smallest, whole_blocks=on_gpus))
 
     def _place_rest(self) -> None:
         """What lies in no unit where a model is divided part by part: its own numbers."""

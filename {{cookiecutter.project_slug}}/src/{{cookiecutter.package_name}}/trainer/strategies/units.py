@@ -17,18 +17,18 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def choose_units(
-    module: nn.Module, classes: Sequence[str] | None, smallest: int
+    module: nn.Module, classes: Sequence[str] | None, smallest: int, *, whole_blocks: bool = False
 ) -> list[tuple[str, nn.Module]]:
     """Modules that become units, inner ones before those around them; the rest is the root's.
 
-    A parameter that is used in several places stays with the module that holds all of them. By size
-    a repeated block (a transformer's layer) is one unit, if it is large enough: each unit is a
-    collective of its own, and many small ones are slower than a few large ones.
+    A parameter that is used in several places stays with the module that holds all of them.
 
     Args:
         module: the whole.
         classes: names of classes, each of whose modules is a unit; ``None``: by size.
         smallest: by size: parameters that a unit has at least, those of inner units not counted.
+        whole_blocks: by size: nothing inside a repeated block (a transformer's layer) is a unit.
+            Each unit is a collective of its own: a few large ones are faster, and take more memory.
 
     Returns:
         names and modules.
@@ -38,7 +38,7 @@ def choose_units(
     """
     if classes is not None:
         _check(module, classes)
-    within_blocks = set() if classes is not None else _inside_blocks(module)
+    inside = _inside_blocks(module) if whole_blocks else set()
     uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
     units: list[tuple[str, nn.Module]] = []
     taken: set[int] = set()
@@ -47,7 +47,7 @@ def choose_units(
         is_unit = (
             type(each).__name__ in classes
             if classes is not None
-            else id(each) not in within_blocks and sum(p.numel() for p in own) >= smallest
+            else id(each) not in inside and sum(p.numel() for p in own) >= smallest
         )
         within = Counter(id(p) for _, p in each.named_parameters(remove_duplicate=False))
         is_closed = all(uses[key] == count for key, count in within.items())

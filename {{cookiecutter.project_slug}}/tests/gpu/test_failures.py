@@ -21,8 +21,10 @@ def fail(
 ) -> tuple["subprocess.CompletedProcess[str]", float]:
     """The ended run, and the seconds from its failure to its end."""
     arguments = ["-m", "tests.gpu.failing_subject", kind, folder]
-    done = run(arguments, extra=variables, fresh=device.IS_GPU, timeout=LONG)
-    return done, time.time() - float((folder / "struck").read_text())
+    done = run(arguments, extra=variables, fresh=True, timeout=LONG)
+    ended, struck = time.time(), folder / "struck"
+    assert struck.exists(), done.stderr
+    return done, ended - float(struck.read_text())
 
 
 def test_an_exception_ends_the_run_at_once(tmp_path, record_property):

@@ -141,6 +141,8 @@ class ForkedProcess(_Popen):
         files = [own if end == -1 else end for own, end in enumerate(ends)]
         rank = int(environment.get("RANK", "0")) if self._seed is None else self._seed
         self._server = _connect(f"{self._engine}-{rank % SEEDS}")
+        # The next rank's server imports meanwhile: one that starts much later is taken for lost.
+        _connect(f"{self._engine}-{(rank + 1) % SEEDS}").close()
         _send(self._server, request, [*files, *given["pass_fds"]])
         self.pid = int.from_bytes(_receive(self._server, 4), "little")
         self._child_created = True
@@ -216,6 +218,7 @@ class _Server:
     def __init__(self, path: str, modules: Sequence[str]) -> None:
         self._modules = [*PRELOADED, *modules]
         self._children: dict[int, socket.socket] = {}
+        self._asking: list[socket.socket] = []  # have connected, and may be stopped before they ask
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{path}.new")
         self._listener.listen(128)
@@ -229,7 +232,7 @@ class _Server:
         signal.set_wakeup_fd(self._wakes)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         while True:
-            watched = [0, self._woken, self._listener, *self._children.values()]
+            watched = [0, self._woken, self._listener, *self._asking, *self._children.values()]
             ready, _, _ = select.select(watched, [], [])
             if 0 in ready:
                 self._end()
@@ -238,7 +241,11 @@ class _Server:
             self._reap()
             self._kill_forsaken(ready)
             if self._listener in ready:
-                run = self._fork(self._listener.accept()[0])
+                self._asking.append(self._listener.accept()[0])
+                self._preload()
+            for connection in [each for each in self._asking if each in ready]:
+                self._asking.remove(connection)
+                run = self._fork(connection)
                 if run is not None:
                     return run
 
@@ -263,14 +270,16 @@ class _Server:
         os._exit(0)
 
     def _fork(self, connection: socket.socket) -> Callable[[], None] | None:
-        self._preload()
         size, rights, _, _ = connection.recvmsg(4, socket.CMSG_LEN(64 * 4))
+        if not size:  # it has only had this server import
+            connection.close()
+            return None
         files = array.array("i")
         files.frombytes(rights[0][2])
         request = _Request(**json.loads(_receive(connection, int.from_bytes(size, "little"))))
         pid = os.fork()
         if pid == 0:
-            for each in (connection, self._listener, *self._children.values()):
+            for each in (connection, self._listener, *self._asking, *self._children.values()):
                 each.close()
             for number in (self._woken, self._wakes):
                 os.close(number)

@@ -237,6 +237,15 @@ def test_move_takes_a_dataclass() -> None:
     assert devices.move(Images, META) is Images
 
 
+def test_dp_cuts_a_dataclass() -> None:
+    batch = Images(torch.arange(5.0), ["a", "b"])
+    batch.sizes["width"] = torch.arange(5)
+    pieces = load("trainer.strategies.dp").scatter(batch, [torch.device("cpu")] * 2)
+    assert [each.pixels.tolist() for each in pieces] == [[0, 1, 2], [3, 4]]
+    assert [each.sizes["width"].tolist() for each in pieces] == [[0, 1, 2], [3, 4]]
+    assert [each.names for each in pieces] == [["a", "b"]] * 2
+
+
 @pytest.mark.parametrize(("device", "non_blocking"), [(META, True), (torch.device("cpu"), False)])
 def test_move_waits_only_for_what_goes_to_the_host(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, non_blocking: bool

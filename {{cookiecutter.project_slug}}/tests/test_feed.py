@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -330,6 +331,12 @@ def test_evaluation_gives_each_sample_once(replicas: int) -> None:
     assert sorted(seen) == list(range(11))
 
 
+@dataclass(frozen=True)
+class _Record:
+    name: str
+    x: torch.Tensor
+
+
 @pytest.mark.parametrize(
     ("batch", "length"),
     [
@@ -338,6 +345,7 @@ def test_evaluation_gives_each_sample_once(replicas: int) -> None:
         ({"a": torch.tensor(1.0), "b": torch.ones(4)}, 4),
         ([torch.ones(5), torch.ones(7)], 5),
         (("text", {"deep": [torch.ones(6)]}), 6),
+        (_Record("text", torch.ones(4, 2)), 4),
         ("text", 1),
         (None, 1),
         ([], 1),

@@ -178,14 +178,15 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
         return type(batch)(mapped(value, change) for value in batch)
     has_own = hasattr(batch, "to") and callable(batch.to)
     if dataclasses.is_dataclass(batch) and not (has_own or isinstance(batch, type)):
-        return _with_fields(batch, change)
+        names = (each.name for each in dataclasses.fields(batch) if hasattr(batch, each.name))
+        return with_fields(batch, {name: mapped(getattr(batch, name), change) for name in names})
     return change(batch)
 
 
-def _with_fields(batch: Any, change: Callable[[Any], Any]) -> Any:
+def with_fields(batch: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of a dataclass in which some fields have other values."""
     changed = copy.copy(batch)
-    for each in dataclasses.fields(batch):
-        if hasattr(batch, each.name):
-            # It may be frozen, and __init__ may not take what the fields hold.
-            object.__setattr__(changed, each.name, mapped(getattr(batch, each.name), change))
+    for name, value in values.items():
+        # It may be frozen, and __init__ may not take what the fields hold.
+        object.__setattr__(changed, name, value)
     return changed

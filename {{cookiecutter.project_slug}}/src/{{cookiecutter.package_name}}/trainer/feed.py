@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from . import distributed, randomness, scaling
+from . import distributed, loaders, randomness, scaling
 from .errors import UserError
 from .reading import read
 from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
@@ -314,12 +314,10 @@ def batch_length(batch: Any) -> int:
     """Samples in a batch: the first dimension of the first tensor found in it; 1 without any."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 1
-    values = batch.values() if isinstance(batch, dict) else batch
-    if isinstance(values, list | tuple) or isinstance(batch, dict):
-        for value in values:
-            length = batch_length(value)
-            if length != 1:
-                return length
+    for value in loaders.parts(batch):
+        length = batch_length(value)
+        if length != 1:
+            return length
     return 1
 
 

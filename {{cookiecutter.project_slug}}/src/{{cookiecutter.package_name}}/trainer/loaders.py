@@ -1,5 +1,6 @@
 """What a loader may be: an iterable of batches, such as a DataLoader."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,16 @@ def _lengths(batch: Any) -> list[int]:
     """The first dimension of each tensor in a batch."""
     if isinstance(batch, Tensor):
         return [batch.shape[0]] if batch.ndim else []
-    values = batch.values() if isinstance(batch, Mapping) else batch
-    if not isinstance(batch, Mapping | list | tuple):
-        return []
-    return [length for value in values for length in _lengths(value)]
+    return [length for value in parts(batch) for length in _lengths(value)]
+
+
+def parts(batch: Any) -> list[Any]:
+    """The values in a dict, list, tuple or dataclass; none of anything else."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if isinstance(batch, list | tuple):
+        return list(batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = (each.name for each in dataclasses.fields(batch))
+        return [getattr(batch, name) for name in fields if hasattr(batch, name)]
+    return []

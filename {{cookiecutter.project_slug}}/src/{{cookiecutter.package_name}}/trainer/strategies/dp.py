@@ -4,6 +4,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.htm
 on GPUs only, this one on any devices, the same one several times too.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
@@ -213,6 +214,10 @@ def _cut(value: Any, count: int) -> list[Any]:
     if isinstance(value, Mapping):
         cuts = _cut_each(list(value.values()), count)
         return [type(value)(zip(value, parts, strict=True)) for parts in cuts]  # type: ignore[call-arg]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [each.name for each in dataclasses.fields(value) if hasattr(value, each.name)]
+        cuts = _cut_each([getattr(value, name) for name in names], count)
+        return [devices.with_fields(value, dict(zip(names, parts, strict=True))) for parts in cuts]
     return [value] * count
 
 

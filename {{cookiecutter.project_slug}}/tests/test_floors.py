@@ -10,7 +10,7 @@ TRAINER = ROOT / "src" / PACKAGE / "trainer"
 # From the ground up; a module may import what stands on a line before its own.
 FLOORS = [
     {"errors", "distributed", "dtensors", "randomness", "progress", "pickling", "stacks"},
-    {"redaction", "commit", "blocks"},
+    {"redaction", "commit", "blocks", "forks"},
     {"safetensors_reader", "safetensors_writer", "run_lock"},
     {"files", "preemption", "stored_tensors", "checkpoint_state", "elsewhere", "hidden_gpus"},
     {"paths", "ranges", "values", "loaders", "leftover_threads", "interfaces"},

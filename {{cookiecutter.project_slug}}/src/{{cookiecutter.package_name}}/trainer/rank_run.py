@@ -15,6 +15,7 @@ from . import (
     batch_size_trial,
     compilation,
     distributed,
+    forks,
     hooks,
     nccl_watch,
     outcome,
@@ -83,6 +84,7 @@ class RankRun:
 
     def connect(self) -> None:
         """Take this process' place among its siblings."""
+        forks.keep_garbage()
         checked = self.checked
         if checked.layout.source != "none":
             self._say(checked.layout.receipt())

@@ -7,8 +7,8 @@ set -euo pipefail
 docker=$1 dockerfile=$2 cache=$3
 default=$(sed -n 's/^ARG BASE_IMAGE=//p' "$dockerfile")
 release=bookworm
-# All that the Dockerfile wants of a base, and tini, which it would fetch itself.
-packages=ca-certificates,python3,python3-venv,tini
+# All that the Dockerfile wants of a base, and what it would fetch itself: tini, and for GPUs the rest.
+packages=ca-certificates,python3,python3-venv,tini,ibverbs-providers,libibverbs1,librdmacm1
 
 if [ "${BASE:-}" != packages ]; then
     if "$docker" image inspect "$default" > /dev/null 2>&1 ||

@@ -150,7 +150,8 @@ def test_no_option_is_run(on_cluster: Project) -> None:
 
 
 def test_an_unknown_option_ends_an_elastic_job_too(on_cluster: Project) -> None:
-    job = on_cluster.submit("elastic.sh", "--trainer.max_epoch=3", sbatch=("--nodes=2",))
+    fit = ("--trainer.accelerator=cpu", "--trainer.max_epoch=3")
+    job = on_cluster.submit("elastic.sh", *fit, sbatch=("--nodes=2",))
     assert job.finish(200) == "FAILED after 0 restarts", job.log
     assert job.log.splitlines()[-1].startswith(f"{job.run.name}: failed error: ")
     assert "max_epoch" in job.log.splitlines()[-1]

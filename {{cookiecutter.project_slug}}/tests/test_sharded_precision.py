@@ -58,7 +58,7 @@ def test_no_whole_weights_wait_for_the_backward(counted, strategy, options, prec
     # The last unit's are there still, for its backward is the first.
     assert len(found["alive"]) == 3
     assert max(found["alive"]) <= 1
-    # By hand: what autocast casts from whole weights in float32, and keeps.
+    # What autocast casts from whole weights in float32, and keeps.
     kept = counted("fsdp", precision, json.dumps(SMALL_UNITS | FLOAT32))
     assert min(kept["alive"]) >= LAYERS
     assert found["losses"] == kept["losses"]

@@ -44,8 +44,8 @@ def _empty_total(how: ReduceFx, synced: bool, device: torch.device) -> _Total:
 
 def _number(value: Any, device: torch.device) -> Tensor:
     """A value in double precision on a device; the host does not wait for the device."""
-    if isinstance(value, Tensor) and value.device.type != "cpu":
-        return value.to(device, torch.float64)
+    if device.type == "cpu" or (isinstance(value, Tensor) and value.device.type != "cpu"):
+        return torch.as_tensor(value, dtype=torch.float64, device=device)
     number = torch.as_tensor(value, dtype=torch.float64)
     if number.numel() != 1:
         return number

@@ -19,7 +19,7 @@ NAMES = ("32-true", *_AUTOCAST, *_PARAMETERS)
 
 
 class _Scaler(torch.amp.GradScaler):
-    """Takes gradients in parts beside whole ones: torch's unscales either, and not both at once.
+    """Unscales sharded gradients beside whole ones; torch's takes either, and not both at once.
 
     Gradients that are offloaded lie on the CPU, and the scale on the GPU.
     """

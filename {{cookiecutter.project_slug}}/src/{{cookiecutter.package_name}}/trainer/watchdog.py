@@ -121,7 +121,7 @@ class Watchdog:
         self._siblings, self._elsewhere, self._losses = [], [], {}
 
     def note_loss(self, position: str) -> None:
-        """Tell the siblings that this rank has noticed, and where: it is not the one that hangs."""
+        """Tell the peers that this rank has noticed, and where: it is not the one that hangs."""
         if self._own is not None:
             self._losses[self._own.rank] = position
             files.write_atomically(self._own.loss, position)

@@ -75,19 +75,19 @@ def applied(
         with activation_checkpointing.applied(module, checkpointed):
             yield
         return
-    options = {} if value is True else {name: value.get(name) for name in ("mode", "dynamic")}
-    compiled: dict[_Forward, _Forward] = {}
+    options: dict[str, Any] = {}
+    if value is not True:
+        options = {name: value.get(name) for name in ("mode", "dynamic")}
 
-    def compile_once(forward: _Forward) -> _Forward:
-        # All modules of a class have one forward: so it is compiled once for all of them.
-        if forward not in compiled:
-            compiled[forward] = _compile(forward, options)
-        return compiled[forward]
+    def compiled(forward: _Forward) -> _Forward:
+        # All modules of a class have one forward, which torch compiles once for all of them.
+        result: _Forward = torch.compile(forward, **options)
+        return result
 
     regions = select(module, value, checkpointed)
-    with activation_checkpointing.applied(module, checkpointed, compile_once):
+    with activation_checkpointing.applied(module, checkpointed, compiled):
         for part in regions:
-            vars(part)["forward"] = MethodType(compile_once(type(part).forward), part)
+            vars(part)["forward"] = MethodType(compiled(type(part).forward), part)
         is_whole = not (regions or checkpointed)
         if is_whole:
             module.compile(**options)
@@ -136,8 +136,3 @@ def select(
         for part in found
         if id(part) not in within | inner and not any(id(each) in others for each in part.modules())
     ]
-
-
-def _compile(forward: _Forward, options: Mapping[str, Any]) -> _Forward:
-    compiled: _Forward = torch.compile(forward, **options)
-    return compiled

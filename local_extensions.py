@@ -238,7 +238,7 @@ def _plain_text_fault(answer: str) -> str | None:
 
 
 def refuse(name: str, answer: object, fault: str) -> NoReturn:
-    """Raise the refusal of one answer, its text shortened and its control characters spelt out."""
+    """Raise the refusal of one answer, its text shortened and its control characters spelled out."""
     shown = repr(answer)
     shown = shown if len(shown) <= 60 else f"{shown[:50]}… ({len(str(answer))} characters)"
     raise AnswerRefused(f"{name} {shown} is refused: {fault}")
@@ -296,7 +296,7 @@ def variables_of(function: str) -> Mapping[str, Any]:
 def refuse_unknown_keys() -> None:
     """Refuse a `key=value` of cookiecutter's command line that is no question of this template.
 
-    Cookiecutter itself ignores a misspelt key and renders with the default. Private keys
+    Cookiecutter itself ignores a misspelled key and renders with the default. Private keys
     (`__checked_version=…`) are refused too: nobody has to set them by hand.
     """
     command = click.get_current_context(silent=True)

@@ -21,8 +21,8 @@ from unittest import mock
 
 import torch
 from my_project.trainer import safetensors_writer
-from my_project.trainer.checkpoint import Checkpoint, resolve
-from my_project.trainer.checkpoint_writer import Checkpoints
+from my_project.trainer.checkpoint.reading import Checkpoint, resolve
+from my_project.trainer.checkpoint.writing import Checkpoints
 
 State = dict[str, dict[str, torch.Tensor]]
 

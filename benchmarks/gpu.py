@@ -78,7 +78,7 @@ def play(job: Job, names: list[str], count: int) -> Rounds:
     """Measure all contestants in so many rounds."""
     rounds: Rounds = {name: [] for name in names}
     for number in range(count):
-        # Every other round runs backwards, so that a GPU that gets warm favours nobody.
+        # Every other round runs backwards, so that a GPU that gets warm favors nobody.
         for name in names[::-1] if number % 2 else names:
             result = measure(job, name)
             rounds[name].append(result)

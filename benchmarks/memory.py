@@ -62,7 +62,7 @@ def main() -> None:
     size = QUICK if options.quick else SIZE
     found: Found = {ranks: {} for ranks in options.ranks}
     for number in range(options.rounds):
-        # Every other round runs backwards, so that a machine that slows down favours nobody.
+        # Every other round runs backwards, so that a machine that slows down favors nobody.
         for entry in entries[::-1] if number % 2 else entries:
             for ranks in options.ranks:
                 job = {**entry.job, **dataclasses.asdict(size), "steps": options.steps}

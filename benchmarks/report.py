@@ -149,10 +149,10 @@ def plot(rounds: Rounds) -> str:
     lines = []
     for row, (name, value) in enumerate(above.items()):
         y, width = 10 + row * height, max(1.0, value / longest * 380)
-        colour = "#d9480f" if name.startswith("bundled") else "#868e96"
+        color = "#d9480f" if name.startswith("bundled") else "#868e96"
         lines += [
             f'<text x="{left - 10}" y="{y + 14}" text-anchor="end">{escape(name)}</text>',
-            f'<rect x="{left}" y="{y}" width="{width:.1f}" height="18" fill="{colour}"/>',
+            f'<rect x="{left}" y="{y}" width="{width:.1f}" height="18" fill="{color}"/>',
             f'<text x="{left + width + 6:.1f}" y="{y + 14}">{value:+.0f} µs</text>',
         ]
     total = 20 + len(above) * height

@@ -83,7 +83,7 @@ def main() -> None:
         play(events, source, {}, quick=True, skip=options.skip)  # fills caches, compiles modules
     for number in range(1 if options.quick else options.rounds):
         print(f"round {number + 1}", file=sys.stderr)
-        # Every other round runs backwards, so that a machine that slows down favours nobody.
+        # Every other round runs backwards, so that a machine that slows down favors nobody.
         ordered = events[::-1] if number % 2 else events
         play(ordered, source, rounds, options.quick, options.skip, reverse=bool(number % 2))
         if "render" in wanted:

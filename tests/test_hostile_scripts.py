@@ -67,8 +67,8 @@ def test_text_is_in_no_file_that_is_run(tmp_path: Path, code: str, service: str)
 def test_the_code_would_run(tmp_path: Path) -> None:
     """Show that the test above can fail: where the text does reach a script, it runs."""
     project = with_code(tmp_path, "command substitution", "none")
-    licence = (project / "LICENSE").read_text(encoding="utf-8")
-    (code,) = [line for line in licence.splitlines() if MARK in line]
+    text = (project / "LICENSE").read_text(encoding="utf-8")
+    (code,) = [line for line in text.splitlines() if MARK in line]
     (project / "script.sh").write_text(f'echo "{code}"\n', encoding="utf-8")
     run(project, "bash", "script.sh")
     assert (project / CANARY).exists()

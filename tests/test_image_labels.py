@@ -1,4 +1,4 @@
-"""What an image is labelled and tagged with; tests/docker looks at those of a real one."""
+"""What an image is labeled and tagged with; tests/docker looks at those of a real one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_labels_name_the_source_the_licence_and_the_base(repository: Path) -> No
     assert "canary" not in " ".join(command)
 
 
-def test_what_is_not_known_is_not_labelled(
+def test_what_is_not_known_is_not_labeled(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BASE_IMAGE", "mine:1")

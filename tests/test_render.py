@@ -89,7 +89,7 @@ def test_the_metadata_name_what_the_project_needs(project: Path) -> None:
         ("Proprietary", "LicenseRef-Proprietary", "All rights reserved"),
     ],
 )
-def test_every_licence(tmp_path: Path, name: str, expression: str, first: str) -> None:
+def test_every_license(tmp_path: Path, name: str, expression: str, first: str) -> None:
     project = render(tmp_path, {"license": name, "author_name": "Zoë O'Brien"})
     text = (project / "LICENSE").read_text(encoding="utf-8")
     assert first in text.split("\n\n")[0] + text.splitlines()[1]
@@ -100,8 +100,8 @@ def test_every_licence(tmp_path: Path, name: str, expression: str, first: str) -
 
 
 def test_the_licences_tested_are_all() -> None:
-    licences = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
-    assert local_extensions.RULES["license"].choices == licences
+    licenses = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
+    assert local_extensions.RULES["license"].choices == licenses
 
 
 def test_names_go_where_they_belong(tmp_path: Path) -> None:

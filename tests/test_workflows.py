@@ -20,7 +20,7 @@ ACTIONS = {
     "actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2",
     "actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065 # v5.6.0",
 }
-# What a job of GitLab may say, of what GitLab knows; a misspelt key would be an error only there.
+# What a job of GitLab may say, of what GitLab knows; a misspelled key would be an error only there.
 GITLAB_KEYS = {
     *("stage", "image", "services", "variables", "tags", "rules", "needs", "parallel", "timeout"),
     *("before_script", "script", "interruptible"),

@@ -73,7 +73,7 @@ class Engine:
 
     @contextlib.contextmanager
     def volume(self) -> Iterator[str]:
-        """Make a volume for runs, and remove it afterwards."""
+        """Make a volume for runs, and remove it afterward."""
         name = f"smoke-{secrets.token_hex(4)}"
         self("volume", "create", name)
         try:

@@ -81,7 +81,7 @@ def test_requeues_are_bounded(on_cluster: Project) -> None:
     assert "; not requeued again (MAX_REQUEUES=1). To go on: sbatch " in job.log.splitlines()[-1]
 
 
-def test_a_cancelled_job_does_not_come_back(on_cluster: Project) -> None:
+def test_a_canceled_job_does_not_come_back(on_cluster: Project) -> None:
     fit = (*NOISY, "--model.seconds=[1]")
     job = on_cluster.submit("train.sh", *fit, sbatch=SMALL)
     job.reach(2)

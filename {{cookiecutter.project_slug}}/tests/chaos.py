@@ -30,7 +30,7 @@ from typing import Any
 from . import fork_server
 from .project import PACKAGE, assert_nothing_left, at_root, horovodrun, load, missing, start
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 
 EVERY = 5
 EPOCHS = 4

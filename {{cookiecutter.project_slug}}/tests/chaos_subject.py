@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from .project import load, trainer
 
-files = load("trainer.files")
+files = load("trainer.launch.files")
 WIDTH = 128
 
 

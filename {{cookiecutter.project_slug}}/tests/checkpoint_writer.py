@@ -7,14 +7,14 @@ import torch
 
 from .project import load
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 
 
 def main(directory: Path) -> None:
     """Say that the first is written, and go on from the newest there is."""
     existing = checkpoint.complete(directory)
     step = int(existing[-1].name.removeprefix("step-")) if existing else 0
-    writer = load("trainer.checkpoint_writer").Checkpoints(directory)
+    writer = load("trainer.checkpoint.writing").Checkpoints(directory)
     while True:
         step += 1
         writer.save(step, {"step": step, "tensor": torch.full((1_000_000,), float(step))}, {})

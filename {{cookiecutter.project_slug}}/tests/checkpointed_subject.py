@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from .project import load, trainer
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 STOP = 3
 FEATURES = 8
 
@@ -118,7 +118,7 @@ def train(
 
 def _weights(model: Model, run: Any) -> dict[str, Tensor]:
     """Whole, whether the strategy keeps them so or in parts."""
-    if run._checked.strategy.divides_parameters:
+    if run._checked.strategy.shards_parameters:
         return checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
     return model.state_dict()
 

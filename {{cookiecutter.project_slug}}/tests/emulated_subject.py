@@ -223,8 +223,10 @@ def planted(folder: Path) -> dict[str, Any]:
                 "pageable": model.window.counts.pageable,
             }
     with (
-        mock.patch.object(load("trainer.transfer"), "copy_stream", return_value=None),
-        mock.patch.object(load("trainer.devices"), "to", lambda tensor, device, dtype: tensor),
+        mock.patch.object(load("trainer.data.transfer"), "copy_stream", return_value=None),
+        mock.patch.object(
+            load("trainer.launch.devices.devices"), "to", lambda tensor, device, dtype: tensor
+        ),
     ):
         try:
             make_trainer(folder / "unmoved", "gpu").fit(Model(), data())
@@ -237,9 +239,9 @@ def planted(folder: Path) -> dict[str, Any]:
 def on_emulated_gpu() -> Iterator[None]:
     """Have the trainer find the emulated device where it looks for a GPU."""
     emulated_gpu.install()
-    arguments = load("trainer.arguments")
+    arguments = load("trainer.run.plan")
     # Looked at together by every other step, and not by the 64th alone.
-    load("trainer.finite")._BLOCK = 2
+    load("trainer.loop.finite")._BLOCK = 2
     for name in ("single_device", "dp", "ddp"):
         strategy = load("trainer.strategies").strategy_class(name)
         strategy.limits = replace(strategy.limits, accelerators=("cpu", "cuda", NAME))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from .project import load, trainer
 
-ddp = load("trainer.strategies.ddp")
+ddp = load("trainer.strategies.replicated.ddp")
 
 
 class Net(trainer.TrainingModule):

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from .project import PATIENCE, load, start
 
-batch_size = load("trainer.batch_size")
-sync_batchnorm = load("trainer.sync_batchnorm")
+batch_size = load("trainer.memory.batch_size")
+sync_batchnorm = load("trainer.strategies.sync_batchnorm")
 
 
 def run_ranks(subject: str, processes: int, folder: Path, timeout: float = PATIENCE) -> list[str]:
@@ -188,7 +188,7 @@ def draw(name: str, step: int, rank: int) -> Tensor:
 
 def step_one_bit_adam(rank: int, processes: int, folder: Path) -> None:
     """Write what each step makes of parameters, momentum and the errors of compression."""
-    onebit = load("trainer.strategies.onebit_adam")
+    onebit = load("trainer.strategies.deepspeed.onebit_adam")
     parameters = {name: nn.Parameter(draw(name, -1, 0)) for name in SHAPES}
     optimizer = onebit.OneBitAdam(parameters.values(), freeze_step=FREEZE_STEP, **ADAM)
     found = {}
@@ -208,7 +208,7 @@ def step_one_bit_adam(rank: int, processes: int, folder: Path) -> None:
 
 def main(subject: str, rank: int, processes: int, folder: Path) -> None:
     """Join the group and run the subject in it."""
-    load("trainer.rendezvous").stay_on_loopback()
+    load("trainer.launch.rendezvous").stay_on_loopback()
     store = dist.FileStore(str(folder / "store"), processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
     subjects = (train_cases, find_batch_size, too_large_a_start, step_one_bit_adam)

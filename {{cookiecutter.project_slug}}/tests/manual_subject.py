@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from .project import load, trainer
 
-local = load("trainer.dtensors").local
+local = load("trainer.checkpoint.dtensors").local
 SAMPLES = 48
 
 
@@ -128,7 +128,7 @@ class Watches(ByHand):
 class Unused(ByHand):
     """A part that only one rank uses, in one batch of two, or whose gradient is given up again."""
 
-    # Of each batch: the ranks that use the part, and whether backward synchronises.
+    # Of each batch: the ranks that use the part, and whether backward synchronizes.
     PLAN = (({0}, True), ({1}, False), (set(), True), ({0, 1}, False), (set(), True), (set(), True))
 
     def __init__(self) -> None:
@@ -138,18 +138,18 @@ class Unused(ByHand):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         x, _ = batch
         optimizer = self.optimizers()
-        ranks, synchronises = self.PLAN[batch_idx]
+        ranks, synchronizes = self.PLAN[batch_idx]
         loss = self.loss(batch)
         if self.global_rank in ranks:
             own = self.part(x).square().mean()
             (alone,) = torch.autograd.grad(own, [self.part.weight], retain_graph=True)
             self.see(f"{batch_idx}.alone", alone)
             loss = loss + own
-        with optimizer.toggle_model(sync_grad=synchronises):
+        with optimizer.toggle_model(sync_grad=synchronizes):
             self.manual_backward(loss)
         self.see(f"{batch_idx}.part", self.part.weight.grad)
         self.see(f"{batch_idx}.network", self.network[0].weight.grad)
-        if synchronises or batch_idx == 3:
+        if synchronizes or batch_idx == 3:
             optimizer.zero_grad()
 
 

@@ -87,8 +87,8 @@ def pretend_nccl() -> None:
     """Have the trainer take the process group, which gloo forms, for one of NCCL's."""
     dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"
     dist.destroy_process_group = lambda group=None: time.sleep(10_000)
-    load("trainer.devices").check_one_each = lambda device: None
-    watch = load("trainer.nccl_watch")
+    load("trainer.launch.devices.devices").check_one_each = lambda device: None
+    watch = load("trainer.launch.failures.nccl_watch")
     watch._have_nccl_wait = lambda seconds: None
     watch._recorded = lambda **which: recorded
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from .project import load, trainer
 
 UserError = load("trainer.errors").UserError
-is_divided = load("trainer.dtensors").is_divided
+is_sharded = load("trainer.checkpoint.dtensors").is_sharded
 WIDTH = 8
 NOTES: list[dict[str, Any]] = []
 
@@ -280,7 +280,7 @@ def main(folder: Path, subject: str, options: str) -> None:
     )
     run.fit(module)
     facts = {"notes": NOTES, "scale": run._checked.precision.state().get("scale")}
-    if any(map(is_divided, module.parameters())):
+    if any(map(is_sharded, module.parameters())):
         module = globals()[subject]()
     else:
         facts["tested"] = run.test(module)["test_loss"]

@@ -1,7 +1,7 @@
 """The package under test, found below src/, so that no test spells its name.
 
-Use it as ``from .project import PACKAGE, trainer, load``: ``load("trainer.sampling")`` is a module
-of the package.
+Use it as ``from .project import PACKAGE, trainer, load``: ``load("trainer.data.sampling")`` is a
+module of the package.
 """
 
 import atexit

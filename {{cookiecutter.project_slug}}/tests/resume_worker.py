@@ -118,7 +118,7 @@ def result(run: Any) -> tuple[dict[str, Tensor], list[str]]:
 
 def tail(run: Any, checkpoint: Path) -> list[str]:
     """The rows of an uninterrupted log that were written after a checkpoint."""
-    written = load("trainer.checkpoint").Checkpoint(checkpoint).state()["logs"]["csv"]
+    written = load("trainer.checkpoint.reading").Checkpoint(checkpoint).state()["logs"]["csv"]
     return (run.run_directory / "metrics.csv").read_bytes()[written:].decode().splitlines()
 
 

@@ -20,8 +20,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from .project import load, trainer
 
-checkpoint = load("trainer.checkpoint")
-dtensors = load("trainer.dtensors")
+checkpoint = load("trainer.checkpoint.reading")
+dtensors = load("trainer.checkpoint.dtensors")
 
 TOKENS, WIDTH, LENGTH = 12, 8, 5
 SAMPLES = 25  # in evaluation the last batch has one sample: some rank has no part of it

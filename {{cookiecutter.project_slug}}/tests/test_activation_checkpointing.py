@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .checkpointed_subject import FEATURES, Block, Model, Network, train
 from .project import load, run, trainer
 
-activation_checkpointing = load("trainer.activation_checkpointing")
+activation_checkpointing = load("trainer.memory.activation_checkpointing")
 applied = activation_checkpointing.applied
 ConfigurationError = load("trainer.errors").ConfigurationError
 

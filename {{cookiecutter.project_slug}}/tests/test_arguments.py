@@ -7,7 +7,7 @@ import torch
 
 from .project import load, trainer
 
-cluster = load("trainer.cluster")
+cluster = load("trainer.launch.cluster")
 GPUS = tuple(torch.device("cuda", index) for index in (0, 2, 3))
 
 

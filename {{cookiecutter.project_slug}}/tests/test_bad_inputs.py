@@ -18,7 +18,7 @@ from .project import PACKAGE, ROOT, load, run, trainer
 
 cli = load("cli")
 configuration = load("configuration")
-environment = load("trainer.environment")
+environment = load("trainer.run.environment")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 DEFAULTS = load("trainer.trainer")._DEFAULTS
@@ -312,7 +312,7 @@ def test_an_oserror_without_a_number_says_its_text(capsys: pytest.CaptureFixture
 
 
 def test_no_name_that_is_not_built_is_registered() -> None:
-    elsewhere, strategies = load("trainer.elsewhere"), load("trainer.strategies")
+    elsewhere, strategies = load("trainer.arguments.other_trainers"), load("trainer.strategies")
     assert not elsewhere.STRATEGIES.keys() & set(strategies.names())
     assert len(elsewhere.STRATEGIES) > 60
 

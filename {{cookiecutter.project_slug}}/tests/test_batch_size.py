@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from .group_worker import MOST, run_ranks
 from .project import load
 
-batch_size = load("trainer.batch_size")
+batch_size = load("trainer.memory.batch_size")
 UserError = load("trainer.errors").UserError
 
 OUT_OF_MEMORY = [
@@ -79,7 +79,7 @@ def test_other_errors_are_raised(error):
 
 
 @pytest.mark.parametrize("allocate", [torch.empty, np.empty])
-def test_a_real_lack_of_memory_is_recognised(allocate):
+def test_a_real_lack_of_memory_is_recognized(allocate):
     # A petabyte: no system promises as much.
     assert not batch_size.fits_in_memory(lambda: allocate((1 << 48,)))
     assert batch_size.fits_in_memory(lambda: allocate((8,)))

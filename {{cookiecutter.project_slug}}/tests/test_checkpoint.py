@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 
 from .project import PACKAGE, ROOT, load
 
-checkpoints = load("trainer.checkpoint")
+checkpoints = load("trainer.checkpoint.reading")
 CheckpointError = load("trainer.errors").CheckpointError
-state_file = load("trainer.checkpoint_state")
+state_file = load("trainer.checkpoint.state_file")
 Checkpoint = checkpoints.Checkpoint
-Checkpoints = load("trainer.checkpoint_writer").Checkpoints
+Checkpoints = load("trainer.checkpoint.writing").Checkpoints
 
 STATE = {"model": {"weight": torch.arange(6.0), "bias": torch.zeros(2)}, "epoch": 3}
 OWN = {"random/torch": torch.arange(16, dtype=torch.uint8)}
@@ -621,7 +621,7 @@ def test_nothing_in_the_sources_unpickles_or_runs_what_it_reads() -> None:
         # What a process has pickled itself for those that it starts, and what they send back.
         f"src/{PACKAGE}/trainer/launch/functions.py": ["pickle"],
         # Writes only, to find out what cannot be.
-        f"src/{PACKAGE}/trainer/pickling.py": ["pickle"],
+        f"src/{PACKAGE}/trainer/launch/pickling.py": ["pickle"],
     }
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from .project import load
 
-cluster = load("trainer.cluster")
+cluster = load("trainer.launch.cluster")
 ConfigurationError = load("trainer.errors").ConfigurationError
 Layout = cluster.Layout
 Variables = dict[str, str]

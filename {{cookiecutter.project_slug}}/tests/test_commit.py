@@ -8,7 +8,7 @@ import pytest
 
 from .project import load
 
-commit = load("trainer.commit")
+commit = load("trainer.checkpoint.commit")
 
 
 def git(*arguments: str, cwd: Path) -> str:

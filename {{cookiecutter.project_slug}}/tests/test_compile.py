@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .checkpointed_subject import FEATURES, Model
 from .project import PACKAGE, fit, load, run, trainer
 
-compilation = load("trainer.compilation")
+compilation = load("trainer.loop.compilation")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 SHORT = [

@@ -15,7 +15,7 @@ from .project import PACKAGE, ROOT, load, run
 
 cli = load("cli")
 configuration = load("configuration")
-legacy = load("trainer.legacy")
+legacy = load("trainer.arguments.legacy")
 strategies = load("trainer.strategies")
 ConfigurationError = load("trainer.errors").ConfigurationError
 TrainingModule = load("trainer").TrainingModule
@@ -338,7 +338,7 @@ def test_a_list_of_devices() -> None:
         pytest.param(
             ["--trianer.max_epochs", "3"],
             "trianer: there is no such section; did you mean 'trainer'?",
-            id="misspelt section",
+            id="misspelled section",
         ),
         pytest.param(["fast"], "'fast' is no option; options begin with --", id="no option"),
     ],

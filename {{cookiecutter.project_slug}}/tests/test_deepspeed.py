@@ -16,9 +16,9 @@ from .conformance.test_conformance import difference
 from .deepspeed_subject import GROUPED, RESUMED, WARMUP, WAYS, warmed_up
 from .project import PACKAGE, ROOT, fit, load, missing, require, run, trainer
 
-config = load("trainer.strategies.deepspeed_config")
+settings = load("trainer.strategies.deepspeed.settings")
 ConfigurationError = load("trainer.errors").ConfigurationError
-missing_compiler = load("trainer.strategies.deepspeed_process").missing_compiler
+missing_compiler = load("trainer.strategies.deepspeed.process").missing_compiler
 
 SHORT = [
     *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
@@ -50,13 +50,13 @@ def written(path: Path, content: Any) -> str:
 def test_a_configuration_is_a_dict_a_file_or_named_by_a_variable(tmp_path, monkeypatch):
     own = {"zero_optimization": {"stage": 1}}
     older = written(tmp_path / "older.json", {"zero_optimization": {"stage": 3}})
-    assert config.read(None) is None
-    assert config.read(own) == config.read(written(tmp_path / "own.json", own)) == own
+    assert settings.read(None) is None
+    assert settings.read(own) == settings.read(written(tmp_path / "own.json", own)) == own
     monkeypatch.setenv("PL_DEEPSPEED_CONFIG_PATH", older)
-    assert config.read(None) == {"zero_optimization": {"stage": 3}}
+    assert settings.read(None) == {"zero_optimization": {"stage": 3}}
     monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", str(tmp_path / "own.json"))
-    assert config.read(None) == own
-    assert config.read({"bf16": {}}) == {"bf16": {}}
+    assert settings.read(None) == own
+    assert settings.read({"bf16": {}}) == {"bf16": {}}
 
 
 def test_an_own_configuration_replaces_every_option():
@@ -65,15 +65,17 @@ def test_an_own_configuration_replaces_every_option():
     theirs = strategies.create("deepspeed", {"stage": 3, "config": {"wall_clock_breakdown": False}})
     assert ours.config["zero_optimization"]["stage"] == 3
     assert ours.config["zero_optimization"]["reduce_bucket_size"] == 4_000
-    assert ours.divides_parameters
+    assert ours.shards_parameters
     assert theirs.config == {"wall_clock_breakdown": False}
-    assert not theirs.divides_parameters
+    assert not theirs.shards_parameters
 
 
 def sizes(device_type: str, elements: int, **options: Any) -> tuple[Any, ...]:
     """Of the buffers that DeepSpeed is given, and whether it averages beside backward."""
     ours = load("trainer.strategies").create("deepspeed", options)
-    zero = config.sized(config.completed(ours.config), device_type, elements)["zero_optimization"]
+    zero = settings.sized(settings.completed(ours.config), device_type, elements)[
+        "zero_optimization"
+    ]
     ahead = ("prefetch_bucket_size", "max_live_parameters", "max_reuse_distance")
     return (
         zero["reduce_bucket_size"],
@@ -100,14 +102,14 @@ def test_buffers_are_as_small_as_ddp_s_on_cpus_and_deepspeed_s_own_on_gpus():
 
 
 def test_its_timer_that_waits_for_the_device_is_off_unless_asked_for():
-    assert config.completed({})["timers"] == {"throughput": {"enabled": False}}
+    assert settings.completed({})["timers"] == {"throughput": {"enabled": False}}
     own = {"timers": {"throughput": {"enabled": True}}}
-    assert config.completed(own)["timers"] == own["timers"]
+    assert settings.completed(own)["timers"] == own["timers"]
 
 
 def test_clipping_is_off_unless_the_trainer_clips():
     # DeepSpeed's own default is 1.0.
-    assert config.completed({})["gradient_clipping"] == 0.0
+    assert settings.completed({})["gradient_clipping"] == 0.0
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
@@ -249,8 +251,8 @@ def load_subject(**given: Any) -> Any:
 
 
 def test_an_optimizer_that_cannot_be_divided_is_refused():
-    optimizer = load("trainer.strategies.deepspeed_optimizer")
-    Optimization = load("trainer.optimization").Optimization
+    optimizer = load("trainer.strategies.deepspeed.optimizers")
+    Optimization = load("trainer.strategies.optimizers").Optimization
     found = Optimization([torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])], [])
     stage_2: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
     (line,) = optimizer.problems_of(found, stage_2)

@@ -7,11 +7,11 @@ import torch
 
 from .project import load, trainer
 
-choice = load("trainer.device_choice")
-devices = load("trainer.devices")
-distributed = load("trainer.distributed")
+choice = load("trainer.run.device_choice")
+devices = load("trainer.launch.devices.devices")
+distributed = load("trainer.launch.collectives")
 errors = load("trainer.errors")
-placement = load("trainer.placement")
+placement = load("trainer.run.placement")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from .project import PACKAGE, load, run
 
-devices = load("trainer.devices")
+devices = load("trainer.launch.devices.devices")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -136,7 +136,7 @@ def test_a_gpu_that_is_there_is_used(name: str) -> None:
 
 _ASK_THEN_FORK = f"""
 import os
-from {PACKAGE}.trainer.devices import choose_accelerator
+from {PACKAGE}.trainer.launch.devices.devices import choose_accelerator
 choose_accelerator("gpu")
 import torch
 assert torch.cuda.device_count() > 0
@@ -240,7 +240,7 @@ def test_move_takes_a_dataclass() -> None:
 def test_dp_cuts_a_dataclass() -> None:
     batch = Images(torch.arange(5.0), ["a", "b"])
     batch.sizes["width"] = torch.arange(5)
-    pieces = load("trainer.strategies.dp").scatter(batch, [torch.device("cpu")] * 2)
+    pieces = load("trainer.strategies.replicated.dp").scatter(batch, [torch.device("cpu")] * 2)
     assert [each.pixels.tolist() for each in pieces] == [[0, 1, 2], [3, 4]]
     assert [each.sizes["width"].tolist() for each in pieces] == [[0, 1, 2], [3, 4]]
     assert [each.names for each in pieces] == [["a", "b"]] * 2

@@ -14,10 +14,10 @@ import pytest
 from .preemption_subject import steps_of
 from .project import PATIENCE, assert_nothing_left, at_root, fit, load, start
 
-cluster = load("trainer.cluster")
+cluster = load("trainer.launch.cluster")
 errors = load("trainer.errors")
-outcome = load("trainer.outcome")
-restarts = load("trainer.restarts")
+outcome = load("trainer.launch.outcome")
+restarts = load("trainer.launch.restarts")
 
 slow = pytest.mark.slow
 EVERY = 5

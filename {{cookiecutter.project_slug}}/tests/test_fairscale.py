@@ -15,7 +15,7 @@ import torch
 from .project import PACKAGE, fit, load, missing, require, run
 from .test_launch import at_root
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 # Several trainings a test, of several processes each.
 NAMES = ["ddp_sharded", "ddp_sharded_spawn", "fairscale_fsdp"]
 IN_UNITS = {"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}}

@@ -14,9 +14,9 @@ import torch
 
 from .project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, load, run, start
 
-stacks = load("trainer.stacks")
-watchdog = load("trainer.watchdog")
-failures = load("trainer.launch.failures")
+stacks = load("trainer.launch.failures.stacks")
+watchdog = load("trainer.launch.failures.watchdog")
+failures = load("trainer.launch.failures.reports")
 
 SUBJECT = "tests.fault_subject"
 TIMEOUT = 5.0
@@ -311,7 +311,7 @@ def test_loaders_of_different_lengths_are_joined(tmp_path, launcher):
 
 
 def lost() -> RuntimeError:
-    """What gloo says where a sibling has gone."""
+    """What gloo says where a peer has gone."""
     return RuntimeError(
         "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
         "[127.0.0.1]:1253. This is typically caused by a remote worker crashing. GLHF!"
@@ -329,9 +329,9 @@ def raised_for(first: Exception, then: Exception, explicit: bool) -> Exception:
 @pytest.mark.parametrize("explicit", [True, False])
 def test_an_error_counts_as_what_it_was_raised_for(explicit):
     of_user = raised_for(lost(), ValueError("while averaging"), explicit)
-    assert failures._is_lost_sibling(of_user)
+    assert failures._is_lost_peer(of_user)
     assert failures._reason(of_user) == "Connection closed by peer [127.0.0.1]:1253"
-    assert not failures._is_lost_sibling(raised_for(ValueError("mine"), lost(), explicit))
+    assert not failures._is_lost_peer(raised_for(ValueError("mine"), lost(), explicit))
 
 
 def test_a_stack_is_read_from_its_file(tmp_path):
@@ -398,11 +398,10 @@ def test_a_rank_that_waits_for_its_gpu_is_not_said_to_hang(tmp_path, monkeypatch
         return f'  File "{tmp_path}/model.py", line {stands[path.parent.name]} in step'
 
     monkeypatch.setattr(watchdog.stacks, "ask", ask)
-    monkeypatch.setattr(watchdog._Sibling, "state", lambda self: "S")
+    monkeypatch.setattr(watchdog._Peer, "state", lambda self: "S")
     guard = watchdog.Watchdog()
-    guard._siblings = [
-        watchdog._Sibling(rank, "here", os.getpid(), "", str(tmp_path / str(rank)))
-        for rank in (1, 2)
+    guard._peers = [
+        watchdog._Peer(rank, "here", os.getpid(), "", str(tmp_path / str(rank))) for rank in (1, 2)
     ]
     guard._losses = {0: "  File x"}
     for on_gpu, fates in ((True, "rank 2 hangs"), (False, "rank 1 hangs, rank 2 hangs")):
@@ -420,7 +419,7 @@ def test_a_process_that_cannot_be_asked_is_said_to(tmp_path):
 
 def test_where_none_hangs_here_the_other_nodes_are_named():
     def rank(number: int, host: str) -> Any:
-        return watchdog._Sibling(number, f"{host} pid:[1]", 1, "1", "none")
+        return watchdog._Peer(number, f"{host} pid:[1]", 1, "1", "none")
 
     guard = watchdog.Watchdog()
     guard._elsewhere = [rank(number, host) for number, host in enumerate(("b", "b", "c"))]

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 from .project import load
 
-feeds = load("trainer.feed")
-randomness = load("trainer.randomness")
+feeds = load("trainer.data.feed")
+randomness = load("trainer.data.randomness")
 errors = load("trainer.errors")
 Share = feeds.Share
 ALONE = Share(replica=0, replicas=1, seed=3)

@@ -9,10 +9,10 @@ import torch
 from .nonfinite_subject import Diverges
 from .project import PACKAGE, at_root, load, run, trainer
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 errors = load("trainer.errors")
-finite = load("trainer.finite")
-schedule = load("trainer.schedule")
+finite = load("trainer.loop.finite")
+schedule = load("trainer.loop.schedule")
 
 
 def fit(folder: Path, module: Any, **options: Any) -> Any:

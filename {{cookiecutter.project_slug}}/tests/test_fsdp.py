@@ -13,7 +13,7 @@ from torch import nn
 from .project import PACKAGE, at_root, load, run, trainer
 from .sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
 
-units = load("trainer.strategies.units")
+units = load("trainer.strategies.fsdp.units")
 UserError = load("trainer.errors").UserError
 
 ON_THREE = pytest.param("fsdp", 3, marks=pytest.mark.slow)
@@ -139,7 +139,7 @@ def test_a_call_inside_a_unit_is_explained():
 def test_a_gpt_of_twelve_layers_has_twelve_units_and_the_root_on_gpus():
     with torch.device("meta"):
         gpt = load("tasks.language_model").LanguageModel(layers=12, width=768, heads=12)
-    strategy = load("trainer.strategies.fsdp").FSDP()
+    strategy = load("trainer.strategies.fsdp.fsdp").FSDP()
     strategy.device = torch.device("cuda")
     assert list(strategy._choose_units(gpt)) == [f"blocks.{layer}" for layer in range(12)]
     strategy.device = torch.device("cpu")

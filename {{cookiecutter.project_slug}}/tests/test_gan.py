@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from .project import PACKAGE, ROOT, load, run, trainer
 
 GAN = load("tasks.gan").GAN
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 
 STRATEGIES = {"single_device": 1, "ddp": 2, "ddp_spawn": 2, "fsdp": 2}
 EPOCHS = 6

@@ -8,7 +8,7 @@ import torch
 from .project import load, trainer
 from .steps_subject import Reads
 
-gpu_backends = load("trainer.gpu_backends")
+gpu_backends = load("trainer.launch.devices.gpu_backends")
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch
 
 from .project import load, trainer
 
-devices = load("trainer.devices")
-hidden_gpus = load("trainer.hidden_gpus")
+devices = load("trainer.launch.devices.devices")
+hidden_gpus = load("trainer.launch.devices.hidden_gpus")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 HAVE = "this machine has 2 GPUs, which torch cannot use: "

@@ -36,7 +36,7 @@ def trained(folder: Path, *options: str, processes: int = 1) -> Path:
     [(None, 0.0, 0.0, None), (16.0, 16.0, 16.0, 16.0), (0.0, 0.0, 0.0, 0.0)],
 )
 def test_fusion_is_off_where_sums_are_to_be_exact(given, on_cpus, deterministic, on_gpus):
-    made = load("trainer.strategies.horovod").Horovod(fusion_mb=given)
+    made = load("trainer.strategies.horovod.strategy").Horovod(fusion_mb=given)
     assert (made._fusion_mb("cpu"), made._fusion_mb("cuda")) == (on_cpus, on_gpus)
     torch.use_deterministic_algorithms(True)
     try:

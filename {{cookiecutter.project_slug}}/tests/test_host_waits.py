@@ -14,8 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from .project import load
 
-dp = load("trainer.strategies.dp")
-onebit_adam = load("trainer.strategies.onebit_adam")
+dp = load("trainer.strategies.replicated.dp")
+onebit_adam = load("trainer.strategies.deepspeed.onebit_adam")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_one_bit_adam_s_averages_are_not_waited_for():
 
 
 def test_deepspeed_s_gradients_are_clipped_by_value_where_they_are(request):
-    strategy = load("trainer.strategies.deepspeed").DeepSpeed()
+    strategy = load("trainer.strategies.deepspeed.strategy").DeepSpeed()
     gradients = [
         torch.tensor([3.0, -5.0, 0.5]),
         torch.tensor([3.0, math.inf]),
@@ -69,13 +69,13 @@ def test_fsdp_tells_its_units_where_it_changes_alone():
     told: list[bool] = []
 
     class Root(FSDPModule):
-        def set_requires_gradient_sync(self, synchronise: bool, **_: Any) -> None:
-            told.append(synchronise)
+        def set_requires_gradient_sync(self, synchronize: bool, **_: Any) -> None:
+            told.append(synchronize)
 
-    strategy = load("trainer.strategies.fsdp").FSDP()
-    strategy.roots, strategy._synchronises = [object.__new__(Root)], True
-    for synchronise in (True, False, False, True, True):
-        strategy._set_gradient_sync(synchronise)
+    strategy = load("trainer.strategies.fsdp.fsdp").FSDP()
+    strategy.roots, strategy._synchronizes = [object.__new__(Root)], True
+    for synchronize in (True, False, False, True, True):
+        strategy._set_gradient_sync(synchronize)
     assert told == [False, True]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from .project import load
 
-idle_gpus = load("trainer.idle_gpus")
+idle_gpus = load("trainer.launch.devices.idle_gpus")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 GIB = 2**30

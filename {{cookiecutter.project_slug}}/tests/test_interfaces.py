@@ -9,9 +9,9 @@ import pytest
 
 from .project import load
 
-cluster = load("trainer.cluster")
-interfaces = load("trainer.interfaces")
-rendezvous = load("trainer.rendezvous")
+cluster = load("trainer.launch.cluster")
+interfaces = load("trainer.launch.interfaces")
+rendezvous = load("trainer.launch.rendezvous")
 UserError = load("trainer.errors").UserError
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -21,7 +21,7 @@ WAYS = {"gpu07": "10.0.0.8", "192.0.2.1": "192.168.1.8"}
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A host of two interfaces, of whose name the address is given."""
-    monkeypatch.setenv(VARIABLE, "")  # as it was, afterwards
+    monkeypatch.setenv(VARIABLE, "")  # as it was, afterward
     monkeypatch.delenv(VARIABLE)
 
     def named(address: str) -> None:

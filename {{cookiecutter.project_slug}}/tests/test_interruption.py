@@ -18,8 +18,8 @@ import pytest
 from .preemption_subject import steps_of
 from .project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, load, run, start
 
-interruption = load("trainer.interruption")
-outcome = load("trainer.outcome")
+interruption = load("trainer.launch.interruption")
+outcome = load("trainer.launch.outcome")
 
 slow = pytest.mark.slow
 Arguments = list[str | Path]

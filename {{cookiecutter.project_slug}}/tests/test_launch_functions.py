@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from .project import PACKAGE, PATIENCE, environment, load, run
 from .test_launch import assert_nothing_left, at_root, losses
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 
 SUBJECT = "tests.function_subject"
 METHODS = ["ddp_spawn", "ddp_fork"]
@@ -188,10 +188,10 @@ def test_trains_in_a_thread(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_nothing_is_forked_once_cuda_is_initialised(tmp_path):
+def test_nothing_is_forked_once_cuda_is_initialized(tmp_path):
     body = "torch.ones(1, device='cuda'); make('ddp_fork').fit(Net())"
     done = run_script(tmp_path, body)
-    assert "UserError: processes cannot be forked: CUDA is initialised" in done.stderr
+    assert "UserError: processes cannot be forked: CUDA is initialized" in done.stderr
     assert "use strategy='ddp_spawn'" in done.stderr
     assert not (tmp_path / "runs").exists()
 

@@ -9,9 +9,9 @@ from jsonargparse import ArgumentParser
 
 from .project import load, trainer
 
-legacy = load("trainer.legacy")
+legacy = load("trainer.arguments.legacy")
 SingleDevice = load("trainer.strategies").SingleDevice
-parse_devices = load("trainer.devices").parse_devices
+parse_devices = load("trainer.launch.devices.devices").parse_devices
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 GPUS = 8

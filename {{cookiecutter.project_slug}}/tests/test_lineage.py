@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from .project import PATIENCE, fit, load, start, trainer
 from .test_preemption import told_in
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 errors = load("trainer.errors")
 
 

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from .project import load
 
-loggers = load("trainer.loggers")
+loggers = load("trainer.logging.loggers")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 

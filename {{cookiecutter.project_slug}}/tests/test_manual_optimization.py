@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from .manual_subject import SAMPLES, Accumulates, ByHand, Clips
 from .project import load, missing, require, run, trainer
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 
 
 def fit(module: ByHand, folder: Path, **options: Any) -> Any:
@@ -141,12 +141,12 @@ def test_an_error_inside_puts_everything_back(tmp_path):
 
             def fail() -> None:
                 with network.toggle_model(sync_grad=False):
-                    self.did.append(self.trainer.manual.synchronises)
+                    self.did.append(self.trainer.manual.synchronizes)
                     raise ArithmeticError
 
             with pytest.raises(ArithmeticError):
                 fail()
-            self.did.append(self.trainer.manual.synchronises)
+            self.did.append(self.trainer.manual.synchronizes)
 
     fit(module := Fails(), tmp_path)
     assert module.did == [False, True]
@@ -405,7 +405,7 @@ def test_two_processes_clip_as_one_does(tmp_path, strategy):
 
 
 @pytest.mark.parametrize("name", ["network", "other"])
-def test_nothing_is_sent_before_the_backward_that_synchronises(ranks, name):
+def test_nothing_is_sent_before_the_backward_that_synchronizes(ranks, name):
     one, two = ranks("Watches")
     assert [int(one[f"{batch}.{name}.collectives"]) for batch in range(2)] == [0, 2]
     own = f"gradient.{name}."
@@ -417,9 +417,9 @@ def test_nothing_is_sent_before_the_backward_that_synchronises(ranks, name):
         assert one[after].equal(two[after])
 
 
-def test_what_was_accumulated_is_averaged_when_its_own_backward_synchronises(ranks):
+def test_what_was_accumulated_is_averaged_when_its_own_backward_synchronizes(ranks):
     one, two = ranks("Watches")
-    # While the first network synchronises, the second keeps what it has.
+    # While the first network synchronizes, the second keeps what it has.
     for rank in (one, two):
         for parameter in ("weight", "bias"):
             kept = rank[f"1.network.gradient.other.{parameter}"]
@@ -434,7 +434,7 @@ def test_a_parameter_that_one_rank_alone_used_is_averaged_on_both(ranks):
     one, two = ranks("Unused")
     for rank in (one, two):
         torch.testing.assert_close(rank["0.part"], one["0.alone"] / 2)
-        # In a batch that did not synchronise, and by nobody in the one that did.
+        # In a batch that did not synchronize, and by nobody in the one that did.
         torch.testing.assert_close(rank["2.part"], two["1.alone"] / 2)
         assert rank["2.network"].equal(one["2.network"])
     assert "1.part" not in one

@@ -7,32 +7,32 @@ from torch import nn
 from .project import fit, load, run, trainer
 from .sharding_subject import Tied
 
-meta_device = load("trainer.meta_device")
+meta_device = load("trainer.memory.meta_device")
 language_model = load("tasks.language_model")
 UserError = load("trainer.errors").UserError
 
 
 class Run:
-    """What materialise asks of a run."""
+    """What materialize asks of a run."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
 
-def materialised(make: type, seed: int = 0, **arguments: object) -> nn.Module:
+def materialized(make: type, seed: int = 0, **arguments: object) -> nn.Module:
     """A module that was built without memory, whole."""
     with meta_device.building():
         module = make(**arguments)
     module._run = Run(seed)
-    meta_device.materialise(module, module)
+    meta_device.materialize(module, module)
     return module
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before():
-    one = materialised(Tied)
+    one = materialized(Tied)
     torch.rand(3)
     state = torch.get_rng_state()
-    other, third = materialised(Tied), materialised(Tied, seed=1)
+    other, third = materialized(Tied), materialized(Tied, seed=1)
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in one.named_parameters():
         assert torch.equal(value, other.get_parameter(name))
@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before():
 
 
 def test_a_parameter_that_is_used_twice_stays_one():
-    module = materialised(Tied)
+    module = materialized(Tied)
     assert module.head.weight is module.tokens.weight
     assert not any(each.is_meta for each in module.parameters())
     assert not Tied().head.weight.is_meta
@@ -51,11 +51,11 @@ def test_pieces_have_the_values_of_the_whole():
     with meta_device.building():
         module = Tied()
     module._run = Run(0)
-    meta_device.materialise(module, module.blocks[1])
+    meta_device.materialize(module, module.blocks[1])
     assert [name for name, each in module.named_parameters() if not each.is_meta] == [
         name for name, _ in module.named_parameters() if name.startswith("blocks.1")
     ]
-    whole = materialised(Tied)
+    whole = materialized(Tied)
     assert torch.equal(module.blocks[1].up.weight, whole.blocks[1].up.weight)
 
 
@@ -63,7 +63,7 @@ def test_the_language_model_begins_as_it_does_otherwise():
     arguments = {"layers": 2, "width": 256}
     for module in (
         language_model.LanguageModel(**arguments),
-        materialised(language_model.LanguageModel, **arguments),
+        materialized(language_model.LanguageModel, **arguments),
     ):
         for name, value in module.named_parameters():
             if "norm" in name:
@@ -96,17 +96,17 @@ class Scaled(trainer.TrainingModule):
 class SaysScale(Scaled):
     """Says all."""
 
-    def initialise(self, name: str, layer: nn.Module) -> None:
+    def initialize(self, name: str, layer: nn.Module) -> None:
         nn.init.constant_(layer.scale, 2.0)
 
 
 def test_a_layer_that_says_nothing_of_its_values_is_named():
     with pytest.raises(UserError, match="does not say what last \\(Scale\\) begins with; over"):
-        materialised(Scaled)
+        materialized(Scaled)
 
 
 def test_a_module_says_what_its_layers_begin_with_and_buffers_keep_their_values():
-    module = materialised(SaysScale)
+    module = materialized(SaysScale)
     assert module.last.scale.tolist() == [2, 2, 2]
     assert torch.equal(module.last.mask, torch.ones(3, 3).tril())
 

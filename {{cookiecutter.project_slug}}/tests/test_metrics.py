@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from .project import load
 
-metrics = load("trainer.metrics")
+metrics = load("trainer.logging.metrics")
 UserError = load("trainer.errors").UserError
 
 

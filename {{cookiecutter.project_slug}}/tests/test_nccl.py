@@ -10,10 +10,10 @@ import torch
 
 from .project import PATIENCE, assert_nothing_left, at_root, fit, load, run
 
-failures = load("trainer.launch.failures")
-nccl_watch = load("trainer.nccl_watch")
+failures = load("trainer.launch.failures.reports")
+nccl_watch = load("trainer.launch.failures.nccl_watch")
 process_group = load("trainer.strategies.process_group")
-watcher = load("trainer.launch.watcher")
+watcher = load("trainer.launch.failures.watcher")
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 ERROR = "rank 1: ArithmeticError: planted on rank 1"

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from .group_worker import ADAM, ADAM_STEPS, FREEZE_STEP, SHAPES, draw, run_ranks
 from .project import load
 
-OneBitAdam = load("trainer.strategies.onebit_adam").OneBitAdam
+OneBitAdam = load("trainer.strategies.deepspeed.onebit_adam").OneBitAdam
 Numbers = list[float]
 
 

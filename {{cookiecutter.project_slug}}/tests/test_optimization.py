@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 from .project import load
 
-optimization = load("trainer.optimization")
+optimization = load("trainer.strategies.optimizers")
 errors = load("trainer.errors")
 
 FIRST, SECOND = SGD([nn.Parameter(torch.ones(2))], lr=1.0), Adam([nn.Parameter(torch.ones(1))])
@@ -131,10 +131,10 @@ def test_an_unknown_entry_of_a_scheduler_s_dict_is_refused() -> None:
     assert raised.value.problems[0].endswith(A_SCHEDULER)
 
 
-@pytest.mark.parametrize("misspelt", ["scheduler", "lr_schedulers"])
-def test_a_misspelt_scheduler_is_not_dropped_silently(misspelt: str) -> None:
-    with pytest.raises(errors.ConfigurationError, match=misspelt):
-        optimization.read_optimization({"optimizer": FIRST, misspelt: STEPS})
+@pytest.mark.parametrize("misspelled", ["scheduler", "lr_schedulers"])
+def test_a_misspelt_scheduler_is_not_dropped_silently(misspelled: str) -> None:
+    with pytest.raises(errors.ConfigurationError, match=misspelled):
+        optimization.read_optimization({"optimizer": FIRST, misspelled: STEPS})
 
 
 def test_parameters_are_those_of_all_optimizers_each_once() -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from .project import load
 
-find_unpicklable = load("trainer.pickling").find_unpicklable
+find_unpicklable = load("trainer.launch.pickling").find_unpicklable
 
 OTHERWISE = ", or use strategy='ddp', which pickles nothing"
 Pair = namedtuple("Pair", "left right")

@@ -13,8 +13,8 @@ from torchmetrics import MeanMetric
 
 from .project import load, trainer
 
-checkpoint = load("trainer.checkpoint")
-precision = load("trainer.precision")
+checkpoint = load("trainer.checkpoint.reading")
+precision = load("trainer.strategies.precision")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 

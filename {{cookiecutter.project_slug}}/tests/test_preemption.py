@@ -12,9 +12,9 @@ import pytest
 
 from .project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, load, run, start
 
-checkpoint = load("trainer.checkpoint")
-outcome = load("trainer.outcome")
-preemption = load("trainer.preemption")
+checkpoint = load("trainer.checkpoint.reading")
+outcome = load("trainer.launch.outcome")
+preemption = load("trainer.launch.preemption")
 
 slow = pytest.mark.slow
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -136,7 +136,7 @@ def test_a_signal_to_one_rank_ends_all(tmp_path):
 def test_a_handler_of_the_program_stays(tmp_path):
     script = f"""
 import os, signal, sys
-from {PACKAGE}.trainer.preemption import Preemption
+from {PACKAGE}.trainer.launch.preemption import Preemption
 
 signal.signal(signal.SIGUSR1, lambda *_: print("own", flush=True))
 asked = Preemption()

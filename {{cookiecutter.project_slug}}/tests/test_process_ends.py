@@ -14,9 +14,9 @@ import pytest
 from .preemption_subject import steps_of
 from .project import PATIENCE, at_root, environment, fit, load, run
 
-checkpoint = load("trainer.checkpoint")
-outcome = load("trainer.outcome")
-preemption = load("trainer.preemption")
+checkpoint = load("trainer.checkpoint.reading")
+outcome = load("trainer.launch.outcome")
+preemption = load("trainer.launch.preemption")
 
 
 def command(fault: str, devices: int = 1) -> list[str | Path]:
@@ -76,7 +76,7 @@ def test_a_changed_directory_changes_no_path(tmp_path, devices):
 
 @pytest.mark.slow
 def test_a_terminal_that_is_closed_lets_the_run_save(tmp_path):
-    """Its SIGHUP is sent, and whatever the run prints afterwards is an error."""
+    """Its SIGHUP is sent, and whatever the run prints afterward is an error."""
     arguments = fit(
         *("--model", "tests.preemption_subject.Slow", "--trainer.run_name", "run"),
         *("--trainer.devices", "1", "--trainer.accelerator", "cpu", "--trainer.loggers", "[]"),
@@ -133,7 +133,7 @@ from tests.preemption_subject import Slow
 from tests.project import load, trainer
 from {package}.tasks.digits import Digits
 
-writer = load("trainer.safetensors_writer")
+writer = load("trainer.checkpoint.safetensors_writer")
 write = writer.write
 
 def interrupted(*arguments):

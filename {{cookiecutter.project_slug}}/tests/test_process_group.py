@@ -10,9 +10,9 @@ from torch import nn
 from .project import load
 
 process_group = load("trainer.strategies.process_group")
-ddp = load("trainer.strategies.ddp")
-communication_hooks = load("trainer.strategies.communication_hooks")
-environment = load("trainer.environment")
+ddp = load("trainer.strategies.replicated.ddp")
+communication_hooks = load("trainer.strategies.replicated.communication_hooks")
+environment = load("trainer.run.environment")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 
@@ -61,7 +61,7 @@ def test_the_variables_name_a_backend(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     strategy = ddp.DDP()
-    layout = load("trainer.cluster").Layout()
+    layout = load("trainer.launch.cluster").Layout()
     with (
         mock.patch.object(process_group.dist, "init_process_group") as formed,
         mock.patch.object(process_group.rendezvous, "connect_store"),

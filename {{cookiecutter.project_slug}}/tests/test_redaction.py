@@ -8,7 +8,7 @@ import pytest
 
 from .project import PACKAGE, at_root, fit, load, run
 
-redaction = load("trainer.redaction")
+redaction = load("trainer.arguments.redaction")
 cli = load("cli")
 
 

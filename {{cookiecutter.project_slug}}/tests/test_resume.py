@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from .project import ROOT, fit, load, run, start
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 
 LAYOUTS = [
     pytest.param(processes, workers, marks=[pytest.mark.slow] if processes == 3 else [])

@@ -17,12 +17,12 @@ import torch
 from .project import ROOT, load
 from .test_checkpoint import rewrite
 
-checkpoint = load("trainer.checkpoint")
-choice = load("trainer.run_choice")
+checkpoint = load("trainer.checkpoint.reading")
+choice = load("trainer.checkpoint.run_choice")
 errors = load("trainer.errors")
-locks = load("trainer.run_lock")
-writer = load("trainer.checkpoint_writer")
-Layout = load("trainer.cluster").Layout
+locks = load("trainer.checkpoint.run_lock")
+writer = load("trainer.checkpoint.writing")
+Layout = load("trainer.launch.cluster").Layout
 
 
 def save(run: Path, *steps: int) -> Path:
@@ -99,7 +99,9 @@ def test_it_begins_with_it_again_until_it_has_saved_itself(tmp_path: Path) -> No
     newest = save(tmp_path / "mine", 3)
     other = tmp_path / "other"
     other.mkdir()
-    load("trainer.run_directory").write_record(other, Layout(), {"resumed_from": str(newest)})
+    load("trainer.checkpoint.run_directory").write_record(
+        other, Layout(), {"resumed_from": str(newest)}
+    )
     assert choose(tmp_path, "other", "auto") == choice.Chosen(other, newest, False)
     own = save(other, 4)
     assert choose(tmp_path, "other", "auto") == choice.Chosen(other, own, True)

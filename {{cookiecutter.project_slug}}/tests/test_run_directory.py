@@ -11,10 +11,10 @@ import torch
 
 from .project import load
 
-runs = load("trainer.run_directory")
+runs = load("trainer.checkpoint.run_directory")
 errors = load("trainer.errors")
-files = load("trainer.files")
-Layout = load("trainer.cluster").Layout
+files = load("trainer.launch.files")
+Layout = load("trainer.launch.cluster").Layout
 
 
 @pytest.mark.parametrize("name", [None, "a", "Run-1.2_b", "2026", "x" * 128])

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from .project import load
 
-sampling = load("trainer.sampling")
+sampling = load("trainer.data.sampling")
 BatchPlan, GlobalOrder = sampling.BatchPlan, sampling.GlobalOrder
 
 plans = st.builds(

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from .project import load, trainer
 
-checkpoint = load("trainer.checkpoint")
-scaling = load("trainer.scaling")
+checkpoint = load("trainer.checkpoint.reading")
+scaling = load("trainer.data.scaling")
 ConfigurationError = load("trainer.errors").ConfigurationError
 LearningRate = scaling.LearningRate
 

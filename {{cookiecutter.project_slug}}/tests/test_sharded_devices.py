@@ -21,18 +21,18 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from .project import load, trainer
 
-checkpoint = load("trainer.checkpoint")
-checkpoint_writer = load("trainer.checkpoint_writer")
-deepspeed_slices = load("trainer.strategies.deepspeed_slices")
-deepspeed_state = load("trainer.strategies.deepspeed_state")
-deepspeed = load("trainer.strategies.deepspeed")
-dp = load("trainer.strategies.dp")
-dtensors = load("trainer.dtensors")
-fsdp = load("trainer.strategies.fsdp")
-optimization = load("trainer.optimization")
-randomness = load("trainer.randomness")
-parts = load("trainer.strategies.parts")
-Precision = load("trainer.precision").Precision
+checkpoint = load("trainer.checkpoint.reading")
+checkpoint_writer = load("trainer.checkpoint.writing")
+deepspeed_slices = load("trainer.strategies.deepspeed.slices")
+deepspeed_state = load("trainer.strategies.deepspeed.state")
+deepspeed = load("trainer.strategies.deepspeed.strategy")
+dp = load("trainer.strategies.replicated.dp")
+dtensors = load("trainer.checkpoint.dtensors")
+fsdp = load("trainer.strategies.fsdp.fsdp")
+optimization = load("trainer.strategies.optimizers")
+randomness = load("trainer.data.randomness")
+parts = load("trainer.strategies.sharded_state")
+Precision = load("trainer.strategies.precision").Precision
 
 META = torch.device("meta")
 KEYS = ("exp_avg", "exp_avg_sq")
@@ -154,7 +154,7 @@ def test_fsdp_places_all_that_it_does_not_divide(connect, monkeypatch, automatic
     monkeypatch.setattr(strategy, "start_equal", lambda tensors: None)
     # Parameters cannot become those of the meta device in place, and would get memory there.
     monkeypatch.setattr(strategy, "_divide", lambda unit: None)
-    monkeypatch.setattr(fsdp.meta_device, "materialise", lambda owner, part: None)
+    monkeypatch.setattr(fsdp.meta_device, "materialize", lambda owner, part: None)
     module = Own(automatic)
     strategy.place(module)
     state = {
@@ -209,7 +209,7 @@ def test_deepspeed_puts_steps_on_the_device_too(saved):
         shape=lambda parameter: parameter.shape,
         relink=lambda: None,
     )
-    divided = deepspeed_state.DividedState(layer, slices, optimizer, [["weight"]])
+    divided = deepspeed_state.ShardedState(layer, slices, optimizer, [["weight"]])
     # As stage 3 leaves it between steps.
     optimizer.param_groups[0]["params"] = []
     divided._load_groups(saved["param_groups"])
@@ -220,7 +220,7 @@ def test_deepspeed_puts_steps_on_the_device_too(saved):
     assert optimizer.param_groups[0]["fused"]
 
 
-def test_what_is_divided_later_stays():
+def test_what_is_sharded_later_stays():
     module = Own(automatic=False)
     module.layer.weight.grad = torch.ones(2, 2)
     parts.move_rest(module, META)

@@ -12,9 +12,9 @@ from torch.nn.functional import conv2d, linear, multi_head_attention_forward
 from .project import load, run, trainer
 from .sharded_precision_subject import LAYERS
 
-fsdp_precision = load("trainer.strategies.fsdp_precision")
+fsdp_precision = load("trainer.strategies.fsdp.precision")
 recast = load("trainer.strategies.recast")
-Precision = load("trainer.precision").Precision
+Precision = load("trainer.strategies.precision").Precision
 
 SMALL_UNITS = {"unit_parameters": 100}
 FLOAT32 = {"parameter_dtype": "float32"}

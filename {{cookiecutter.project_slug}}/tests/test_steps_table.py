@@ -16,8 +16,8 @@ from .project import PACKAGE, load, run_nodes
 from .steps_subject import SAMPLES
 
 errors = load("trainer.errors")
-feeds = load("trainer.feed")
-scaling = load("trainer.scaling")
+feeds = load("trainer.data.feed")
+scaling = load("trainer.data.scaling")
 strategies = load("trainer.strategies")
 
 DEVICES, NODES, ACCUMULATE = range(1, 5), range(1, 4), range(1, 4)

@@ -14,8 +14,8 @@ import pytest
 from .project import PACKAGE, at_root, load, run, start
 from .test_launch import launched, model, wait_for_ranks
 
-rendezvous = load("trainer.rendezvous")
-cluster = load("trainer.cluster")
+rendezvous = load("trainer.launch.rendezvous")
+cluster = load("trainer.launch.cluster")
 errors = load("trainer.errors")
 SOON = datetime.timedelta(seconds=0.2)
 

@@ -8,7 +8,7 @@ from torch import nn
 from .group_worker import CASES, STEPS, Case, run_ranks
 from .project import load
 
-sync_batchnorm = load("trainer.sync_batchnorm")
+sync_batchnorm = load("trainer.strategies.sync_batchnorm")
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -93,7 +93,7 @@ def test_a_module_that_is_itself_a_batchnorm_is_converted():
 
 
 def test_half_precision_comes_out_as_it_went_in(monkeypatch):
-    distributed = load("trainer.distributed")
+    distributed = load("trainer.launch.collectives")
     module = sync_batchnorm.convert(Case((4,)).make().float(), "cpu")
     plain = Case((4,)).make().float()
     # Two ranks that have the same part.
@@ -106,7 +106,7 @@ def test_half_precision_comes_out_as_it_went_in(monkeypatch):
 
 
 def test_a_single_value_a_channel_cannot_be_trained_on(monkeypatch):
-    distributed = load("trainer.distributed")
+    distributed = load("trainer.launch.collectives")
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(distributed, "all_reduce", lambda tensor: tensor)
     module = sync_batchnorm.convert(nn.BatchNorm1d(3), "cpu")

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from .project import load, trainer
 
-transfer = load("trainer.transfer")
-feeds = load("trainer.feed")
+transfer = load("trainer.data.transfer")
+feeds = load("trainer.data.feed")
 META = torch.device("meta")  # a second device that every machine has
 CPU = torch.device("cpu")
 SHARE = feeds.Share(replica=0, replicas=1, seed=3)

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from .project import load, trainer
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 errors = load("trainer.errors")
-loop = load("trainer.loop")
+loop = load("trainer.loop.fit")
 
 
 def data(samples: int = 16) -> TensorDataset:

@@ -9,9 +9,9 @@ from typing import NoReturn
 
 from . import configuration, strategy_help
 from .configuration import COMMANDS, Run
-from .trainer import interruption, leftover_threads, outcome
 from .trainer.errors import ConfigurationError, UserError, nearest, shorten
-from .trainer.launch import describe, disown, is_reported
+from .trainer.launch import describe, disown, interruption, is_reported, outcome
+from .trainer.launch.failures import leftover_threads
 
 _USAGE = 2
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from .trainer import paths
+from .trainer.arguments import paths
 from .trainer.errors import ConfigurationError, shorten
 
 _MOST_BYTES = 256 * 1024

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from . import config_files
-from .trainer import DataModule, Trainer, TrainingModule, values
+from .trainer import DataModule, Trainer, TrainingModule
+from .trainer.arguments import values
 from .trainer.errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 
 SECTIONS: dict[str, type] = {"trainer": Trainer, "model": TrainingModule, "data": DataModule}

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .trainer import files, redaction, run_directory
-from .trainer.checkpoint import Checkpoint, run_of
+from .trainer.arguments import redaction
+from .trainer.checkpoint import run_directory
+from .trainer.checkpoint.reading import Checkpoint, run_of
+from .trainer.launch import files
 
 
 class Results:
@@ -42,7 +44,7 @@ class Results:
 
     def write_predictions(self, predictions: Any) -> None:
         """Write a tensor of predictions, and print how many and where."""
-        from .trainer import safetensors_writer
+        from .trainer.checkpoint import safetensors_writer
 
         path = self._path("predictions", ".safetensors")
         replaced = _replaced(path)

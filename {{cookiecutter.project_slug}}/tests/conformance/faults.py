@@ -4,7 +4,7 @@ from typing import Any
 
 from ..project import load
 
-ddp = load("trainer.strategies.ddp")
+ddp = load("trainer.strategies.replicated.ddp")
 
 
 class SumForMean(ddp.DDP):
@@ -16,13 +16,13 @@ class SumForMean(ddp.DDP):
         super().forward_backward(batch, batch_idx, weight=weight * self.data_replicas, **options)
 
 
-class SkippedSynchronisation(ddp.DDP):
+class SkippedSynchronization(ddp.DDP):
     """Never averages: each process trains alone."""
 
     def forward_backward(
-        self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
-        super().forward_backward(batch, batch_idx, weight=weight, synchronise=False)
+        super().forward_backward(batch, batch_idx, weight=weight, synchronize=False)
 
 
 class SameData(ddp.DDP):
@@ -35,6 +35,6 @@ class SameData(ddp.DDP):
 
 FAULTS = {
     "sum_for_mean": SumForMean,
-    "skipped_synchronisation": SkippedSynchronisation,
+    "skipped_synchronization": SkippedSynchronization,
     "same_data": SameData,
 }

@@ -201,7 +201,7 @@ DEEPSPEED_REFUSES = {
 OFFLOADED = ("sgd", "adam", "accumulation", "clip norm", "clip value", "bf16", "fp16")
 REPLICAS_REFUSE = {
     **dict.fromkeys(("manual", "sparse, manual"), "training_step runs once a replica"),
-    "sync batchnorm": "a replica normalises by its own piece of the batch",
+    "sync batchnorm": "a replica normalizes by its own piece of the batch",
 }
 
 # The subject is small: so are its units.

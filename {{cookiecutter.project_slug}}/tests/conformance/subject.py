@@ -17,7 +17,7 @@ UNEVEN_BATCH = 6
 
 
 class NormInPieces(nn.BatchNorm1d):
-    """What replicas compute that each normalise by their own piece of a batch.
+    """What replicas compute that each normalize by their own piece of a batch.
 
     The running statistics are those of the first piece, as replica 0's are kept.
     """

@@ -18,7 +18,7 @@ from .faults import FAULTS
 from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, Launch, Row
 from .subject import GLOBAL_BATCH, make
 
-checkpoint = load("trainer.checkpoint")
+checkpoint = load("trainer.checkpoint.reading")
 strategies = load("trainer.strategies")
 STOP = 3  # in the middle of the first epoch, and of two batches that are accumulated
 
@@ -84,7 +84,7 @@ def train(result: Path, subject: Mapping[str, Any], options: Mapping[str, Any]) 
 def _weights(module: Any, run: Any) -> dict[str, torch.Tensor]:
     """Whole, whether the strategy keeps them so or in parts."""
     state = module.state_dict()
-    if run._checked.strategy.divides_parameters:
+    if run._checked.strategy.shards_parameters:
         state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
     return {key: value.contiguous() for key, value in state.items()}
 

@@ -46,7 +46,7 @@ def share_the_gpu() -> None:
     """Let two ranks use the one GPU, which the trainer refuses: they are to fail, and no more."""
     if device.IS_GPU:
         torch.cuda.device_count = lambda: 2
-        load("trainer.device_choice").torch_device = lambda *_: device.DEVICE
+        load("trainer.run.device_choice").torch_device = lambda *_: device.DEVICE
 
 
 def act_as_one_of_several() -> None:

@@ -11,7 +11,7 @@ from .subject import Sequences
 from .training import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
-idle_gpus = load("trainer.idle_gpus")
+idle_gpus = load("trainer.launch.devices.idle_gpus")
 ConfigurationError = load("trainer.errors").ConfigurationError
 
 

@@ -160,7 +160,7 @@ def test_activations_are_computed_again_in_less_memory(record_property):
         network = Network().to(device.DEVICE)
         batch = torch.randn(100_000 if device.IS_GPU else 10, FEATURES, device=device.DEVICE)
         device.forget_peak()
-        with load("trainer.activation_checkpointing").applied(network, names):
+        with load("trainer.memory.activation_checkpointing").applied(network, names):
             network(batch).square().mean().backward()
         peaks.append(device.peak())
         gradients.append([each.grad for each in network.parameters()])

@@ -14,7 +14,7 @@ from .subject import FEATURES, Sequences
 from .training import distance, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
-dtensors = load("trainer.dtensors")
+dtensors = load("trainer.checkpoint.dtensors")
 WIDTH = 1024
 BOUND = 1e-4
 

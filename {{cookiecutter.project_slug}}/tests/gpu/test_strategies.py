@@ -136,7 +136,7 @@ def test_the_default_precision_of_matrix_products_is_near(folder, reference, rec
 
 
 def test_dp_runs_two_replicas_on_one_device():
-    dp = load("trainer.strategies.dp")
+    dp = load("trainer.strategies.replicated.dp")
     module = torch.nn.Linear(3, 2).to(device.DEVICE)
     x = torch.randn(5, 3)
     outputs = [

@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each normalised before and added to its input."""
+    """Attention and a feed-forward layer, each normalized before and added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -87,9 +87,9 @@ class LanguageModel(TrainingModule):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, _VOCABULARY, bias=False)
         for name, layer in self.named_modules():
-            self.initialise(name, layer)
+            self.initialize(name, layer)
 
-    def initialise(self, name: str, layer: nn.Module) -> None:
+    def initialize(self, name: str, layer: nn.Module) -> None:
         """As GPT-2 does: matrices from a normal distribution of deviation 0.02."""
         if isinstance(layer, nn.Linear | nn.Embedding):
             nn.init.normal_(layer.weight, std=0.02)

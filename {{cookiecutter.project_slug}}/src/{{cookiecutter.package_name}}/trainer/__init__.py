@@ -1,9 +1,9 @@
 """The bundled trainer: one module of yours, any strategy."""
 
+from .data.randomness import seed_everything
 from .errors import CheckpointError, ConfigurationError, UserError
 from .launch import RankError
 from .module import DataModule, TrainingModule
-from .randomness import seed_everything
 from .strategies import SingleDevice, register
 from .trainer import Trainer
 

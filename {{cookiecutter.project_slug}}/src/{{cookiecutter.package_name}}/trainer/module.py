@@ -1,19 +1,23 @@
 """What the user writes: a module with its steps, and where its data comes from."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from .errors import UserError
-
-if TYPE_CHECKING:
-    from .manual_optimization import ManualOptimization
-    from .metrics import ReduceFx
-    from .optimization import Optimization
+from .logging.metrics import ReduceFx
 
 Loader = Iterable[Any]
+
+
+class Manual(Protocol):
+    """What manual optimization gives a training step."""
+
+    @property
+    def optimizers(self) -> Sequence[Any]: ...
+    def backward(self, loss: Tensor) -> None: ...
 
 
 class Run(Protocol):
@@ -30,9 +34,9 @@ class Run(Protocol):
     @property
     def batch_samples(self) -> int: ...
     @property
-    def optimization(self) -> "Optimization": ...
+    def schedulers(self) -> Sequence[Any]: ...
     @property
-    def manual(self) -> "ManualOptimization | None": ...
+    def manual(self) -> Manual | None: ...
     @property
     def global_rank(self) -> int: ...
     @property
@@ -126,7 +130,7 @@ class TrainingModule(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no configure_optimizers")
 
-    def initialise(self, name: str, layer: nn.Module) -> None:
+    def initialize(self, name: str, layer: nn.Module) -> None:
         """Give a layer's parameters their first values, where the model was built without memory.
 
         Called for each layer that has parameters of its own, the module itself included (Trainer's
@@ -144,7 +148,7 @@ class TrainingModule(nn.Module):
             kind = type(layer).__name__
             raise UserError(
                 f"meta_device: {type(self).__name__} does not say what {name or 'itself'} ({kind}) "
-                f"begins with; overwrite initialise, or give {kind} a reset_parameters"
+                f"begins with; overwrite initialize, or give {kind} a reset_parameters"
             )
         reset()
 
@@ -167,10 +171,10 @@ class TrainingModule(nn.Module):
 
     def lr_schedulers(self) -> Any:
         """The schedulers of ``configure_optimizers``; with manual optimization, step them here."""
-        schedulers = [entry.scheduler for entry in self.trainer.optimization.schedules]
+        schedulers = self.trainer.schedulers
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
-    def _manual(self) -> "ManualOptimization":
+    def _manual(self) -> Manual:
         if self.trainer.manual is None:
             if not self.automatic_optimization:
                 raise RuntimeError("optimizers are there in training_step alone")
@@ -224,7 +228,7 @@ class TrainingModule(nn.Module):
         on_epoch: bool | None = None,
         prog_bar: bool = False,
         sync_dist: bool = True,
-        reduce_fx: "ReduceFx" = "mean",
+        reduce_fx: ReduceFx = "mean",
         batch_size: int | None = None,
     ) -> None:
         """Log a number, a scalar tensor, or a torchmetrics metric.
@@ -241,7 +245,7 @@ class TrainingModule(nn.Module):
             reduce_fx: ``"mean"`` (weighted by samples), ``"sum"``, ``"min"`` or ``"max"``.
             batch_size: samples behind the value; by default those of the batch.
 
-        A metric is computed and reset at the end of the epoch; it synchronises itself.
+        A metric is computed and reset at the end of the epoch; it synchronizes itself.
         Outside a run (a step called by hand), nothing happens.
         """
         if self._run is not None:

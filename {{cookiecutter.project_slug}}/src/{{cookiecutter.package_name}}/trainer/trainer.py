@@ -14,27 +14,21 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from . import (
-    arguments,
-    gpu_backends,
-    hooks,
-    interruption,
-    launch,
-    legacy,
-    meta_device,
-    outcome,
-    paths,
-    randomness,
-    stacks,
-    values,
-)
-from .arguments import Arguments
+from . import launch
+from .arguments import legacy, paths, values
+from .data import randomness, sources
+from .data.sources import Data
 from .errors import ConfigurationError, EarlyExit
-from .hooks import Data
-from .interruption import Interrupted
+from .launch import interruption, outcome
+from .launch.devices import gpu_backends
+from .launch.failures import stacks
+from .launch.interruption import Interrupted
+from .launch.preemption import Preempted
+from .memory import meta_device
 from .module import Loader, TrainingModule
-from .preemption import Preempted
-from .rank_run import Outcome, RankRun
+from .run import plan
+from .run.plan import Arguments
+from .run.rank import Outcome, RankRun
 from .strategies import SingleDevice
 
 _Command = partial[Any]  # of a method of RankRun: its keywords are what the user gave
@@ -68,7 +62,7 @@ class Trainer:
         reference_batch_size: effective batch size that the rates were chosen for; by default what
             one device reads.
         learning_rate_warmup_steps: steps over which a scaled rate grows to its end.
-        sync_batchnorm: normalise over the batches of all processes.
+        sync_batchnorm: normalize over the batches of all processes.
         compile: compile the module's ``forward`` with ``torch.compile``; or its options, in a dict:
             ``mode`` (``"default"``, ``"reduce-overhead"``, ``"max-autotune"``,
             ``"max-autotune-no-cudagraphs"``), ``dynamic`` (shapes that change), and ``regional``:
@@ -81,7 +75,7 @@ class Trainer:
             trainer, its weights.
         meta_device: parameters of modules made within :meth:`building` have no memory until a
             strategy gives it to them, piece by piece where it divides them; the command line makes
-            modules so. What they begin with is said by ``initialise`` of the module.
+            modules so. What they begin with is said by ``initialize`` of the module.
         deterministic: use only kernels that give the same bits each time.
         cudnn_benchmark: have cuDNN try its algorithms for each new shape of a convolution, and keep
             the fastest; by default on GPUs, unless ``deterministic``. False: for shapes that change
@@ -177,7 +171,7 @@ class Trainer:
         given = dict(locals())
         del given["self"]
         outcome.keep_path()
-        self._checked = arguments.check(given, _DEFAULTS, _TYPES)
+        self._checked = plan.check(given, _DEFAULTS, _TYPES)
         self._outcome = Outcome()
         self.configuration: str | None = None
         randomness.use_deterministic_algorithms(deterministic)
@@ -216,9 +210,9 @@ class Trainer:
                 how to resume. A second SIGINT does not wait for that.
         """
         self.check_fit(module)
-        hooks.check_given(data, val_dataloader)
+        sources.check_given(data, val_dataloader)
         if val_dataloader is not None:
-            hooks.check(module, "validation_step")
+            sources.check(module, "validation_step")
         command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
         try:
             self._outcome = self._launch(module, command)
@@ -241,8 +235,8 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
         """Validate, with the weights of a checkpoint or run directory, or else the module's own."""
-        hooks.check(module, "validation_step")
-        hooks.check_given(data)
+        sources.check(module, "validation_step")
+        sources.check_given(data)
         checkpoint = _expanded(checkpoint)
         command = partial(
             RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint
@@ -253,8 +247,8 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
         """Test, with the weights of a checkpoint or run directory, or else the module's own."""
-        hooks.check(module, "test_step")
-        hooks.check_given(data)
+        sources.check(module, "test_step")
+        sources.check_given(data)
         checkpoint = _expanded(checkpoint)
         command = partial(
             RankRun.evaluate, stage="test", module=module, data=data, checkpoint=checkpoint
@@ -265,8 +259,8 @@ class Trainer:
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> list[Any]:
         """Predict; one entry a batch, tensors of all processes in the data set's order."""
-        hooks.check(module, "predict_step")
-        hooks.check_given(data)
+        sources.check(module, "predict_step")
+        sources.check_given(data)
         checkpoint = _expanded(checkpoint)
         command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
         return cast(list[Any], self._result(module, command))
@@ -276,8 +270,8 @@ class Trainer:
 
         Tries real training steps, on a copy of the module, on batches of growing size.
         """
-        hooks.check(module, "training_step", "configure_optimizers")
-        hooks.check_given(data)
+        sources.check(module, "training_step", "configure_optimizers")
+        sources.check_given(data)
         command = partial(RankRun.find_batch_size, module=module, data=data)
         return cast(int, self._result(module, command))
 

@@ -1,7 +1,7 @@
 """How the processes of a run come to be: they are there already, or this one starts them."""
 
 from .external import run_external
-from .failures import RankError, describe, end_hung, end_process, is_reported
+from .failures.reports import RankError, describe, end_hung, end_process, is_reported
 from .functions import run_in_processes
 from .inherited import disown
 from .subprocesses import is_interactive, supervise_copies

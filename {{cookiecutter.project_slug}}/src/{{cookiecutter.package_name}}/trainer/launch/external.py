@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from .. import leftover_threads
-from ..interruption import Interrupted
-from ..preemption import Preempted
-from .failures import PARENT, end_failed, is_reported, note_start, report_failure, working
+from .failures import leftover_threads
+from .failures.reports import PARENT, end_failed, is_reported, note_start, report_failure, working
+from .interruption import Interrupted
+from .preemption import Preempted
 
 Result = TypeVar("Result")
 

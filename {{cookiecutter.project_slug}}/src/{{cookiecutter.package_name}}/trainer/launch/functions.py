@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..interruption import EXIT_CODE
-from ..pickling import find_unpicklable
 from .external import run_external
-from .failures import PARENT, Failure, RankError
-from .watcher import Place, Watcher, threads_each
+from .failures.reports import PARENT, Failure, RankError
+from .failures.watcher import Place, Watcher, threads_each
+from .interruption import EXIT_CODE
+from .pickling import find_unpicklable
 
 Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
@@ -93,7 +93,7 @@ def _check_can_start(method: Method, names: dict[str, Any]) -> None:
         sys.exit(_UNGUARDED)  # the process that started this one says it, once for all
     if method == "fork" and torch.cuda.is_initialized():
         raise UserError(
-            "processes cannot be forked: CUDA is initialised in this one already (a .cuda(), "
+            "processes cannot be forked: CUDA is initialized in this one already (a .cuda(), "
             ".to('cuda') or torch.cuda call before fit); restart it and leave devices to the "
             "trainer, or use strategy='ddp_spawn'"
         )

@@ -9,9 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from ..outcome import FILE as OUTCOME
-from .failures import PARENT, RANK_PROCESS
-from .watcher import Place
+from .failures.reports import PARENT, RANK_PROCESS
+from .failures.watcher import Place
+from .outcome import FILE as OUTCOME
 
 _OURS = "TRAINER_"
 # Launchers that set RANK themselves, and by what they are recognized.

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from .. import interruption, outcome
-from ..cluster import Layout
 from ..errors import UserError
-from .watcher import Place, Watcher, threads_each
+from . import interruption, outcome
+from .cluster import Layout
+from .failures.watcher import Place, Watcher, threads_each
 
 
 def is_interactive() -> bool:

@@ -5,7 +5,7 @@ import inspect
 import math
 from typing import Any
 
-from .. import elsewhere, values
+from ..arguments import other_trainers, values
 from ..errors import ConfigurationError, Problems, nearest, one_line, shown
 from .limits import Asked, Limits
 from .single_device import SingleDevice
@@ -20,25 +20,25 @@ _LONGEST_TIMEOUT = 365 * 24 * 3600
 # nothing until it is used.
 _REGISTRY: dict[str, str | type[Strategy]] = {
     "single_device": "single_device:SingleDevice",
-    "dp": "dp:DP",
-    "ddp": "ddp:DDP",
-    "ddp_spawn": "ddp_spawn:DDPSpawn",
-    "ddp_fork": "ddp_fork:DDPFork",
-    "ddp_notebook": "ddp_fork:DDPFork",
-    "ddp2": "ddp2:DDP2",
-    "horovod": "horovod:Horovod",
-    "ddp_zero1": "ddp_zero1:DDPZeRO1",
-    "fsdp": "fsdp:FSDP",
-    "hsdp": "hsdp:HSDP",
-    "ddp_sharded": "ddp_sharded:DDPSharded",
-    "ddp_sharded_spawn": "ddp_sharded:DDPShardedSpawn",
-    "fairscale_fsdp": "fairscale_fsdp:FairScaleFSDP",
-    "deepspeed": "deepspeed:DeepSpeed",
-    "deepspeed_stage_1": "deepspeed_stages:DeepSpeedStage1",
-    "deepspeed_stage_2": "deepspeed_stages:DeepSpeedStage2",
-    "deepspeed_stage_3": "deepspeed_stages:DeepSpeedStage3",
-    "deepspeed_stage_2_offload": "deepspeed_stages:DeepSpeedStage2Offload",
-    "deepspeed_stage_3_offload": "deepspeed_stages:DeepSpeedStage3Offload",
+    "dp": "replicated.dp:DP",
+    "ddp": "replicated.ddp:DDP",
+    "ddp_spawn": "replicated.ddp_spawn:DDPSpawn",
+    "ddp_fork": "replicated.ddp_fork:DDPFork",
+    "ddp_notebook": "replicated.ddp_fork:DDPFork",
+    "ddp2": "replicated.ddp2:DDP2",
+    "horovod": "horovod.strategy:Horovod",
+    "ddp_zero1": "replicated.ddp_zero1:DDPZeRO1",
+    "fsdp": "fsdp.fsdp:FSDP",
+    "hsdp": "fsdp.hsdp:HSDP",
+    "ddp_sharded": "fairscale.sharded:DDPSharded",
+    "ddp_sharded_spawn": "fairscale.sharded:DDPShardedSpawn",
+    "fairscale_fsdp": "fairscale.fsdp:FairScaleFSDP",
+    "deepspeed": "deepspeed.strategy:DeepSpeed",
+    "deepspeed_stage_1": "deepspeed.stages:DeepSpeedStage1",
+    "deepspeed_stage_2": "deepspeed.stages:DeepSpeedStage2",
+    "deepspeed_stage_3": "deepspeed.stages:DeepSpeedStage3",
+    "deepspeed_stage_2_offload": "deepspeed.stages:DeepSpeedStage2Offload",
+    "deepspeed_stage_3_offload": "deepspeed.stages:DeepSpeedStage3Offload",
 }
 
 
@@ -64,7 +64,7 @@ def strategy_class(name: object) -> type[Strategy]:
     if "." in name:
         return _imported(name)
     if name not in _REGISTRY:
-        raise ConfigurationError(elsewhere.unknown("strategy", name, ["auto", *_REGISTRY]))
+        raise ConfigurationError(other_trainers.unknown("strategy", name, ["auto", *_REGISTRY]))
     entry = _REGISTRY[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")

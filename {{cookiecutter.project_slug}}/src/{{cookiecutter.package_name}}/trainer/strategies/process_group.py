@@ -12,12 +12,14 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from .. import devices, launch, rendezvous
-from ..cluster import Layout
-from ..nccl_watch import NCCLWatch
-from ..precision import Precision
-from ..watchdog import watchdog
+from .. import launch
+from ..launch import rendezvous
+from ..launch.cluster import Layout
+from ..launch.devices import devices
+from ..launch.failures.nccl_watch import NCCLWatch
+from ..launch.failures.watchdog import watchdog
 from .limits import Limits
+from .precision import Precision
 from .single_device import SingleDevice
 
 # Ours wins; the second is Lightning's.

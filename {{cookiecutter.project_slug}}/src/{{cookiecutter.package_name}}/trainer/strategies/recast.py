@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..precision import Precision
+from .precision import Precision
 
 _NAMES = ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm")
 # Of the operations that autocast computes in half precision, those that take weights.

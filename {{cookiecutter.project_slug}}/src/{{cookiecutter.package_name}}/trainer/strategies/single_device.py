@@ -11,21 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import devices, distributed, meta_device, stored_tensors, transfer
-from ..cluster import Layout
-from ..distributed import How
+from ..checkpoint import stored_tensors
+from ..data import transfer
+from ..data.feed import Feed, MicroBatch
 from ..errors import UserError
-from ..feed import Feed, MicroBatch
+from ..launch import collectives
+from ..launch.cluster import Layout
+from ..launch.collectives import How
+from ..launch.devices import devices
+from ..memory import meta_device
 from ..module import TrainingModule
-from ..optimization import (
+from .limits import Limits
+from .optimizers import (
     Optimization,
     clip_gradients,
     load_optimizer_state,
     optimizer_state,
     parameter_names,
 )
-from ..precision import Precision
-from .limits import Limits
+from .precision import Precision
 
 Stage = Literal["training", "validation", "test", "predict"]
 
@@ -64,7 +68,7 @@ class SingleDevice:
     lacks: ClassVar[Mapping[str, str]] = {}
     """Options of other strategies that it has not, each with the reason and what to do."""
 
-    divides_parameters: bool = False
+    shards_parameters: bool = False
     """Whether a process holds a part of the parameters alone. Then all processes take part in every
     forward, and after a fit the weights lie in its checkpoints."""
 
@@ -101,7 +105,7 @@ class SingleDevice:
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        """Take this process' place among its siblings: form the process group.
+        """Take this process' place among its peers: form the process group.
 
         Args:
             layout: this process' place.
@@ -130,7 +134,7 @@ class SingleDevice:
 
     def place(self, module: TrainingModule) -> None:
         """Put parameters and buffers on the device; all there is to do where nothing is trained."""
-        meta_device.materialise(module, module)
+        meta_device.materialize(module, module)
         self.precision.cast(module)
         self.module = module.to(self.device)
         module._device = self.device
@@ -162,7 +166,7 @@ class SingleDevice:
         return transfer.read(feed, epoch, start, self.device, self.precision.parameter_dtype)
 
     def forward_backward(
-        self, batch: Any, batch_idx: int, *, weight: float, synchronise: bool
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
         """The user's ``training_step`` on a micro-batch, then backward.
 
@@ -171,11 +175,11 @@ class SingleDevice:
             batch_idx: of the micro-batch in its epoch.
             weight: factor of the loss, so that the average over replicas, summed over a step's
                 micro-batches, is the mean over the global batch.
-            synchronise: False while gradients are accumulated: they need not be averaged yet.
+            synchronize: False while gradients are accumulated: they need not be averaged yet.
         """
         loss = self.read_loss(self.forward("training", batch, batch_idx))
         self.take_loss(loss, "training_step")
-        self.backward(loss if weight == 1.0 else loss * weight, synchronise=synchronise)
+        self.backward(loss if weight == 1.0 else loss * weight, synchronize=synchronize)
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """A step of a stage, and what the user does at its end (``*_step_end``)."""
@@ -222,7 +226,7 @@ class SingleDevice:
             return batch
         return devices.move(batch, self.device, self.precision.parameter_dtype)
 
-    def backward(self, loss: Tensor, *, synchronise: bool) -> None:
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         """Gradients of a loss, added to what is there."""
         self.precision.scale(loss).backward()
 
@@ -255,7 +259,7 @@ class SingleDevice:
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         """A value over all data replicas, for logging."""
-        return distributed.all_reduce(tensor, how)
+        return collectives.all_reduce(tensor, how)
 
     # --- checkpoints ---------------------------------------------------------------------------
 
@@ -297,12 +301,12 @@ class SingleDevice:
         names = parameter_names(self.module)
         load_optimizer_state(optimizer, stored_tensors.read_all(saved), names)
 
-    def own_state(self) -> dict[str, Tensor]:
+    def rank_local_state(self) -> dict[str, Tensor]:
         """What this process alone knows: of a gradient compression, say."""
         return {}
 
-    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`own_state` gave to this process."""
+    def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`rank_local_state` gave to this process."""
 
     def waits_for_peers(self) -> bool:
         """Whether :meth:`teardown` would wait for ever where this process has failed alone."""

@@ -1,0 +1,319 @@
+"""Older spellings of the trainer's arguments, translated into today's in this one place.
+
+An older argument that is ``None`` was not given, for that was its default; only ``gpus=None`` says
+something: no GPU. Whoever says a thing in an older and in a newer spelling is asked to say it once.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import ConfigurationError, Problems, shown
+from . import other_trainers
+
+# A text, so that it needs no type of its own beside those of an argument's values.
+NOT_GIVEN = "not given"
+ARGUMENTS = (
+    "gpus",
+    "num_processes",
+    "tpu_cores",
+    "plugins",
+    "distributed_backend",
+    "replace_sampler_ddp",
+    "amp_backend",
+    "resume_from_checkpoint",
+    "logger",
+)
+
+_Values = Mapping[str, Any]
+
+# The newer arguments that the older ones became, as they are where nobody gives them.
+_DEFAULTS: dict[str, Any] = {
+    "accelerator": "auto",
+    "devices": "auto",
+    "strategy": "auto",
+    "precision": "32-true",
+    "use_distributed_sampler": True,
+    "resume": None,
+    "loggers": ("csv", "tensorboard"),
+}
+# They stayed, but once were None where nobody gave them.
+_NONE_IS_AUTO = ("accelerator", "devices", "strategy")
+# What both these arguments once named, and its strategy.
+_MODE_ARGUMENTS = ("accelerator", "distributed_backend")
+_MODES = {
+    "dp": "dp",
+    "ddp": "ddp",
+    "ddp_cpu": "ddp",
+    "ddp_spawn": "ddp_spawn",
+    "ddp2": "ddp2",
+    "horovod": "horovod",
+}
+_HARDWARE = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
+# What a plugin makes of ddp_spawn; of ddp it makes the strategy that it names.
+_SPAWNED = {"ddp_sharded": "ddp_sharded_spawn", "ddp_sharded_spawn": "ddp_sharded_spawn"}
+_PRECISIONS = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
+
+
+def translate(given: _Values) -> dict[str, Any]:
+    """A trainer's arguments in today's spelling only.
+
+    Args:
+        given: by name, older and newer ones together; :data:`NOT_GIVEN` is the default of the older
+            ones.
+
+    Raises:
+        ConfigurationError: one line for every wrong value of an older argument, and for every two
+            arguments that contradict each other.
+    """
+    older = {name: given[name] for name in ARGUMENTS if _is_given(given, name)}
+    translated = {
+        name: "auto" if value is None and name in _NONE_IS_AUTO else value
+        for name, value in given.items()
+        if name not in ARGUMENTS
+    }
+    newer = _DEFAULTS | translated
+    problems = Problems()
+    for part in (_strategy, _hardware, _precision):
+        with problems:
+            translated |= part(older, newer)
+    for name, (newer_name, convert) in _RENAMED.items():
+        if name in older:
+            with problems:
+                _refuse_both(name, newer_name, older, newer)
+                translated[newer_name] = convert(older[name])
+    with problems:
+        _check_amp_backend(older.get("amp_backend", "native"))
+    problems.raise_any()
+    return translated
+
+
+def _is_given(given: _Values, name: str) -> bool:
+    value = given.get(name, NOT_GIVEN)
+    if value is None:
+        return name == "gpus"
+    return not (isinstance(value, str) and value == NOT_GIVEN)
+
+
+# --- strategy ------------------------------------------------------------------------------------
+
+
+def _strategy(older: _Values, newer: _Values) -> dict[str, Any]:
+    backend = older.get("distributed_backend")
+    if backend is not None and not _is_mode(backend):
+        raise ConfigurationError(other_trainers.unknown("distributed_backend", backend, _MODES))
+    named: dict[str, Any] = dict(_modes(older, newer))
+    if "plugins" in older:
+        named["plugins"] = _plugin(older["plugins"])
+    if "tpu_cores" in older:
+        named["tpu_cores"] = older["tpu_cores"]
+    if not named:
+        return {}
+    if newer["strategy"] != "auto":
+        named["strategy"] = newer["strategy"]
+    strategy = _combined(named)
+    if strategy is None:
+        raise ConfigurationError(f"{_listed(named)} each name a strategy; give strategy alone")
+    return {"strategy": strategy}
+
+
+def _modes(older: _Values, newer: _Values) -> dict[str, str]:
+    """The arguments that name a mode, as ``accelerator`` once did."""
+    values = (newer["accelerator"], older.get("distributed_backend"))
+    named = zip(_MODE_ARGUMENTS, values, strict=True)
+    return {name: value for name, value in named if _is_mode(value)}
+
+
+def _is_mode(value: Any) -> bool:
+    return isinstance(value, str) and value in _MODES
+
+
+def _combined(named: _Values) -> Any:
+    """The strategy that arguments mean together, or None: a plugin says how a mode is done."""
+    modes = [_MODES[mode] for name, mode in named.items() if name in _MODE_ARGUMENTS]
+    plugin = named.get("plugins")
+    if len(named) == 1:
+        return modes[0] if modes else named.get("plugins", "xla")
+    if len(named) > 2 or not modes or plugin is None:
+        return None
+    return {"ddp": plugin, "ddp_spawn": _SPAWNED.get(str(plugin))}.get(modes[0])
+
+
+def _plugin(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        if len(value) != 1:
+            raise ConfigurationError(f"plugins={_shown(value)}: give one, or strategy in its place")
+        value = value[0]
+    if line := other_trainers.about("plugins", value):
+        raise ConfigurationError(line)
+    # The contract's method tells a strategy, whose class stands on a higher floor.
+    if isinstance(value, str) or callable(getattr(value, "forward_backward", None)):
+        return value
+    raise ConfigurationError(
+        f"plugins={_shown(value)}: give a strategy, by its name or made; others are not taken"
+    )
+
+
+# --- hardware ------------------------------------------------------------------------------------
+
+
+def _hardware(older: _Values, newer: _Values) -> dict[str, Any]:
+    counts = {name: older[name] for name in _COUNTS if name in older}
+    modes = _modes(older, newer)
+    if not counts and not modes:
+        return {}
+    if len(counts) > 1 and "gpus" in counts and _is_none(counts["gpus"]):
+        del counts["gpus"]  # that there are none leaves it to the others to say what there is
+    if newer["devices"] != "auto":
+        counts["devices"] = newer["devices"]
+    if len(counts) > 1:
+        raise ConfigurationError(f"{_listed(counts)} each say which devices; give devices alone")
+    # Which hardware each argument is about, and the arguments as they were given.
+    about = {name: "cpu" for name, mode in modes.items() if mode == "ddp_cpu"}
+    given: dict[str, Any] = dict(counts) | modes
+    accelerator = newer["accelerator"]
+    if accelerator in _HARDWARE:
+        given["accelerator"], about["accelerator"] = accelerator, _HARDWARE[accelerator]
+    changes: dict[str, Any] = {}
+    for name in counts.keys() & _COUNTS.keys():
+        about[name], changes["devices"] = _COUNTS[name](counts[name])
+    if len(set(about.values())) > 1:
+        each = _listed({name: given[name] for name in about})
+        raise ConfigurationError(f"{each} contradict each other; give accelerator and devices")
+    if accelerator not in ("auto", *_MODES, *_HARDWARE):
+        return changes  # whoever looks for the accelerator says that there is no such
+    # Horovod without a word on GPUs was Horovod on CPUs; the other modes leave it open.
+    on_cpu = not counts and "horovod" in modes.values()
+    hardware = next(iter(about.values()), "cpu" if on_cpu else "auto")
+    return changes | {"accelerator": "auto" if hardware == "tpu" else hardware}
+
+
+def _is_none(gpus: Any) -> bool:
+    return gpus is None or (type(gpus) is int and gpus == 0)
+
+
+def _gpus(value: Any) -> tuple[str, Any]:
+    """``3``: the first three; ``"3"``: GPU 3; ``0``, ``None``: CPU; others as in ``devices``."""
+    wrong = f"gpus={_shown(value)}: give a number, a list of indices, or None for the CPU"
+    if value is None:
+        return "cpu", "auto"
+    if isinstance(value, str) and "," not in value:
+        try:
+            index = int(value)
+        except ValueError:
+            raise ConfigurationError(wrong) from None
+        value = [index] if index >= 0 else index
+    if isinstance(value, bool) or not isinstance(value, int | str | list):
+        raise ConfigurationError(wrong)
+    return ("cpu", 1) if value == 0 else ("gpu", value)
+
+
+def _num_processes(value: Any) -> tuple[str, Any]:
+    if type(value) is not int or value < 1:
+        raise ConfigurationError(
+            f"num_processes={_shown(value)}: give a whole number of at least 1"
+        )
+    return "cpu", value
+
+
+def _tpu_cores(value: Any) -> tuple[str, Any]:
+    """``8``, ``"8"``: so many; ``[1]``, ``"1,"``: the first, for cores were counted from 1."""
+    cores = value
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        cores = [int(part) if part.isdecimal() else part for part in parts]
+        if value.strip() in ("1", "8"):
+            cores = cores[0]
+    if type(cores) is int and cores >= 1:
+        return "tpu", cores
+    if isinstance(cores, list) and len(cores) == 1 and type(cores[0]) is int:
+        index = cores[0] - 1
+        if index in range(8):
+            return "tpu", [index]
+    raise ConfigurationError(
+        f"tpu_cores={_shown(value)}: give how many, or one of them as [1] to [8]"
+    )
+
+
+_COUNTS: dict[str, Callable[[Any], tuple[str, Any]]] = {
+    "gpus": _gpus,
+    "num_processes": _num_processes,
+    "tpu_cores": _tpu_cores,
+}
+
+
+# --- the others ----------------------------------------------------------------------------------
+
+
+def _precision(older: _Values, newer: _Values) -> dict[str, Any]:
+    value = newer["precision"]
+    if shown(value).strip("'") in _PRECISIONS:
+        return {"precision": _PRECISIONS[str(value)]}
+    is_in_bits = not isinstance(value, str) or value.isdecimal()  # of others, precision.py says it
+    if is_in_bits and (line := other_trainers.about("precision", value)):
+        raise ConfigurationError(line)
+    if not isinstance(value, str):
+        known = ", ".join(f"{old} ({new!r})" for old, new in _PRECISIONS.items())
+        raise ConfigurationError(f"precision={_shown(value)}: there is no such; known: {known}")
+    return {}
+
+
+def _check_amp_backend(value: Any) -> None:
+    if isinstance(value, str) and value == "apex":
+        # https://github.com/NVIDIA/apex/pull/1896
+        raise ConfigurationError(
+            "amp_backend='apex': apex has no mixed precision since 2025; use 'native', torch's own"
+        )
+    if not isinstance(value, str) or value != "native":
+        raise ConfigurationError(f"amp_backend={_shown(value)} is unknown; known: native")
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"replace_sampler_ddp={_shown(value)}: give True or False")
+    return value
+
+
+def _path(value: Any) -> str:
+    if isinstance(value, str | os.PathLike):
+        return str(value)
+    raise ConfigurationError(
+        f"resume_from_checkpoint={_shown(value)}: give a run's directory or a checkpoint"
+    )
+
+
+def _loggers(value: Any) -> Any:
+    if isinstance(value, bool):
+        return _DEFAULTS["loggers"] if value else ()
+    names = [value] if isinstance(value, str) else value
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return names
+    known = list(_DEFAULTS["loggers"])
+    raise ConfigurationError(
+        f"logger={_shown(value)}: loggers are given by name, say loggers={known}"
+    )
+
+
+_RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "replace_sampler_ddp": ("use_distributed_sampler", _switch),
+    "resume_from_checkpoint": ("resume", _path),
+    "logger": ("loggers", _loggers),
+}
+
+
+def _refuse_both(name: str, newer_name: str, older: _Values, newer: _Values) -> None:
+    value, default = newer[newer_name], _DEFAULTS[newer_name]
+    if (tuple(value) if isinstance(value, list) else value) != default:
+        each = _listed({name: older[name], newer_name: value})
+        raise ConfigurationError(f"{each} say the same thing twice; give {newer_name} alone")
+
+
+def _listed(arguments: _Values) -> str:
+    return " and ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
+
+
+def _shown(value: Any) -> str:
+    """A value as written, or an object by its class."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return shown(value) if type(value).__module__ == "builtins" else type(value).__name__

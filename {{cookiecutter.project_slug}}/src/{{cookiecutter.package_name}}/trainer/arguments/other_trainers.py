@@ -1,0 +1,159 @@
+"""Names that other trainers know and this one does not: what each is, and what to take instead.
+
+The one table of them, for strategies, accelerators, plugins, precisions and loggers. Older
+spellings that can be translated are in ``legacy.py``. Whoever builds one removes it here.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from ..errors import nearest, shown
+
+# Of the numbers that are a name: a precision in bits.
+_LARGEST = 1000
+_TPU = "is for TPUs, which are not supported; use accelerator='gpu' or 'cpu'"
+_TENSOR_PARALLEL = (
+    "is tensor parallelism, which is not built; use strategy='fsdp' or 'hsdp' for a model that is "
+    "larger than one device"
+)
+_PIPELINE = (
+    "is pipeline parallelism, which is not built; use strategy='fsdp' for a model that is larger "
+    "than one device"
+)
+_ASYNCHRONOUS = "trains asynchronously, which is not built; use strategy='ddp'"
+_SCHEDULER = "starts processes by another framework; start this command with srun or torchrun"
+_LOGGER = "is not built; use 'csv' or 'tensorboard'"
+_NAMED_BY_CLASS = "is a class' name; use {!r}"
+
+
+def _hardware(what: str) -> str:
+    return f"is for {what}, which are not supported; use accelerator='gpu' or 'cpu'"
+
+
+def _unused(strategy: str, value: bool = False) -> str:
+    options = {"find_unused_parameters": value}
+    return f"is strategy={strategy!r} with strategy_options={options}"
+
+
+def _whole(strategy: str) -> str:
+    return f"is strategy={strategy!r} here, which asks for no unused parameters"
+
+
+STRATEGIES: Mapping[str, str] = {
+    **dict.fromkeys(("tpu", "tpu_spawn", "tpu_spawn_debug", "single_tpu"), _TPU),
+    **dict.fromkeys(("xla", "xla_debug", "xla_fsdp", "single_xla"), _TPU),
+    **dict.fromkeys(("ipu", "ipu_strategy"), _hardware("Graphcore IPUs")),
+    **dict.fromkeys(("hpu", "hpu_single", "hpu_parallel"), _hardware("Gaudi HPUs")),
+    **dict.fromkeys(("rpc", "rpc_sequential", "sequential"), _PIPELINE),
+    **dict.fromkeys(("pipeline", "pipeline_parallel", "gpipe"), _PIPELINE),
+    **dict.fromkeys(("tensor_parallel", "model_parallel", "megatron"), _TENSOR_PARALLEL),
+    **dict.fromkeys(("context_parallel", "sequence_parallel"), _TENSOR_PARALLEL),
+    **dict.fromkeys(("parameter_server", "ps"), _ASYNCHRONOUS),
+    **dict.fromkeys(("local_sgd", "diloco", "hivemind", "collaborative"), _ASYNCHRONOUS),
+    **dict.fromkeys(("ray", "ray_ddp", "ray_spawn", "dask", "spark"), _SCHEDULER),
+    **dict.fromkeys(
+        ("ddp_fully_sharded", "fully_sharded", "fsdp_fairscale"),
+        "is FairScale's FSDP; use strategy='fairscale_fsdp', or PyTorch's own: 'fsdp'",
+    ),
+    **dict.fromkeys(
+        ("fsdp_native", "fsdp2", "fully_shard"), "is PyTorch's FSDP; use strategy='fsdp'"
+    ),
+    **dict.fromkeys(
+        ("fsdp_native_full_shard_offload", "fsdp_cpu_offload"),
+        "is strategy='fsdp' with strategy_options={'offload': True}",
+    ),
+    "ddp_cpu": "is strategy='ddp' with accelerator='cpu'",
+    "ddp_find_unused_parameters_false": _unused("ddp"),
+    "ddp_find_unused_parameters_true": _unused("ddp", True),
+    "ddp_spawn_find_unused_parameters_false": _unused("ddp_spawn"),
+    "ddp_spawn_find_unused_parameters_true": _unused("ddp_spawn", True),
+    "ddp_fork_find_unused_parameters_false": _unused("ddp_fork"),
+    "ddp_fork_find_unused_parameters_true": _unused("ddp_fork", True),
+    "ddp_notebook_find_unused_parameters_false": _unused("ddp_notebook"),
+    "ddp_notebook_find_unused_parameters_true": _unused("ddp_notebook", True),
+    "ddp_sharded_find_unused_parameters_false": _whole("ddp_sharded"),
+    "ddp_sharded_spawn_find_unused_parameters_false": _whole("ddp_sharded_spawn"),
+    "deepspeed_stage_0": "is strategy='deepspeed' with strategy_options={'stage': 0}",
+    "deepspeed_stage_1_offload": (
+        "is strategy='deepspeed' with strategy_options={'stage': 1, 'offload_optimizer': True}"
+    ),
+    "deepspeed_stage_3_offload_nvme": (
+        "offloads to a disk, which is not built; use strategy='deepspeed_stage_3_offload', to "
+        "the CPU's memory"
+    ),
+    **dict.fromkeys(("zero", "zero1", "zero_1"), "is strategy='ddp_zero1', or 'deepspeed_stage_1'"),
+    **dict.fromkeys(("zero2", "zero_2", "ddp_zero2"), "is strategy='deepspeed_stage_2'"),
+    **dict.fromkeys(("zero3", "zero_3", "ddp_zero3"), "is strategy='fsdp' or 'deepspeed_stage_3'"),
+    "colossalai": "(ColossalAI) is not built; use strategy='fsdp' or 'deepspeed_stage_3'",
+    "bagua": (
+        "(Bagua) is not built; use strategy='ddp', whose communication_hook compresses gradients"
+    ),
+    **dict.fromkeys(
+        ("smddp", "smart_ddp"), "is SageMaker's, which is not built; use strategy='ddp'"
+    ),
+    "apex": "(NVIDIA apex) has no mixed precision since 2025; use precision='16-mixed'",
+    "native": "is torch's own mixed precision; use precision='16-mixed' or 'bf16-mixed'",
+    **dict.fromkeys(("gpu", "cuda", "cpu"), "names an accelerator; give it as accelerator"),
+    "mps": _hardware("Apple GPUs"),
+}
+
+_ACCELERATORS: Mapping[str, str] = {
+    "mps": "is for Apple GPUs, which are not supported; use accelerator='cpu'",
+    "ipu": _hardware("Graphcore IPUs"),
+    "hpu": _hardware("Gaudi HPUs"),
+    "npu": _hardware("Ascend NPUs"),
+    "xpu": _hardware("Intel GPUs"),
+    "rocm": "is found as a GPU; use accelerator='gpu'",
+    "tpu": _TPU,
+    "apex": "is a backend of mixed precision; use precision='16-mixed'",
+}
+
+_PRECISIONS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("64", "64-true", "double", "float64", "fp64"),
+        "(double precision) is not built; use '32-true'",
+    ),
+    **dict.fromkeys(("half", "float16", "fp16"), "is '16-mixed', or '16-true' without autocast"),
+    **dict.fromkeys(("bfloat16",), "is 'bf16-mixed', or 'bf16-true' without autocast"),
+    **dict.fromkeys(("float32", "fp32", "full", "tf32"), "is '32-true'"),
+    **dict.fromkeys(
+        ("8", "fp8", "int8", "transformer-engine", "transformer-engine-float16"),
+        "(8 bits) is not built; use 'bf16-mixed'",
+    ),
+    **dict.fromkeys(
+        ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8-training"),
+        "(quantization by bitsandbytes) is not built; use 'bf16-true'",
+    ),
+    **dict.fromkeys(("mixed", "amp", "native"), "may mean either; use 'bf16-mixed' or '16-mixed'"),
+    "apex": "has no mixed precision since 2025; use '16-mixed'",
+}
+
+_LOGGERS: Mapping[str, str] = {
+    **dict.fromkeys(("wandb", "WandbLogger", "mlflow", "MLFlowLogger"), _LOGGER),
+    **dict.fromkeys(("neptune", "NeptuneLogger", "comet", "CometLogger"), _LOGGER),
+    **dict.fromkeys(("test_tube", "TestTubeLogger", "clearml", "aim"), _LOGGER),
+    "CSVLogger": _NAMED_BY_CLASS.format("csv"),
+    "TensorBoardLogger": _NAMED_BY_CLASS.format("tensorboard"),
+}
+
+_TABLES: Mapping[str, Mapping[str, str]] = {
+    "strategy": STRATEGIES,
+    "accelerator": {**STRATEGIES, **_ACCELERATORS},
+    "distributed_backend": STRATEGIES,
+    "plugins": STRATEGIES,
+    "precision": _PRECISIONS,
+    "loggers": _LOGGERS,
+    "amp_backend": {"apex": _PRECISIONS["apex"]},
+}
+
+
+def about(option: str, name: object) -> str | None:
+    """The line for a name that is not built, or has another one here; ``None`` for any other."""
+    is_number = type(name) is int and abs(name) < _LARGEST
+    text = _TABLES[option].get(str(name)) if is_number or isinstance(name, str) else None
+    return None if text is None else f"{option}={name!r} {text}"
+
+
+def unknown(option: str, name: object, known: Iterable[str]) -> str:
+    """The line for a name that is none of those that are known."""
+    text = name if isinstance(name, str) else shown(name)
+    return about(option, name) or f"{option}={shown(name)} is unknown{nearest(text, known)}"

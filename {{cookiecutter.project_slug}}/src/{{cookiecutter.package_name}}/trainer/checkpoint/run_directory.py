@@ -1,0 +1,173 @@
+"""The directory of a run: its name, its record, the output of its ranks."""
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..arguments import redaction
+from ..errors import ConfigurationError
+from ..launch import files
+from ..launch.cluster import Layout
+from . import commit
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RECORD = "run.json"
+_OUTPUTS = ("metrics.csv", "tensorboard", "checkpoints")
+_RECORDS = (
+    _RECORD,
+    "config.yaml",
+    "config.*.yaml",
+    "restarts.json",
+    "test-step-*.json",
+    "predictions-step-*.safetensors",
+)
+
+
+def check_name(name: str | None) -> None:
+    """Raise ConfigurationError if a run cannot have this name."""
+    if name is not None and not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"run_name={name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+
+
+def create(root: Path, name: str | None) -> Path:
+    """Make a run's directory.
+
+    Args:
+        root: where runs lie.
+        name: of the run; an existing directory is reused. By default a new one, of the time.
+
+    Raises:
+        ConfigurationError: the directory cannot be made.
+    """
+    base = name or time.strftime("%Y%m%d-%H%M%S")
+    attempt = 1
+    while True:
+        path = root / (base if attempt == 1 else f"{base}-{attempt}")
+        try:
+            path.mkdir(parents=True, exist_ok=name is not None)
+        except FileExistsError:
+            if not path.is_dir():
+                raise ConfigurationError(f"{path} is a file; runs cannot lie there") from None
+            attempt += 1
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot be made ({error.strerror})") from None
+        else:
+            return path
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether a training has written into a directory."""
+    return any((directory / name).exists() for name in (_RECORD, *_OUTPUTS))
+
+
+def clear(directory: Path, with_records: bool) -> None:
+    """Remove what an earlier training has written, but for the output of its ranks.
+
+    Args:
+        directory: of the run.
+        with_records: False keeps ``run.json`` and what else tells of earlier attempts.
+    """
+    for pattern in _OUTPUTS + (_RECORDS if with_records else ()):
+        for path in directory.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def first_resumed(directory: Path) -> str | None:
+    """The checkpoint that a run began with, by its record; ``None`` if it began without."""
+    attempts = _attempts(directory)
+    found = attempts[0].get("resumed_from") if attempts else None
+    return found if isinstance(found, str) else None
+
+
+def _attempts(directory: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads((directory / _RECORD).read_text())["attempts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    is_list = isinstance(found, list) and all(isinstance(each, dict) for each in found)
+    return found if is_list else []
+
+
+def write_record(
+    directory: Path, layout: Layout, facts: dict[str, Any], configuration: str | None = None
+) -> None:
+    """Add an attempt to ``run.json``: what is needed to run it again.
+
+    No variable of the environment, and no value of an option whose name says that it is secret.
+
+    Args:
+        directory: of the run.
+        layout: of its processes.
+        facts: more to write.
+        configuration: the whole command line's, as YAML, for ``config.yaml``; that of an earlier
+            attempt is kept as ``config.N.yaml`` where it differs.
+    """
+    attempts = _attempts(directory)
+    if configuration is not None:
+        _write_configuration(directory / "config.yaml", configuration, len(attempts))
+    attempt = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": redaction.command(sys.argv),
+        "git": commit.read(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "cuda": torch.version.cuda,
+        },
+        "layout": asdict(layout),
+        **facts,
+    }
+    record = {"attempts": [*attempts, attempt]}
+    files.write_private(directory / _RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def _write_configuration(path: Path, text: str, attempts: int) -> None:
+    if attempts and path.is_file() and path.read_text() != text:
+        path.rename(path.with_name(f"config.{attempts}.yaml"))
+    files.write_private(path, text)
+
+
+@contextlib.contextmanager
+def output_to(path: Path, keep: bool = True) -> Iterator[None]:
+    """Send what this process prints, C libraries' words included, to a file for a while.
+
+    Args:
+        path: of the file.
+        keep: append to an existing file; False replaces it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
+    descriptor = os.open(path, how, 0o666)
+    originals = [os.dup(1), os.dup(2)]
+    _point_output_at([descriptor, descriptor])
+    try:
+        yield
+    finally:
+        _point_output_at(originals)
+
+
+def _point_output_at(descriptors: list[int]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for target, descriptor in zip((1, 2), descriptors, strict=True):
+        os.dup2(descriptor, target)
+    for descriptor in set(descriptors):
+        os.close(descriptor)

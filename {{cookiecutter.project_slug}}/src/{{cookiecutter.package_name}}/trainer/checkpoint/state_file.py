@@ -1,0 +1,207 @@
+"""``state.json`` of a checkpoint: all that is not a tensor, as JSON under a checksum.
+
+The file is ``{"crc32": "…", "content":`` on a line of its own, then the content that the checksum
+covers, then ``}``: JSON as a whole, of which no byte can change unnoticed.
+"""
+
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import CheckpointError
+from ..launch import collectives
+from . import dtensors
+
+FILE = "state.json"
+FORMAT = 2
+_FORMAT_TOLD = f"written in format {{}}; this trainer reads {FORMAT}"
+# Beyond what any run reaches; a larger number is damage.
+MOST_STEPS = 10**15
+_MOST_RANKS = 10**7
+_FRAME = re.compile(rb'\{"crc32": "([0-9a-f]{8})", "content":\n(.*)\n\}\n', re.DOTALL)
+
+
+class Spread(dict[str, Any]):
+    """A dict whose entries are spread over the ranks: each holds some, a checkpoint all."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A safetensors file of a checkpoint: its size in bytes and the CRC-32 of its content."""
+
+    size: int
+    crc32: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a checkpoint says of itself: the step, who wrote it, and its files by name."""
+
+    step: int
+    world_size: int
+    files: dict[str, StoredFile]
+
+
+def encode(head: Head, tree: str) -> bytes:
+    """The bytes of the file.
+
+    Args:
+        head: of the checkpoint.
+        tree: JSON of what :func:`pack` gave.
+    """
+    files = {name: [each.size, each.crc32] for name, each in head.files.items()}
+    told = {"format": FORMAT, "step": head.step, "world_size": head.world_size, "files": files}
+    content = f'{{"head": {json.dumps(told)}, "state": {tree}}}'.encode()
+    return b'{"crc32": "%08x", "content":\n%s\n}\n' % (zlib.crc32(content), content)
+
+
+def decode(data: bytes) -> tuple[Head, Any]:
+    """The head, and the tree for :func:`unpack`.
+
+    Raises:
+        ValueError: it is damaged, or another version of the trainer wrote it.
+    """
+    frame = _FRAME.fullmatch(data)
+    if frame is None:
+        is_early = data.startswith(b'{"head": {"format": 1,')
+        raise ValueError(_FORMAT_TOLD.format(1) if is_early else "it is not a checkpoint's state")
+    if int(frame[1], 16) != zlib.crc32(frame[2]):
+        raise ValueError("its content has changed since it was saved")
+    try:
+        content = json.loads(frame[2])
+        head, tree = content["head"], content["state"]
+        if head["format"] != FORMAT:
+            raise ValueError(_FORMAT_TOLD.format(head["format"]))
+        files = {str(name): StoredFile(*each) for name, each in head["files"].items()}
+        found = Head(head["step"], head["world_size"], files)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    _check(found)
+    return found, tree
+
+
+def _check(head: Head) -> None:
+    check_count("step", head.step, 0, MOST_STEPS)
+    check_count("world_size", head.world_size, 1, _MOST_RANKS)
+    for name, each in head.files.items():
+        check_count(f"size of {name}", each.size, 0, 2**63)
+        if not isinstance(each.crc32, str):
+            raise ValueError(f"checksum of {name} is {each.crc32!r}")
+
+
+def check_count(name: str, value: object, least: int, most: int) -> int:
+    """A whole number within bounds, from a checkpoint.
+
+    Raises:
+        ValueError: it is none; the text says which.
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r:.40}, not a whole number from {least} to {most}")
+    return value
+
+
+# --- trees ---------------------------------------------------------------------------------------
+
+
+class Packing:
+    """Turns a state into JSON, and collects the tensors that this rank is to write.
+
+    A tensor that all ranks hold is written by rank 0, a :class:`Spread` entry by the lowest rank
+    that has it, and a DTensor by the ranks whose shards are no copies of another rank's.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: set[str] = set()
+
+    def pack(self, value: Any, path: str, writes: bool) -> Any:
+        """JSON for a value.
+
+        Args:
+            value: a tree of dicts, lists, tuples, numbers, text and tensors.
+            path: of the value, for the names of its tensors.
+            writes: whether this rank writes its plain tensors.
+
+        Raises:
+            CheckpointError: it holds something else; the text gives the path.
+        """
+        if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+            return value
+        if isinstance(value, Tensor):
+            return {"~tensor": self._note(value, path, writes)}
+        if isinstance(value, Spread):
+            return self._pack_spread(value, path)
+        if isinstance(value, Mapping):
+            return self._pack_mapping(value, path, writes)
+        if isinstance(value, list | tuple):
+            items = [self.pack(each, f"{path}/{index}", writes) for index, each in enumerate(value)]
+            return items if isinstance(value, list) else {"~tuple": items}
+        raise CheckpointError(
+            f"{path} is a {type(value).__name__}; a checkpoint carries numbers, text and tensors "
+            "in dicts, lists and tuples"
+        )
+
+    def _note(self, tensor: Tensor, path: str, writes: bool) -> str:
+        name = path
+        while name in self._names:  # of the keys 1 and "1", say
+            name += "~"
+        self._names.add(name)
+        if dtensors.is_first_copy(tensor) if dtensors.is_sharded(tensor) else writes:
+            self.tensors[name] = tensor
+        return name
+
+    def _pack_mapping(self, value: Mapping[Any, Any], path: str, writes: bool) -> Any:
+        kind = "~counter" if isinstance(value, Counter) else "~dict"
+        if kind == "~dict" and all(isinstance(key, str) and key[:1] != "~" for key in value):
+            return {key: self.pack(each, f"{path}/{key}", writes) for key, each in value.items()}
+        for key in value:
+            if key is not None and type(key) not in (bool, int, float, str):
+                raise CheckpointError(
+                    f"{path} has a {type(key).__name__} as a key; give a number or text"
+                )
+        return {
+            kind: [[key, self.pack(each, f"{path}/{key}", writes)] for key, each in value.items()]
+        }
+
+    def _pack_spread(self, value: Spread, path: str) -> Any:
+        keys = collectives.gather(list(value))
+        earlier = {key for each in keys[: collectives.rank()] for key in each}
+        own = {
+            key: self.pack(each, f"{path}/{key}", key not in earlier) for key, each in value.items()
+        }
+        merged: dict[str, Any] = {}
+        for part in collectives.gather(own):
+            for key, tree in part.items():
+                merged.setdefault(key, tree)
+        return merged
+
+
+def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:
+    """The value of which :meth:`Packing.pack` made a tree.
+
+    Args:
+        tree: JSON.
+        tensors: by name.
+
+    Raises:
+        KeyError, TypeError, ValueError, RecursionError: the tree is damaged.
+    """
+    if isinstance(tree, list):
+        return [unpack(each, tensors) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "~tensor" in tree:
+        return tensors[tree["~tensor"]]
+    if "~tuple" in tree:
+        return tuple(unpack(each, tensors) for each in tree["~tuple"])
+    if "~counter" in tree:
+        return Counter({key: unpack(each, tensors) for key, each in tree["~counter"]})
+    if "~dict" in tree:
+        return {key: unpack(each, tensors) for key, each in tree["~dict"]}
+    return {key: unpack(each, tensors) for key, each in tree.items()}

@@ -1,0 +1,329 @@
+"""Batches on their way to the loop, each with what the loop must know of it."""
+
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ..errors import UserError
+from ..launch import collectives
+from . import loaders, randomness, scaling
+from .iteration import read
+from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
+
+UNEVEN = ("refuse", "join")
+"""Where loaders give the ranks different numbers of training batches: an error that tells each
+rank's; or ranks that have ended join in with weight 0, so that each sample still counts once."""
+
+
+class MicroBatch(NamedTuple):
+    """A batch of one replica.
+
+    ``samples``: of this replica that count; ``weight``: factor of its mean loss.
+    """
+
+    data: Any
+    number: int
+    samples: int
+    weight: float
+    ends_step: bool
+    ends_epoch: bool
+
+
+class Feed(Protocol):
+    """Gives the batches of an epoch, from any one on."""
+
+    batches: int | None
+    """Micro-batches of an epoch; ``None`` if that cannot be known."""
+    samples_per_step: int | None
+    """The effective batch size; ``None`` if that cannot be known."""
+    accumulate: int
+    """Micro-batches of an optimizer step."""
+    has_plan: bool = False
+    """Whether ``batches`` is certain, and the same on every rank."""
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of an epoch; ``None`` if that cannot be known."""
+        return None if self.batches is None else -(-self.batches // self.accumulate)
+
+    def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
+        """The batches of an epoch from number ``start`` on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Share:
+    """Who reads: one of so many data replicas, under the run's seed."""
+
+    replica: int
+    replicas: int
+    seed: int
+
+
+class OrderedFeed(Feed):
+    """Reads a loader in the global order; starting in the middle costs nothing.
+
+    Args:
+        loader: whose batch sampler is ``order``.
+        order: of the samples.
+        seed: of the run.
+    """
+
+    def __init__(self, loader: DataLoader[Any], order: GlobalOrder, seed: int) -> None:
+        self._loader = loader
+        self._order = order
+        self._plan: BatchPlan = order.plan
+        # In a worker process, or where nothing random is drawn, the model's randomness is safe.
+        isolate = loader.num_workers == 0 and order.keyed
+        self._stream = randomness.Stream(seed) if isolate else None
+        self.batches: int | None = order.plan.batches
+        self.samples_per_step: int | None = order.plan.global_batch
+        self.accumulate = order.plan.accumulate
+        self.has_plan = True
+
+    def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
+        plan, replica = self._plan, self._order.replica
+        last, accumulate = plan.batches - 1, plan.accumulate
+        first_irregular = plan.samples // plan.global_batch * accumulate
+        self._order.set_position(epoch, start)
+        batches = read(self._loader)
+        for index, data in enumerate(_isolated(batches, self._stream), start):
+            if index < first_irregular:
+                samples, weight = plan.batch_size, 1.0 / accumulate
+            else:
+                begin, end = plan.part(index, replica)
+                samples, weight = end - begin, plan.weight(index, replica)
+            ends_epoch = index == last
+            yield MicroBatch(
+                data,
+                index,
+                samples,
+                weight,
+                ends_epoch or (index + 1) % accumulate == 0,
+                ends_epoch,
+            )
+
+
+class ReplayFeed(Feed):
+    """Reads any iterable as it is; starting in the middle reads, and drops, what comes before.
+
+    For iterable data sets and the user's own samplers.
+
+    Args:
+        loader: a ``DataLoader`` or another iterable of batches.
+        share: whose it is; what the loader draws in this process comes from (seed, epoch, replica).
+        accumulate: micro-batches of an optimizer step.
+        uneven: one of :data:`UNEVEN`; or ``"allow"``, where no step waits for another rank.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], share: Share, accumulate: int, uneven: str = "refuse"
+    ) -> None:
+        self._loader = loader
+        self._replica = share.replica
+        self._seed = share.seed
+        self._uneven = uneven
+        self.accumulate = accumulate
+        self.batches = _length(loader)
+        batch_size = getattr(loader, "batch_size", None)
+        self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
+
+    def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
+        for index, (data, samples, weight, ends_epoch) in enumerate(self._weighed(epoch)):
+            if index >= start:
+                ends_step = ends_epoch or (index + 1) % self.accumulate == 0
+                yield MicroBatch(
+                    data, index, samples, weight / self.accumulate, ends_step, ends_epoch
+                )
+
+    def _weighed(self, epoch: int) -> Iterator[tuple[Any, int, float, bool]]:
+        """Each batch, its samples that count, its weight among the replicas, and if it is last."""
+        batches = _with_last(self._read(epoch))
+        data, is_last = next(batches, (None, True))
+        if data is None:
+            raise UserError(f"rank {collectives.rank()}: the loader gave no batch")
+        count, samples, has_ended = 0, batch_length(data), False
+        while not has_ended:
+            count += 1
+            weight, has_ended = 1.0, is_last
+            if self._uneven != "allow":
+                told = _tell(samples, is_last, self.batches)
+                if self._uneven == "refuse":
+                    _refuse_uneven(told, count)
+                weight = samples * len(told) / max(1, sum(each.samples for each in told))
+                has_ended = all(each.is_last for each in told)
+            yield data, samples, weight, has_ended
+            if not is_last:
+                data, is_last = next(batches)
+                samples = batch_length(data)
+            else:
+                # A replica without a batch joins in with its last, which counts nothing.
+                samples = 0
+
+    def _read(self, epoch: int) -> Iterator[Any]:
+        for part in ("sampler", "batch_sampler", "dataset"):
+            if hasattr(getattr(self._loader, part, None), "set_epoch"):
+                getattr(self._loader, part).set_epoch(epoch)
+        stream = randomness.Stream(randomness.mix(self._seed, epoch, self._replica))
+        for owner in (self._loader, getattr(self._loader, "sampler", None)):
+            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
+                generator.manual_seed(randomness.mix(self._seed, epoch, self._replica))
+        with stream:
+            batches = read(self._loader)
+        return _isolated(batches, stream)
+
+
+def feed_training(
+    loader: Iterable[Any],
+    share: Share,
+    *,
+    accumulate: int,
+    global_batch_size: int | None,
+    in_global_order: bool,
+    uneven: str = "refuse",
+) -> Feed:
+    """Training batches: shuffled anew each epoch, every replica taking every step.
+
+    Args:
+        loader: the user's.
+        share: whose part is read.
+        accumulate: micro-batches of an optimizer step.
+        global_batch_size: replaces the loader's batch size, where the order is the trainer's.
+        in_global_order: False reads the loader as it is.
+        uneven: as :class:`ReplayFeed` takes it.
+
+    Raises:
+        UserError: there is nothing to read.
+    """
+    if not (in_global_order and can_be_ordered(loader)):
+        replayed = ReplayFeed(loader, share, accumulate, uneven)
+        scaling.check_batches(replayed.batches, accumulate)
+        return replayed
+    batch_size = loader.batch_size or 1
+    if global_batch_size is not None:
+        batch_size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
+    samples = _samples(loader)
+    scaling.check_samples(samples, batch_size, share.replicas, accumulate, global_batch_size)
+    plan = BatchPlan(samples, batch_size, share.replicas, accumulate, loader.drop_last)
+    _refuse_empty(samples)
+    if plan.batches == 0:
+        raise UserError("the data set is empty: there is nothing to read")
+    return _ordered(loader, plan, share, shuffle=True, fill=True)
+
+
+def feed_evaluation(
+    loader: Iterable[Any], share: Share, *, in_global_order: bool, together: bool = False
+) -> Feed:
+    """Validation, test or prediction batches: each sample once, in order.
+
+    Args:
+        loader: the user's.
+        share: whose part is read.
+        in_global_order: False reads the loader as it is.
+        together: give every replica the same number of batches; those that are filled in have no
+            samples that count.
+    """
+    if not (in_global_order and can_be_ordered(loader)):
+        return ReplayFeed(loader, share, 1, "join" if together else "allow")
+    _refuse_empty(_samples(loader))
+    plan = BatchPlan(_samples(loader), loader.batch_size or 1, share.replicas)
+    return _ordered(loader, plan, share, shuffle=False, fill=together)
+
+
+def _ordered(
+    loader: DataLoader[Any], plan: BatchPlan, share: Share, *, shuffle: bool, fill: bool
+) -> OrderedFeed:
+    keyed = needs_keys(loader)
+    order = GlobalOrder(
+        plan, share.replica, seed=share.seed, shuffle=shuffle, keyed=keyed, fill=fill
+    )
+    return OrderedFeed(order_globally(loader, order), order, share.seed)
+
+
+def _refuse_empty(samples: int) -> None:
+    if samples == 0:
+        raise UserError("the data set is empty: it has no samples to make batches of")
+
+
+def _samples(loader: DataLoader[Any]) -> int:
+    return len(loader.dataset)  # type: ignore[arg-type]
+
+
+def _isolated(batches: Iterator[Any], stream: randomness.Stream | None) -> Iterator[Any]:
+    if stream is None:
+        return batches
+    return _drawn_from(batches, stream)
+
+
+def _drawn_from(batches: Iterator[Any], stream: randomness.Stream) -> Iterator[Any]:
+    end = object()
+    while True:
+        with stream:
+            batch = next(batches, end)
+        if batch is end:
+            return
+        yield batch
+
+
+def _with_last(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+    end = object()
+    batch = next(batches, end)
+    while batch is not end:
+        following = next(batches, end)
+        yield batch, following is end
+        batch = following
+
+
+class _Told(NamedTuple):
+    """What a replica tells the others of its batch; ``batches``: of its epoch, -1 if unknown."""
+
+    samples: int
+    is_last: bool
+    batches: int
+
+
+def _tell(samples: int, is_last: bool, batches: int | None) -> list[_Told]:
+    rows = torch.zeros(collectives.world_size(), 3, dtype=torch.int64)
+    own = [samples, int(is_last), -1 if batches is None else batches]
+    rows[collectives.rank()] = torch.tensor(own)
+    told = collectives.all_reduce(rows).tolist()
+    return [_Told(samples, bool(is_last), batches) for samples, is_last, batches in told]
+
+
+def _refuse_uneven(told: list[_Told], count: int) -> None:
+    if len({each.is_last for each in told}) == 1:
+        return
+    known = (
+        f"rank {rank} has {count if each.is_last else _at_least(each.batches, count)}"
+        for rank, each in enumerate(told)
+    )
+    raise UserError(
+        f"the ranks' loaders give different numbers of batches: {', '.join(known)}; give each the "
+        "same number, or set uneven_inputs='join'"
+    )
+
+
+def _at_least(batches: int, count: int) -> str:
+    return str(batches) if batches > count else f"more than {count}"
+
+
+def batch_length(batch: Any) -> int:
+    """Samples in a batch: the first dimension of the first tensor found in it; 1 without any."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    for value in loaders.parts(batch):
+        length = batch_length(value)
+        if length != 1:
+            return length
+    return 1
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:  # a DataLoader of an iterable data set that has no length
+        return None

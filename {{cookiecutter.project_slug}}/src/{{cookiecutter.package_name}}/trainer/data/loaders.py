@@ -1,0 +1,66 @@
+"""What a loader may be: an iterable of batches, such as a DataLoader."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..errors import UserError
+
+
+def check(loader: Any, source: str) -> None:
+    """Refuse what gives no batches.
+
+    Args:
+        loader: of the user's.
+        source: what gave it: ``"Digits.train_dataloader returned"``.
+
+    Raises:
+        UserError: it is no iterable of batches.
+    """
+    kind = type(loader).__name__
+    if isinstance(loader, Dataset):
+        raise UserError(
+            f"{source} {kind}, a data set, which gives single samples: return "
+            f"DataLoader({kind}(…), batch_size=…)"
+        )
+    several = loader.values() if isinstance(loader, Mapping) else loader
+    if isinstance(loader, Mapping | list | tuple) and any(
+        isinstance(each, DataLoader | Dataset) for each in several
+    ):
+        raise UserError(
+            f"{source} a {kind} of loaders: one loader is supported; join the data sets with "
+            "torch.utils.data.ConcatDataset, or give one of them"
+        )
+    if isinstance(loader, Mapping | str | bytes | Tensor) or not hasattr(loader, "__iter__"):
+        raise UserError(
+            f"{source} {kind}, which is no iterable of batches: return a DataLoader, or another "
+            "iterable whose every element is a batch"
+        )
+
+
+def is_empty(batch: Any) -> bool:
+    """Whether a batch holds tensors, and no sample in any of them."""
+    lengths = _lengths(batch)
+    return bool(lengths) and not any(lengths)
+
+
+def _lengths(batch: Any) -> list[int]:
+    """The first dimension of each tensor in a batch."""
+    if isinstance(batch, Tensor):
+        return [batch.shape[0]] if batch.ndim else []
+    return [length for value in parts(batch) for length in _lengths(value)]
+
+
+def parts(batch: Any) -> list[Any]:
+    """The values in a dict, list, tuple or dataclass; none of anything else."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if isinstance(batch, list | tuple):
+        return list(batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = (each.name for each in dataclasses.fields(batch))
+        return [getattr(batch, name) for name in fields if hasattr(batch, name)]
+    return []

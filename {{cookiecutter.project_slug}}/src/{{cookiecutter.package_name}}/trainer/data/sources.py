@@ -1,0 +1,87 @@
+"""What a command needs of a module: hooks that it overwrites, and loaders, its own or given."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from ..errors import ConfigurationError, UserError
+from ..module import DataModule, Loader, TrainingModule
+from . import loaders
+
+Data = DataModule | Loader | None
+_Stage = Literal["train", "val", "test", "predict"]
+
+_RETURNS = {
+    "training_step": "the loss of a batch",
+    "validation_step": "None, and logs what is worth knowing of a batch",
+    "test_step": "None, and logs what is worth knowing of a batch",
+    "predict_step": "predictions for a batch, or forward, which it calls by default",
+    "configure_optimizers": "the optimizers",
+}
+
+
+def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
+    """One line for each hook that a module does not overwrite."""
+    kind = type(module).__name__
+    return [
+        f"{kind} has no {name}: overwrite it; it returns {_RETURNS[name]}"
+        for name in names
+        if not _is_overwritten(module, name)
+    ]
+
+
+def check(module: TrainingModule, *names: str) -> None:
+    """Raise ConfigurationError if a module does not overwrite a hook."""
+    lines = missing(module, names)
+    if lines:
+        raise ConfigurationError(lines)
+
+
+def _is_overwritten(module: TrainingModule, name: str) -> bool:
+    found = getattr(getattr(module, name), "__func__", None)
+    if name == "predict_step" and found is TrainingModule.predict_step:
+        # nn.Module's own forward, under whatever name torch gives it.
+        return getattr(module.forward, "__func__", None) is not nn.Module.forward
+    return found is not getattr(TrainingModule, name)
+
+
+def loader(data: Data, module: TrainingModule, stage: _Stage) -> Loader:
+    """The loader of a stage: what was given, or what a data module or the module makes.
+
+    Raises:
+        UserError: there is none, or what was made is none.
+    """
+    if data is not None and not isinstance(data, DataModule):
+        return data
+    made = _made_loader(data or module, stage)
+    if made is None:
+        owner = type(data or module).__name__
+        raise UserError(
+            f"no batches: {owner}.{stage}_dataloader returned None, and no loader was given: "
+            "return a DataLoader"
+        )
+    return made
+
+
+def validation_loader(data: Data, module: TrainingModule, given: Loader | None) -> Loader | None:
+    """What a fit validates on, if anything; the module must then have a ``validation_step``."""
+    if given is None and (data is None or isinstance(data, DataModule)):
+        given = _made_loader(data or module, "val")
+    if given is not None:
+        check(module, "validation_step")
+    return given
+
+
+def check_given(*given: Data) -> None:
+    """Refuse what is neither a data module nor an iterable of batches."""
+    for each in given:
+        if each is not None and not isinstance(each, DataModule):
+            loaders.check(each, "the trainer was given")
+
+
+def _made_loader(owner: DataModule | TrainingModule, stage: _Stage) -> Loader | None:
+    made: Loader | None = getattr(owner, f"{stage}_dataloader")()
+    if made is not None:
+        loaders.check(made, f"{type(owner).__name__}.{stage}_dataloader returned")
+    return made

@@ -1,0 +1,121 @@
+"""GPUs that this machine has and torch cannot use, and why: such a run is slow without a word."""
+
+import ctypes
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from ...errors import one_line
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+_DEVICES = Path("/dev")
+_LIBRARY = "libcuda.so.1"
+_warned: list[str] = []
+
+
+def describe() -> str | None:
+    """How many GPUs there are that torch cannot use, why, and what to do; ``None``: there are none.
+
+    To be asked where torch sees no GPU.
+    """
+    nodes = _nodes()
+    count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(nodes)
+    if count == 0:
+        return None
+    have = f"this machine has {count} GPU{'s' * (count > 1)}, which torch cannot use: "
+    return have + (_of_torch() or _of_process(nodes) or too_old() or _of_cuda())
+
+
+def warn() -> None:
+    """Print a line if there are GPUs that torch cannot use; once."""
+    if not _warned and (line := describe()) is not None:
+        _warned.append(line)
+        sys.stderr.write(f"warning: this run is on the CPU: {line}\n")
+
+
+def too_old() -> str | None:
+    """Why a driver is too old for this build of torch; ``None`` if it is not.
+
+    torch finds GPUs with such a driver, too, and fails when it uses one.
+    """
+    needed, supported = torch.version.cuda, _supported()
+    if needed is None or supported is None or supported // 1000 >= int(needed.partition(".")[0]):
+        return None
+    version = f"{supported // 1000}.{supported % 1000 // 10}"
+    return (
+        f"its driver supports CUDA {version} at most, and torch {torch.__version__} is built for "
+        f"CUDA {needed}; update the driver, or install a torch that is built for CUDA {version}"
+    )
+
+
+def _supported() -> int | None:
+    """The newest CUDA that the driver supports, 12020 for 12.2; asking it starts nothing.
+
+    Source: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VERSION.html
+    """
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    return version.value if library.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
+
+
+def _nodes() -> list[Path]:
+    return [path for path in sorted(_DEVICES.glob("nvidia*")) if path.name[6:].isdecimal()]
+
+
+def _of_torch() -> str | None:
+    if torch.version.cuda is not None:
+        return None
+    built = "built for ROCm" if torch.version.hip else "a CPU build"
+    return (
+        f"torch {torch.__version__} is {built}; install the one for CUDA "
+        "(make setup VARIANT=cuda), or set accelerator='cpu'"
+    )
+
+
+def _of_process(nodes: list[Path]) -> str | None:
+    """What keeps this process from the GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
+        return (
+            f"CUDA_VISIBLE_DEVICES={visible!r} hides them; unset it (in a SLURM job, ask for GPUs "
+            "by --gpus-per-node), or set accelerator='cpu'"
+        )
+    if not nodes:
+        return (
+            f"there is no {_DEVICES}/nvidia0 in this container; start it with GPUs "
+            "(docker run --gpus all, apptainer exec --nv), or set accelerator='cpu'"
+        )
+    refusals = [refusal for path in nodes if (refusal := _refusal(path)) is not None]
+    if len(refusals) == len(nodes):
+        return (
+            f"{nodes[0]} cannot be opened ({refusals[0]}); in a SLURM job ask for GPUs by "
+            "--gpus-per-node, elsewhere for permission, or set accelerator='cpu'"
+        )
+    return None
+
+
+def _refusal(path: Path) -> str | None:
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def _of_cuda() -> str:
+    if _supported() is None:
+        return (
+            f"the driver's library {_LIBRARY} is not found; in a container set "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        )
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return one_line(error)
+    return "CUDA gives no reason"

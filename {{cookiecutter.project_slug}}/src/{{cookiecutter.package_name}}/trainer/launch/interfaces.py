@@ -1,0 +1,99 @@
+"""The network interface by which gloo connects ranks of several nodes.
+
+gloo listens at the address of this host's name. Where that is 127.0.1.1, as in Debian's /etc/hosts,
+other nodes would look for this one on themselves.
+"""
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+import sys
+
+from ..errors import UserError
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+# Of no host (RFC 5737): the way there is that of the default route. Nothing is sent.
+_ANYWHERE = "192.0.2.1"
+
+
+def leave_loopback(main_address: str) -> None:
+    """Have gloo use an interface that other nodes reach, unless the user has named one.
+
+    Args:
+        main_address: of rank 0's node.
+
+    Raises:
+        UserError: this host's name leads to itself alone, and no interface can be told.
+    """
+    if VARIABLE in os.environ or not sys.platform.startswith("linux"):
+        return
+    if _is_loopback(main_address):
+        return  # all nodes are this host
+    name = socket.gethostname()
+    listens_at = _address_of(name)
+    if not _is_loopback(listens_at):
+        return
+    others = _interfaces()
+    # Rank 0's node reaches itself on loopback.
+    sources = [_source(target) for target in (main_address, _ANYWHERE)]
+    found = next((others[each] for each in sources if each in others), None)
+    if found is None and len(others) == 1:
+        (found,) = others.values()
+    if found is None:
+        known = f" (known: {', '.join(sorted(others.values()))})" if others else ""
+        raise UserError(
+            f"{VARIABLE} is needed: the name of this host, {name}, leads to {listens_at}, where "
+            f"other nodes do not reach it; set it to the interface that the nodes share{known}"
+        )
+    os.environ[VARIABLE] = found
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _address_of(name: str) -> str:
+    """Where gloo listens: the first address of a name that is this host's, or else loopback."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return "127.0.0.1"
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as listener:
+                listener.bind(address)
+        except OSError:
+            continue
+        return str(address[0])
+    return "127.0.0.1"
+
+
+def _source(target: str) -> str | None:
+    """This host's address on the way to another."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _interfaces() -> dict[str, str]:
+    """Names of interfaces by their addresses, loopback's left out."""
+    found: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has none
+                continue
+            address = socket.inet_ntoa(answer[20:24])
+            if not _is_loopback(address):
+                found[address] = name
+    return found

@@ -1,0 +1,298 @@
+"""What ``log`` collects, and how it becomes one number: sums on the device, reduced when shown."""
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError, nearest
+from ..launch import collectives
+from ..launch.collectives import How
+
+ReduceFx = Literal["mean", "sum", "min", "max"]
+_REDUCE_FX: tuple[ReduceFx, ...] = ("mean", "sum", "min", "max")
+
+
+@dataclass
+class _Total:
+    """A value that is being reduced, on the device, in double precision."""
+
+    how: ReduceFx
+    synced: bool
+    total: Tensor
+    weight: float
+
+    def add(self, value: Tensor, samples: int) -> None:
+        if self.how == "mean":
+            self.total += value * samples
+            self.weight += samples
+        elif self.how == "sum":
+            self.total += value
+        else:
+            self.total = (torch.minimum if self.how == "min" else torch.maximum)(self.total, value)
+
+
+def _empty_total(how: ReduceFx, synced: bool, device: torch.device) -> _Total:
+    start = {"min": float("inf"), "max": float("-inf")}.get(how, 0.0)
+    return _Total(how, synced, _number(start, device), 0.0)
+
+
+def _number(value: Any, device: torch.device) -> Tensor:
+    """A value in double precision on a device; the host does not wait for the device."""
+    if device.type == "cpu" or (isinstance(value, Tensor) and value.device.type != "cpu"):
+        return torch.as_tensor(value, dtype=torch.float64, device=device)
+    number = torch.as_tensor(value, dtype=torch.float64)
+    if number.numel() != 1:
+        return number
+    # Filled in by a kernel: a copy from the host would wait for all that the device has to do.
+    return torch.full((), number.item(), dtype=torch.float64, device=device)
+
+
+class Recorder:
+    """Takes what a module logs.
+
+    Args:
+        reduce: reduces a tensor over the processes (a strategy's).
+        device: where values are kept until they are shown.
+    """
+
+    def __init__(self, reduce: Callable[[Tensor, How], Tensor], device: torch.device) -> None:
+        self.training = True
+        self.recording = False
+        self._ignores = False
+        self.samples = 1
+        self.latest: dict[str, Any] = {}
+        self._reduce = reduce
+        self._device = device
+        self._step: dict[str, _Total] = {}
+        self._epoch: dict[str, _Total] = {}
+        self._metrics: dict[str, Any] = {}
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        sync_dist: bool = True,
+        reduce_fx: ReduceFx = "mean",
+        batch_size: int | None = None,
+    ) -> None:
+        """As :meth:`~..module.TrainingModule.log`.
+
+        In validation and test, values of single steps are not written: an epoch has one value.
+        """
+        if isinstance(value, Tensor):
+            if self.training and not (self.recording or on_epoch or prog_bar):
+                return  # most steps of most runs: nothing of it will be shown
+            value = value.detach()
+        elif hasattr(value, "compute") and hasattr(value, "reset"):
+            self._metrics[name] = value
+            return
+        if self._ignores:
+            return
+        if prog_bar:
+            self.latest[name] = value
+        on_step = self.training and on_step is not False
+        on_epoch = bool(on_epoch) if self.training else on_epoch is not False
+        samples = self.samples if batch_size is None else batch_size
+        if on_step and self.recording:
+            key = f"{name}_step" if on_epoch else name
+            self._add(self._step, key, value, samples, reduce_fx, sync_dist)
+        if on_epoch:
+            key = f"{name}_epoch" if on_step else name
+            self._add(self._epoch, key, value, samples, reduce_fx, sync_dist)
+
+    def _add(
+        self,
+        totals: dict[str, _Total],
+        name: str,
+        value: Any,
+        samples: int,
+        how: ReduceFx,
+        synced: bool,
+    ) -> None:
+        if name not in totals:
+            if how not in _REDUCE_FX:
+                known = nearest(how, _REDUCE_FX)
+                raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
+            totals[name] = _empty_total(how, synced, self._device)
+        value = _number(value, self._device)
+        if value.numel() != 1:
+            shape = tuple(value.shape)
+            raise UserError(f"log({name!r}): give one number, not a tensor of shape {shape}")
+        totals[name].add(value.reshape(()), samples)
+
+    def take_step(self) -> dict[str, float]:
+        """The step's values, reduced over its micro-batches and the processes."""
+        totals, self._step = self._step, {}
+        return self._reduced(totals)
+
+    def take_epoch(self) -> dict[str, float]:
+        """The epoch's values, reduced over its samples and the processes; metrics are reset."""
+        totals, self._epoch = self._epoch, {}
+        values = self._reduced(totals)
+        for name, metric in self._metrics.items():
+            values[name] = float(metric.compute())
+            metric.reset()
+        self._metrics = {}
+        return values
+
+    def _reduced(self, totals: dict[str, _Total]) -> dict[str, float]:
+        synced = {name: total for name, total in totals.items() if total.synced}
+        local = {name: total for name, total in totals.items() if not total.synced}
+        synced = self._agreed(synced)
+        return _values(synced, self._reduce) | _values(local, lambda tensor, how: tensor)
+
+    def _agreed(self, totals: dict[str, _Total]) -> dict[str, _Total]:
+        """The same names in the same order on every process; a process without samples joins."""
+        if collectives.world_size() == 1:
+            return totals
+        names = [f"{total.how} {name}" for name, total in totals.items()]
+        digest = hashlib.blake2b("\n".join(names).encode(), digest_size=6).digest()
+        number = float(int.from_bytes(digest, "little"))
+        bounds = self._reduce(
+            torch.tensor([number, -number], dtype=torch.float64, device=self._device), "max"
+        ).tolist()
+        if bounds[0] == -bounds[1]:
+            return totals
+        main = collectives.broadcast(names)
+        if names and names != main:
+            there = ", ".join(name.split(" ", 1)[1] for name in main) or "nothing"
+            raise UserError(
+                f"rank {collectives.rank()} logged {', '.join(totals)} and rank 0 {there}: log the "
+                "same names in the same order on every process, or with sync_dist=False"
+            )
+        pairs = (name.split(" ", 1) for name in main)
+        return totals or {name: _empty_total(how, True, self._device) for how, name in pairs}
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Take values of validation or test for a while; those of training are kept apart."""
+        kept = self.training, self._epoch, self._metrics, self.latest, self.samples
+        self.training, self._epoch, self._metrics, self.latest = False, {}, {}, {}
+        try:
+            yield
+        finally:
+            self.training, self._epoch, self._metrics, self.latest, self.samples = kept
+
+    @contextlib.contextmanager
+    def ignoring_values(self) -> Iterator[None]:
+        """Take no values for a while; metrics are noted, for all processes compute them."""
+        self._ignores = True
+        try:
+            yield
+        finally:
+            self._ignores = False
+
+    def state(self) -> dict[str, Tensor]:
+        """The unfinished epoch's sums of this process."""
+        return {
+            f"{total.how}:{int(total.synced)}:{name}": torch.stack(
+                [total.total.cpu(), torch.tensor(total.weight, dtype=torch.float64)]
+            )
+            for name, total in self._epoch.items()
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state` gave."""
+        for key, (total, weight) in state.items():
+            how, synced, name = key.split(":", 2)
+            self._epoch[name] = _Total(
+                how,  # type: ignore[arg-type]
+                synced == "1",
+                total.to(self._device),
+                float(weight),
+            )
+
+
+def _values(
+    totals: Mapping[str, _Total], reduce: Callable[[Tensor, How], Tensor]
+) -> dict[str, float]:
+    """Numbers of all totals, with one reduction of sums and one of extremes."""
+    if not totals:
+        return {}
+    sums = {name: total for name, total in totals.items() if total.how in ("mean", "sum")}
+    extremes = {name: total for name, total in totals.items() if name not in sums}
+    result: dict[str, float] = {}
+    if sums:
+        device = next(iter(sums.values())).total.device
+        weights = torch.tensor([each.weight for each in sums.values()], dtype=torch.float64)
+        values = torch.stack([each.total for each in sums.values()])
+        both = torch.stack([values, weights.to(device)])
+        reduced = reduce(both, "sum").tolist()
+        for name, total, weight in zip(sums, *reduced, strict=True):
+            is_mean = sums[name].how == "mean"
+            result[name] = (total / weight if weight else float("nan")) if is_mean else total
+    if extremes:
+        signs = [-1.0 if each.how == "min" else 1.0 for each in extremes.values()]
+        signed = torch.stack(
+            [sign * each.total for sign, each in zip(signs, extremes.values(), strict=True)]
+        )
+        largest = reduce(signed, "max").tolist()
+        result |= {
+            name: sign * value for name, sign, value in zip(extremes, signs, largest, strict=True)
+        }
+    return {name: result[name] for name in totals}
+
+
+@contextlib.contextmanager
+def unchanged_torchmetrics(module: nn.Module) -> Iterator[None]:
+    """Afterwards every torchmetrics metric inside a module is what it was before."""
+    kept = [
+        (metric, copy.deepcopy(metric.metric_state), metric._update_count)
+        for _, metric in _torchmetrics(module)
+    ]
+    try:
+        yield
+    finally:
+        for metric, state, count in kept:
+            for name, value in state.items():
+                setattr(metric, name, value)
+            metric._update_count = count
+            metric._computed = None
+
+
+def torchmetrics_state(module: nn.Module) -> dict[str, Tensor]:
+    """The unfinished epoch of every torchmetrics metric inside a module, on this process."""
+    state: dict[str, Tensor] = {}
+    for path, metric in _torchmetrics(module):
+        state[f"{path}:count"] = torch.tensor(metric._update_count)
+        for name, value in metric.metric_state.items():
+            parts = value if isinstance(value, list) else [value]
+            kind = "list" if isinstance(value, list) else "tensor"
+            state |= {f"{path}:{kind}:{name}:{index}": part for index, part in enumerate(parts)}
+    return state
+
+
+def load_torchmetrics_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put back what :func:`torchmetrics_state` gave."""
+    metrics = dict(_torchmetrics(module))
+    for key, value in sorted(state.items(), key=lambda item: _numbered(item[0])):
+        path, kind, *rest = key.split(":")
+        if path not in metrics:
+            continue
+        metric = metrics[path]
+        if kind == "count":
+            metric._update_count = int(value)
+        elif kind == "list":
+            getattr(metric, rest[0]).append(value.to(metric.device))
+        else:
+            setattr(metric, rest[0], value.to(metric.device))
+
+
+def _numbered(key: str) -> tuple[str, int]:
+    head, _, tail = key.rpartition(":")
+    return head, int(tail) if tail.isdigit() else -1
+
+
+def _torchmetrics(module: nn.Module) -> Iterable[tuple[str, Any]]:
+    for path, child in module.named_modules():
+        if hasattr(child, "metric_state") and hasattr(child, "_update_count"):
+            yield path, child

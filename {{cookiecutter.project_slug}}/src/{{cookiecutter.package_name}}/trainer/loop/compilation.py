@@ -1,0 +1,138 @@
+"""``torch.compile``: of the whole module, or of its repeated blocks, each class of which once.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html,
+https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ConfigurationError, Problems, nearest, shown
+from ..memory import activation_checkpointing
+from ..memory.blocks import repeated_blocks
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+OPTIONS = ("mode", "dynamic", "regional")
+
+_Forward = Callable[..., Any]
+
+
+def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
+    """Check the trainer's ``compile``, as far as that is possible without a model.
+
+    Args:
+        value: of the option.
+        problems: takes a line for each mistake.
+    """
+    if value is False:
+        return
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        problems.add("compile needs a C++ compiler: install g++, or name one in CXX")
+    if value is True:
+        return
+    if not value:
+        problems.add("compile={}: give true, or options")
+    for name in value:
+        if name not in OPTIONS:
+            problems.add(f"compile has no option {name!r}{nearest(str(name), OPTIONS)}")
+    mode, dynamic, regional = (value.get(name) for name in OPTIONS)
+    if mode is not None and mode not in MODES:
+        problems.add(f"compile.mode={shown(mode)} is unknown{nearest(str(mode), MODES)}")
+    if dynamic not in (None, True, False):
+        problems.add(f"compile.dynamic={shown(dynamic)}: give true, false or null")
+    are_names = isinstance(regional, list | tuple) and all(isinstance(x, str) for x in regional)
+    if not (regional in (None, True, False) or (are_names and regional)):
+        problems.add(
+            f"compile.regional={shown(regional)}: give true, or a list of names, say ['Block']"
+        )
+
+
+@contextlib.contextmanager
+def applied(
+    module: nn.Module, value: bool | Mapping[str, Any], checkpointed: Sequence[str]
+) -> Iterator[None]:
+    """Have a module compiled, and parts of it compute their activations again, for a while.
+
+    What computes its activations again is compiled by itself, inside of what torch's checkpoint
+    calls twice; then nothing else is, unless regions are asked for.
+
+    Args:
+        module: the whole model.
+        value: of the trainer's ``compile``.
+        checkpointed: names of parts that compute their activations again in backward.
+
+    Raises:
+        ConfigurationError: names mean nothing in this model, or it has no repeated blocks.
+    """
+    if value is False:
+        with activation_checkpointing.applied(module, checkpointed):
+            yield
+        return
+    options: dict[str, Any] = {}
+    if value is not True:
+        options = {name: value.get(name) for name in ("mode", "dynamic")}
+
+    def compiled(forward: _Forward) -> _Forward:
+        # All modules of a class have one forward, which torch compiles once for all of them.
+        result: _Forward = torch.compile(forward, **options)
+        return result
+
+    regions = select(module, value, checkpointed)
+    with activation_checkpointing.applied(module, checkpointed, compiled):
+        for part in regions:
+            vars(part)["forward"] = MethodType(compiled(type(part).forward), part)
+        is_whole = not (regions or checkpointed)
+        if is_whole:
+            module.compile(**options)
+        try:
+            yield
+        finally:
+            for part in regions:
+                del vars(part)["forward"]
+            if is_whole:
+                module._compiled_call_impl = None
+
+
+def select(
+    module: nn.Module, value: bool | Mapping[str, Any], checkpointed: Sequence[str]
+) -> list[nn.Module]:
+    """The parts of a model that ``compile`` has compiled each by itself.
+
+    Those that compute their activations again, hold such parts, or are held by them, are left out.
+
+    Args:
+        module: the whole model.
+        value: of the trainer's ``compile``.
+        checkpointed: names of parts that compute their activations again in backward.
+
+    Raises:
+        ConfigurationError: names mean nothing in this model, or it has no repeated blocks.
+    """
+    regional = value.get("regional") if isinstance(value, Mapping) else None
+    if not regional:
+        return []
+    if regional is True:
+        found = repeated_blocks(module)
+    else:
+        found = activation_checkpointing.select(module, regional, "compile.regional")
+    if not found:
+        raise ConfigurationError(
+            "compile.regional: the model has no repeated blocks (a ModuleList of modules of one "
+            "class); name what to compile, say ['Block'], or leave regional out"
+        )
+    apart = activation_checkpointing.select(module, checkpointed)
+    within = {id(each) for part in apart for each in part.modules()}
+    inner = {id(each) for part in found for each in part.modules() if each is not part}
+    others = {id(part) for part in apart}
+    return [
+        part
+        for part in found
+        if id(part) not in within | inner and not any(id(each) in others for each in part.modules())
+    ]

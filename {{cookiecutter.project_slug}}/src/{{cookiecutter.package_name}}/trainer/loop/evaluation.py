@@ -1,0 +1,94 @@
+"""Validation, test and prediction: each sample once, on any number of processes."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..data import randomness
+from ..data.feed import Feed
+from ..launch import collectives
+from ..launch.devices import devices
+from ..logging import metrics
+from ..logging.metrics import Recorder
+from ..module import TrainingModule
+from ..strategies import SingleDevice
+
+_CPU = torch.device("cpu")
+
+
+def evaluate(
+    module: TrainingModule,
+    strategy: SingleDevice,
+    recorder: Recorder,
+    feed: Feed,
+    stage: Literal["validation", "test"],
+) -> dict[str, float]:
+    """Run all batches of a stage and reduce what they log.
+
+    Returns:
+        the logged values, the same on every process.
+    """
+    with _apart_from_training(module, strategy), recorder.evaluating(), torch.no_grad():
+        strategy.begin_evaluation()
+        for batch in strategy.batches(feed, 0, 0):
+            recorder.samples = batch.samples
+            with nullcontext() if batch.samples else _joining(module, recorder):
+                strategy.forward(stage, batch.data, batch.number)
+        getattr(module, f"on_{stage}_epoch_end")()
+        return recorder.take_epoch()
+
+
+def predict(module: TrainingModule, strategy: SingleDevice, feed: Feed) -> list[Any]:
+    """Run all batches and keep what ``predict_step`` returned.
+
+    Returns:
+        one entry a batch. Tensors are those of all processes, in the data set's order; other
+        outputs are this process' own.
+    """
+    outputs = []
+    with _apart_from_training(module, strategy), torch.no_grad():
+        strategy.begin_evaluation()
+        for batch in strategy.batches(feed, 0, 0):
+            output = strategy.forward("predict", batch.data, batch.number)
+            if batch.samples:
+                outputs.append(output if strategy.device == _CPU else devices.move(output, _CPU))
+    return _merged(outputs, feed.batches)
+
+
+def _merged(outputs: list[Any], batches: int | None) -> list[Any]:
+    are_tensors = all(isinstance(output, Tensor) for output in outputs)
+    mine = torch.tensor([float(are_tensors), -len(outputs)])
+    all_tensors, most = (-collectives.all_reduce(-mine, "max")).tolist()
+    if collectives.world_size() == 1 or not all_tensors or batches is None:
+        return outputs
+    # A process may have had no sample of the last batch, or none at all; rank 0 tells the form.
+    forms = [(list(output.shape[1:]), str(output.dtype)) for output in outputs[:1]]
+    shape, dtype = collectives.broadcast(forms[0] if forms else None)
+    empty = torch.zeros(0, *shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    filled = outputs + [empty] * (int(-most) - len(outputs))
+    return [torch.cat(collectives.all_gather(output)) for output in filled]
+
+
+@contextlib.contextmanager
+def _joining(module: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Run a batch because others run one: it counts nowhere."""
+    with recorder.ignoring_values(), metrics.unchanged_torchmetrics(module):
+        yield
+
+
+@contextlib.contextmanager
+def _apart_from_training(module: nn.Module, strategy: SingleDevice) -> Iterator[None]:
+    """Evaluation mode for a while; training goes on afterward as if nothing had been between."""
+    modes = [(child, child.training) for child in module.modules()]
+    state = randomness.full_state(strategy.devices)
+    module.eval()
+    try:
+        yield
+    finally:
+        randomness.set_full_state(state, strategy.devices)
+        for child, mode in modes:
+            child.training = mode

@@ -1,0 +1,164 @@
+"""Stops a fit whose loss is not finite (NaN or infinite), before good weights are saved over.
+
+Losses are looked at on their device; nothing waits for them but where a step waits anyway.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..checkpoint import dtensors
+from ..errors import UserError
+from ..launch import collectives
+
+OPTION = "stop_on_nonfinite_loss"
+# Losses that are kept before they are looked at together: a kernel or two a loss, not ten.
+_BLOCK = 64
+# As fairseq's --min-loss-scale has it. A scaler that begins with 65536 comes here after 30 steps
+# in a row whose gradients were not finite.
+_SMALLEST_SCALE = 1e-4
+
+
+class _Position(Protocol):
+    global_step: int
+    """Optimizer steps made."""
+
+
+class FiniteGuard:
+    """Notes the first step whose loss is not finite, and refuses to go on after it.
+
+    With a gradient scaler (``16-mixed``) a step whose gradients are not finite is skipped and the
+    scale lowered: that spoils no weights, and such a loss does not count. Losses that are never
+    finite again lower the scale without end: then the scale is what stops the fit.
+
+    Args:
+        device: of the losses.
+        scaler: of the gradients; ``None`` without one.
+        position: where training stands.
+        newest: the newest checkpoint of the run.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        scaler: torch.amp.GradScaler | None,
+        position: _Position,
+        newest: Callable[[], Path | None],
+    ) -> None:
+        self._scaler, self._position, self._newest = scaler, position, newest
+        self.is_on = True
+        # Of double precision, in which no loss that is finite elsewhere is infinite.
+        self._losses = torch.zeros(_BLOCK, dtype=torch.float64, device=device)
+        self._steps = torch.zeros(_BLOCK, dtype=torch.float64, device=device)
+        self._slots = list(zip(self._losses.split(1), self._steps.split(1), strict=True))
+        self._first = torch.full((1,), math.inf, dtype=torch.float64, device=device)
+        self._used = 0
+        self._checked_at = 0
+
+    def note(self, loss: Tensor) -> None:
+        """Remember a loss before its backward; nothing waits for it."""
+        if not self.is_on:
+            return
+        loss_slot, step_slot = self._slots[self._used]
+        loss_slot.copy_(loss.detach())
+        step_slot.fill_(self._position.global_step + 1)
+        self._used += 1
+        if self._used == _BLOCK:
+            self._look()
+
+    def _look(self) -> None:
+        steps = torch.where(self._losses.isfinite(), math.inf, self._steps)
+        self._first = torch.minimum(self._first, steps.min())
+        self._losses.zero_()
+        self._used = 0
+
+    def check(self) -> None:
+        """Wait for the losses so far; to be called by all ranks, after the same step.
+
+        Raises:
+            UserError: one of them was not finite; the same on every rank.
+        """
+        steps = self._position.global_step
+        if self._checked_at == steps or not self.is_on:
+            return
+        self._checked_at = steps
+        self._look()
+        if self._scaler is not None:
+            scale = _smallest(torch.tensor(self._scaler.get_scale(), dtype=torch.float64))
+            if scale < _SMALLEST_SCALE:
+                self._refuse(
+                    f"the gradient scaler's scale fell to {scale:.1g} by step {steps}: "
+                    "the losses or gradients of all recent steps were not finite"
+                )
+            return
+        world_size = collectives.world_size()
+        first = _smallest(self._first * world_size + collectives.rank())
+        if first < math.inf:
+            step, rank = divmod(int(first), world_size)
+            self._refuse(f"the loss of step {step} is not finite (NaN or infinite) on rank {rank}")
+
+    def check_weights(self, model: Mapping[str, Any], module: nn.Module) -> None:
+        """Check what is about to be saved, for a finite loss can have an infinite gradient.
+
+        Args:
+            model: tensors by name, of which each rank looks at what it holds.
+            module: whose parameters are looked at if they are trained; others, and buffers, may be
+                infinite on purpose.
+
+        Raises:
+            UserError: a parameter is not finite; the same on every rank.
+        """
+        if not self.is_on:
+            return
+        trained = (name for name, each in module.named_parameters() if each.requires_grad)
+        found = first_not_finite({name: model[name] for name in trained if name in model})
+        rank = collectives.rank() if found is not None else math.inf
+        rank = _smallest(torch.tensor(float(rank), dtype=torch.float64))
+        if rank < math.inf:
+            name = collectives.gather(found)[int(rank)]
+            self._refuse(
+                f"parameter {name} is not finite (NaN or infinite) on rank {int(rank)} after step "
+                f"{self._position.global_step}, and is not saved"
+            )
+
+    def _refuse(self, what: str) -> None:
+        newest = self._newest()
+        last = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
+        raise UserError(
+            f"{what}; {last}; lower the learning rate or set gradient_clip_val, or train on "
+            f"regardless with --trainer.{OPTION} false"
+        )
+
+
+def first_not_finite(tensors: Mapping[str, Any]) -> str | None:
+    """The name of the first tensor of which a part in this process is not finite."""
+    with torch.no_grad():
+        bounds = {name: _bound(each) for name, each in tensors.items() if _has_values(each)}
+    if not bounds:
+        return None
+    # One wait for all, and no copy of a large tensor, as isfinite would make.
+    finite = torch.stack([each.cpu() for each in bounds.values()]).isfinite().tolist()
+    return next((name for name, good in zip(bounds, finite, strict=True) if not good), None)
+
+
+def _has_values(value: object) -> bool:
+    if not isinstance(value, Tensor):
+        return False
+    part = dtensors.local(value)
+    return part.numel() > 0 and (part.is_floating_point() or part.is_complex())
+
+
+def _bound(value: Tensor) -> Tensor:
+    """A number that is not finite if any of the tensor is not."""
+    part = dtensors.local(value.detach())
+    least, most = torch.aminmax(torch.view_as_real(part) if part.is_complex() else part)
+    # Not their difference, which may overflow.
+    return torch.maximum(least.double().abs(), most.double().abs())
+
+
+def _smallest(value: Tensor) -> float:
+    return float(collectives.all_reduce(value.reshape(1), "min"))

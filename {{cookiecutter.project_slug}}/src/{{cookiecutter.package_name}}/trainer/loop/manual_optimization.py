@@ -1,0 +1,146 @@
+"""Optimizers in the hands of a training step: ``automatic_optimization = False``."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..strategies import SingleDevice, sharded_state
+from ..strategies.gradients import sparse
+from ..strategies.optimizers import Optimization
+
+
+class ManualOptimization:
+    """What a training step does itself: backward, clipping, steps.
+
+    Args:
+        strategy: has set the module up.
+        optimization: the optimizers.
+        rate: what their learning rates are multiplied by at the moment.
+    """
+
+    def __init__(
+        self, strategy: SingleDevice, optimization: Optimization, rate: Callable[[], float]
+    ) -> None:
+        self.strategy = strategy
+        self.rate = rate
+        self.synchronizes = True
+        self.weight = 1.0
+        self.has_stepped = False
+        self.optimizers = [ManualOptimizer(each, self) for each in optimization.optimizers]
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of a loss, averaged over the processes unless the model is toggled not to.
+
+        As with automatic optimization, the loss is a mean over this process' samples, and weighs
+        as much as they are of the global batch.
+        """
+        self.strategy.take_loss(loss, "manual_backward")
+        with torch.autocast(self.strategy.device.type, enabled=False):
+            self.strategy.backward(loss * self.weight, synchronize=self.synchronizes)
+
+    def gradients(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
+        """Those of one kind that no step has used yet, by the names of their parameters."""
+        named = self.strategy.module.named_parameters()
+        found = {name: each.grad for name, each in named if each.grad is not None}
+        found = {name: each for name, each in found.items() if kind(each)}
+        return sparse.taken_apart(found)
+
+    def load_gradients(
+        self, divided: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        """Put back what :meth:`gradients` gave.
+
+        Args:
+            divided: those that lay in parts, one a process.
+            own: each process' whole ones; their mean counts.
+        """
+        module = self.strategy.module
+        own = [sparse.put_together(each, module) for each in own]
+        for name, parameter in module.named_parameters():
+            whole = [each[name] for each in own if name in each]
+            if whole and whole[0].is_sparse:
+                parameter.grad = sum(whole[1:], whole[0]) / len(own)
+                continue
+            if whole:
+                value = torch.stack(whole).sum(dim=0) / len(own)
+            elif name in divided:
+                value = divided[name]
+            else:
+                continue
+            parameter.grad = torch.empty_like(parameter, requires_grad=False)
+            sharded_state.fill(parameter.grad, value)
+
+    def end_batch(self) -> None:
+        """After a training step: adapt the gradient scale if an optimizer has stepped."""
+        if self.has_stepped:
+            self.has_stepped = False
+            self.strategy.end_step()
+
+
+class ManualOptimizer:
+    """One optimizer, stepped as the strategy and the precision need it.
+
+    Args:
+        optimizer: the strategy's.
+        optimization: of all optimizers.
+    """
+
+    def __init__(self, optimizer: Optimizer, optimization: ManualOptimization) -> None:
+        self.optimizer = optimizer
+        self._optimization = optimization
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer steps."""
+        return Optimization([self.optimizer], []).parameters
+
+    def step(self) -> None:
+        """Step once."""
+        run = self._optimization
+        with Optimization([self.optimizer], []).rates_multiplied(run.rate()):
+            run.strategy.optimizer_step(self.optimizer)
+        run.has_stepped = True
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the optimizer's parameters."""
+        self._optimization.strategy.zero_grad(self.optimizer)
+
+    def clip_gradients(self, value: float, algorithm: str = "norm") -> None:
+        """Clip the gradients of this optimizer's parameters: their ``"norm"``, or each value."""
+        own = Optimization([self.optimizer], [])
+        self._optimization.strategy.clip_gradients(own, value, algorithm)
+
+    @contextlib.contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        """Compute gradients for this optimizer's parameters only.
+
+        Args:
+            sync_grad: average them over the processes. False while they are accumulated: what is
+                accumulated is averaged when a later backward synchronizes.
+        """
+        own = {id(parameter) for parameter in self.parameters}
+        others = [
+            parameter
+            for other in self._optimization.optimizers
+            for parameter in other.parameters
+            if id(parameter) not in own and parameter.requires_grad
+        ]
+        run = self._optimization
+        synchronizes, run.synchronizes = run.synchronizes, sync_grad
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            run.synchronizes = synchronizes
+            for parameter in others:
+                parameter.requires_grad_(True)

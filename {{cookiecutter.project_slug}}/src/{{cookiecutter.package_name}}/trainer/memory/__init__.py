@@ -1,0 +1,1 @@
+"""What saves memory: activation checkpointing, the meta device, the search for a batch size."""

@@ -1,0 +1,176 @@
+"""Activation checkpointing: parts of a model compute their activations again in backward.
+
+What a part computes in forward is forgotten but for its inputs, which saves memory and costs a
+second forward of that part. It is torch's, without reentrant autograd, and the model stays as it
+is: the same objects, classes, names and state.
+
+Source: https://docs.pytorch.org/docs/stable/checkpoint.html (Chen et al. 2016,
+https://arxiv.org/abs/1604.06174)
+"""
+
+import contextlib
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ..errors import ConfigurationError, nearest, shown
+
+# By the forward of a class, what computes in its place: compiled, while a run has it so.
+_computed_by: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+@contextlib.contextmanager
+def applied(
+    module: nn.Module,
+    names: Sequence[str],
+    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> Iterator[None]:
+    """Have the parts that are named compute their activations again in backward, for a while.
+
+    Random numbers are drawn again as they were (dropout). Buffers are left as the first forward
+    has made them: a BatchNorm counts each batch once. Whatever else a forward changes, it changes
+    twice. Parts may lie in one another. Without gradients nothing is computed twice.
+
+    Args:
+        module: the whole model.
+        names: as :func:`select` takes them.
+        compiled: compiles the forward of a class. Parts that hold others are left as they are.
+
+    Raises:
+        ConfigurationError: a name means nothing in this model.
+    """
+    parts = [part for part in select(module, names) if not _is_applied(part)]
+    for part in parts:
+        vars(part)["forward"] = MethodType(forward, part)
+    if compiled is not None:
+        _computed_by.update({own: compiled(own) for own in _innermost(parts)})
+    try:
+        yield
+    finally:
+        if compiled is not None:
+            _computed_by.clear()
+        for part in parts:
+            del vars(part)["forward"]
+
+
+def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
+    """The forwards of those parts that hold no others, nor does another of their class."""
+    known = set(map(id, parts))
+    outer = {
+        type(part).forward
+        for part in parts
+        if any(id(each) in known for each in part.modules() if each is not part)
+    }
+    return {type(part).forward for part in parts} - outer
+
+
+def check_names(names: Any) -> None:
+    """Check what can be checked without a model.
+
+    Raises:
+        ConfigurationError: not a list of names.
+    """
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return
+    raise ConfigurationError(
+        f"activation_checkpointing={shown(names)}: give a list of names, say ['Block']"
+    )
+
+
+def select(
+    module: nn.Module, names: Sequence[str], option: str = "activation_checkpointing"
+) -> list[nn.Module]:
+    """The parts of a model that names mean, each once.
+
+    Args:
+        module: the whole model.
+        names: of classes (``"Block"``), or paths (``"encoder.layer1"``), in whose parts ``*``,
+            ``?`` and ``[…]`` stand for others as in a shell (``"network.layers.*"``).
+        option: that has the names, for errors.
+
+    Raises:
+        ConfigurationError: one line for every name that means nothing here.
+    """
+    # Under each of its paths, where a part has several.
+    paths = dict(module.named_modules(remove_duplicate=False))
+    del paths[""]
+    found: dict[int, nn.Module] = {}
+    problems = []
+    for name in names:
+        meant = [part for path, part in paths.items() if _means(name, path, part)]
+        called = [part for part in meant if type(part).forward is not nn.Module.forward]
+        if not called:
+            problems.append(f"{option}: {_problem(name, paths, meant)}")
+        found |= {id(part): part for part in called}
+    problems += [
+        f"{option}: a forward of its own was given to a {type(part).__name__}, "
+        "which cannot be replaced; name the parts inside it"
+        for part in found.values()
+        if "forward" in vars(part) and not _is_applied(part)
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+    return list(found.values())
+
+
+def _means(name: str, path: str, part: nn.Module) -> bool:
+    patterns, steps = name.split("."), path.split(".")
+    return type(part).__name__ == name or (
+        len(patterns) == len(steps) and all(map(fnmatchcase, steps, patterns))
+    )
+
+
+def _problem(name: str, paths: dict[str, nn.Module], meant: Sequence[nn.Module]) -> str:
+    if meant:
+        kind = type(meant[0]).__name__
+        return f"{name!r} is a {kind}, which is never called itself; name what is in it: '{name}.*'"
+    classes = {type(part).__name__ for part in paths.values()}
+    known = classes | paths.keys()
+    # A large model has too many paths to list them all.
+    hint = nearest(name, known if difflib.get_close_matches(name, known) else classes)
+    return f"nothing in the model is named {name!r}{hint}"
+
+
+def _is_applied(part: nn.Module) -> bool:
+    return getattr(vars(part).get("forward"), "__func__", None) is forward
+
+
+# Named as what it stands for: a pickled method is looked up by its name, in the class.
+def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What stands in the place of a part's own ``forward``."""
+    own = _computed_by.get(type(self).forward, type(self).forward)
+    if not torch.is_grad_enabled():
+        return own(self, *args, **kwargs)
+    names, count = list(kwargs), len(args)
+
+    def run(*values: Any) -> Any:
+        return own(self, *values[:count], **dict(zip(names, values[count:], strict=True)))
+
+    # By position, for torch looks only there for devices whose random state it must keep.
+    return checkpoint(
+        run,
+        *args,
+        *kwargs.values(),
+        use_reentrant=False,
+        context_fn=lambda: (contextlib.nullcontext(), _buffers_kept(self)),
+    )
+
+
+@contextlib.contextmanager
+def _buffers_kept(part: nn.Module) -> Iterator[None]:
+    """What happens to buffers for a while happens to copies."""
+    kept = [(each._buffers, each._buffers.copy()) for each in part.modules()]
+    for buffers, own in kept:
+        buffers.update({name: None if each is None else each.clone() for name, each in own.items()})
+    try:
+        yield
+    finally:
+        for buffers, own in kept:
+            buffers.clear()
+            buffers.update(own)

@@ -1,0 +1,1 @@
+"""One rank's run, and the plan that is checked before any process starts."""

@@ -1,0 +1,103 @@
+"""Which devices of its node a run takes, and which of them is this process' own."""
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+
+from .. import launch, strategies
+from ..errors import ConfigurationError
+from ..launch.cluster import Layout
+from ..launch.devices import idle_gpus
+from ..launch.devices.devices import Accelerator, parse_devices
+from ..strategies import Limits, SingleDevice
+from . import environment
+
+
+def choose(given: dict[str, Any], accelerator: Accelerator, layout: Layout) -> list[int]:
+    """Indices of the devices of a node.
+
+    Args:
+        given: a trainer's arguments, by name.
+        accelerator: that the devices are of.
+        layout: of the processes.
+
+    Raises:
+        ConfigurationError: there are no such devices, or fewer GPUs than processes.
+    """
+    value = given["devices"]
+    available = _count(accelerator) if accelerator != "cpu" else None
+    selects = given["auto_select_gpus"] and accelerator == "cuda"
+    if layout.started_outside:
+        if selects:
+            _check_chosen_by_one(layout)
+        limits, drives_all = _of_strategy(given["strategy"])
+        if available is not None and not drives_all:
+            _check_enough(available, layout)
+        # Such a launcher decides how many processes there are; Horovod's users say devices=1.
+        if limits.launched_by is not None or (value == "auto" and not drives_all):
+            return list(range(layout.local_world_size))
+        if available == 1 and _is_count(value):
+            available = layout.local_world_size
+    if selects and type(value) is int and value > 0:
+        return _idle(value)
+    return parse_devices(value, available)
+
+
+def torch_device(accelerator: Accelerator, index: int) -> torch.device:
+    """A device of this node, as this process sees it."""
+    if accelerator == "cpu":
+        return torch.device("cpu")
+    # A cluster may show each process only its own GPU (srun --gpus-per-task=1): that is device 0.
+    return torch.device(accelerator, index if index < _count(accelerator) else 0)
+
+
+def _count(accelerator: Accelerator) -> int:
+    """GPUs that this process sees."""
+    count: int = torch.get_device_module(accelerator).device_count()
+    return count
+
+
+def _is_count(value: Any) -> bool:
+    """Whether ``devices`` says how many, and not which."""
+    return not isinstance(value, list) and "," not in str(value)
+
+
+def _check_enough(available: int, layout: Layout) -> None:
+    processes = layout.local_world_size
+    # A process that sees one GPU may see its own: the ranks compare them when they have met.
+    if processes > available != 1:
+        raise ConfigurationError(
+            f"{layout.source} started {processes} processes on this node, which has {available} "
+            f"GPUs for them: start {available}, or set accelerator='cpu'"
+        )
+
+
+def _check_chosen_by_one(layout: Layout) -> None:
+    if layout.local_world_size > 1 and not launch.is_reported():
+        raise ConfigurationError(
+            f"auto_select_gpus: {layout.source} started {layout.local_world_size} processes on "
+            "this node, each of which would choose by itself; name the GPUs in "
+            "CUDA_VISIBLE_DEVICES, or leave it to this command to start the processes"
+        )
+
+
+def _idle(count: int) -> list[int]:
+    """GPUs that nobody uses: as the launcher has chosen them, for a rank of its own."""
+    if launch.is_reported() and environment.GPUS in os.environ:
+        return [int(index) for index in os.environ[environment.GPUS].split(",")]
+    found = idle_gpus.choose(idle_gpus.read_gpus(), count)
+    os.environ[environment.GPUS] = ",".join(map(str, found))
+    return found
+
+
+def _of_strategy(wanted: str | SingleDevice) -> tuple[Limits, bool]:
+    """Limits of a strategy that may not exist, and whether one process drives all devices."""
+    cls: type[SingleDevice] = SingleDevice
+    if isinstance(wanted, SingleDevice):
+        cls = type(wanted)
+    else:
+        with contextlib.suppress(ConfigurationError):
+            cls = strategies.strategy_class(wanted)
+    return cls.limits, cls.local_processes(2) == 1 and cls is not SingleDevice

@@ -1,0 +1,204 @@
+"""1-bit Adam: after a warm-up, only the signs of momentum travel, with what they left out.
+
+Source: Tang et al. 2021, 1-bit Adam: Communication Efficient Large-Scale Training with Adam's
+Convergence Speed, https://arxiv.org/abs/2102.02888, algorithm 1. The scale of the signs keeps the
+2-norm, as in DeepSpeed's own implementation, which 0.19.7 has removed.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...launch import collectives
+
+_BITS = 8
+
+
+class OneBitAdam(Optimizer):
+    """Adam on averaged gradients at first; then Adam of a fixed variance on compressed momentum.
+
+    For ``freeze_step`` steps gradients must come averaged. After that each process must leave its
+    own ones (see :attr:`compresses`): each adds them to the momentum, sends signs and one scale
+    of each parameter's, and keeps what that leaves out for the next step.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate.
+        freeze_step: steps of the warm-up, by whose end the variance must have settled.
+        betas: of the running means of gradients and of their squares.
+        eps: added to the root of the variance.
+        weight_decay: of the weights themselves, as in AdamW; added to the update.
+        bias_correction: correct the means for their start at 0, as Adam does; the fixed variance
+            by its correction at the end of the warm-up. The paper does not.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        freeze_step: int = 100_000,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        bias_correction: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "freeze_step": freeze_step,
+            "betas": tuple(betas),
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+        }
+        super().__init__(params, defaults)
+        # Not in `state`: each process has its own.
+        self.errors: dict[Tensor, CompressionErrors] = {}
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the next step wants each process' own gradients, and not averaged ones."""
+        steps = [
+            float(self.state[parameter]["step"]) >= group["freeze_step"]
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter in self.state
+        ]
+        return bool(steps) and all(steps)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Step once; a parameter without a gradient counts as one whose gradient is 0."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._step(parameter, group)
+
+    def _step(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        momentum, variance = state["exp_avg"], state["exp_avg_sq"]
+        beta1, beta2 = group["betas"]
+        frozen = bool(state["step"] >= group["freeze_step"])
+        state["step"] += 1
+        momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        if frozen:
+            self._average(parameter, momentum)
+        else:
+            variance.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        correction1 = correction2 = 1.0
+        if group["bias_correction"]:
+            steps = float(state["step"])
+            correction1 = 1 - beta1**steps
+            correction2 = 1 - beta2 ** min(steps, group["freeze_step"])
+        update = (momentum / correction1) / ((variance / correction2).sqrt() + group["eps"])
+        if group["weight_decay"]:
+            update += group["weight_decay"] * parameter
+        parameter.sub_(group["lr"] * update)
+
+    def _average(self, parameter: Tensor, momentum: Tensor) -> None:
+        if collectives.world_size() == 1:
+            return  # nothing travels
+        errors = self.errors.get(parameter)
+        if errors is None:
+            errors = self.errors[parameter] = CompressionErrors(momentum)
+        momentum.copy_(compressed_average(momentum, errors))
+
+
+class CompressionErrors:
+    """What compression has left out of a tensor: as this process sent it, and as it served it.
+
+    Args:
+        tensor: any of the shape, type and device that will be averaged.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.sent = tensor.new_zeros(tensor.numel())
+        self.served = tensor.new_zeros(_lengths(tensor.numel())[collectives.rank()])
+
+
+def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
+    """The mean over all processes, of signs and scales.
+
+    Each process serves a chunk: it is sent that chunk of every process' signs, and their scales;
+    averages them; and sends the signs and the scale of the average to all.
+
+    Args:
+        tensor: of this process, any shape, the same on all.
+        errors: of the averages before this one; updated.
+
+    Returns:
+        the same on every process, of the shape of ``tensor``.
+    """
+    world, own = collectives.world_size(), collectives.rank()
+    lengths = _lengths(tensor.numel())
+    size = _chunk(tensor.numel())
+    corrected = tensor.flatten() + errors.sent
+    signs, scale = _compress(corrected)
+    errors.sent = corrected - _restore(signs, scale)
+
+    received = _exchange(_pack(signs, size * world))
+    scales = collectives.all_gather_equal(scale)
+    parts = [
+        _restore(_unpack(part, lengths[own]), each)
+        for part, each in zip(received, scales, strict=True)
+    ]
+    corrected = torch.stack(parts).mean(0) + errors.served
+    signs, scale = _compress(corrected)
+    errors.served = corrected - _restore(signs, scale)
+
+    chunks = collectives.all_gather_equal(_pack(signs, size))
+    scales = collectives.all_gather_equal(scale)
+    result = [
+        _restore(_unpack(chunk, length), each)
+        for chunk, length, each in zip(chunks, lengths, scales, strict=True)
+    ]
+    return torch.cat(result).view_as(tensor)
+
+
+def _chunk(numel: int) -> int:
+    """Elements that a process serves, so many that their signs fill whole bytes."""
+    return -(-numel // (_BITS * collectives.world_size())) * _BITS
+
+
+def _lengths(numel: int) -> list[int]:
+    """How many elements each process serves; the last ones may serve fewer, or none."""
+    size = _chunk(numel)
+    starts = [rank * size for rank in range(collectives.world_size())]
+    return [min(max(numel - start, 0), size) for start in starts]
+
+
+def _compress(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Which elements are not negative, and the scale with which signs have the tensor's norm."""
+    scale = torch.linalg.vector_norm(tensor) / max(tensor.numel(), 1) ** 0.5
+    return tensor >= 0, scale
+
+
+def _restore(positive: Tensor, scale: Tensor) -> Tensor:
+    return torch.where(positive, scale, -scale)
+
+
+def _pack(bits: Tensor, size: int) -> Tensor:
+    """Eight in a byte, the first in the lowest bit; filled up with zeros."""
+    padded = torch.zeros(size, dtype=torch.uint8, device=bits.device)
+    padded[: bits.numel()] = bits
+    places = torch.arange(_BITS, dtype=torch.uint8, device=bits.device)
+    return (padded.view(-1, _BITS) << places).sum(1, dtype=torch.uint8)
+
+
+def _unpack(packed: Tensor, length: int) -> Tensor:
+    places = torch.arange(_BITS, dtype=torch.uint8, device=packed.device)
+    return (packed.unsqueeze(1) >> places & 1).flatten()[:length].bool()
+
+
+def _exchange(packed: Tensor) -> list[Tensor]:
+    """Every process' bytes of the chunk that this one serves."""
+    received = torch.empty_like(packed)
+    dist.all_to_all_single(received, packed)
+    return list(received.chunk(collectives.world_size()))

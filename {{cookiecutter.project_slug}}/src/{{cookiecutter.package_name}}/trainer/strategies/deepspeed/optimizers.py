@@ -1,0 +1,186 @@
+"""The one optimizer and the one scheduler that DeepSpeed steps: the configuration's, or the code's.
+
+Source: https://www.deepspeed.ai/docs/config-json/#optimizer-parameters
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...errors import ConfigurationError
+from ...module import TrainingModule
+from ..optimizers import Optimization, Schedule, read_optimization
+from . import settings
+from .onebit_adam import OneBitAdam
+from .settings import ELEMENTWISE
+
+_ONE = "DeepSpeed steps one optimizer with one scheduler"
+
+
+def configured(
+    config: Mapping[str, Any], module: TrainingModule, configure: Callable[[], Optimization]
+) -> Optimization:
+    """What the code gives, checked; nothing where the configuration has an optimizer.
+
+    Raises:
+        ConfigurationError: several optimizers or schedulers; an optimizer that cannot be divided.
+    """
+    named = settings.kind(config, "optimizer")
+    if named is not None and _has_none(module):
+        return Optimization([], [])
+    found = configure()
+    problems = problems_of(found, config)
+    if problems:
+        raise ConfigurationError(problems)
+    if named is not None:
+        return Optimization([], [])
+    if settings.kind(config, "scheduler") is not None:
+        return Optimization(found.optimizers, [])
+    return found
+
+
+def early_problems(config: Mapping[str, Any], module: TrainingModule) -> list[str]:
+    """What is wrong with a module's optimizers, asked before any process starts."""
+    if _has_none(module):
+        return []
+    try:
+        found = read_optimization(module.configure_optimizers())
+    except Exception:
+        # It may need what is there in a run alone; then it is asked again, and what is wrong with
+        # it said there.
+        return []
+    return problems_of(found, config)
+
+
+def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:
+    """One line for each thing that DeepSpeed cannot do with optimizers and schedulers."""
+    lines = []
+    if len(found.optimizers) > 1:
+        lines.append(
+            f"configure_optimizers gave {len(found.optimizers)} optimizers, and {_ONE}; put "
+            "their parameters into groups of one, or use strategy='ddp'"
+        )
+    if len(found.schedules) > 1:
+        lines.append(
+            f"configure_optimizers gave {len(found.schedules)} schedulers, and {_ONE}; chain them "
+            "in a torch.optim.lr_scheduler.SequentialLR, or use strategy='ddp'"
+        )
+    by_config = {
+        name: settings.kind(config, name) is not None for name in ("optimizer", "scheduler")
+    }
+    if by_config["optimizer"] and found.schedules and not by_config["scheduler"]:
+        lines.append(
+            "the DeepSpeed configuration's optimizer replaces the one whose rates the scheduler of "
+            "configure_optimizers sets; give a scheduler there too, or leave the optimizer out"
+        )
+    if settings.stage(config) and not by_config["optimizer"]:
+        lines += [
+            f"{type(each).__name__} cannot be divided by ZeRO, which cuts parameters into slices; "
+            f"use one of {', '.join(ELEMENTWISE)}, or strategy='ddp'"
+            for each in found.optimizers
+            if not _is_elementwise(each) and not config.get("zero_allow_untested_optimizer")
+        ]
+    return lines
+
+
+def _is_elementwise(optimizer: Optimizer) -> bool:
+    return any(type(optimizer) is getattr(torch.optim, name) for name in ELEMENTWISE)
+
+
+def _has_none(module: TrainingModule) -> bool:
+    return type(module).configure_optimizers is TrainingModule.configure_optimizers
+
+
+def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> OneBitAdam:
+    """The optimizer of a configuration whose type is ``OneBitAdam``.
+
+    Raises:
+        ConfigurationError: parameters that it does not have.
+    """
+    given = dict(settings.section(config["optimizer"], "params"))
+    for name in ("cuda_aware", "comm_backend_name"):  # of a transport of DeepSpeed's own
+        given.pop(name, None)
+    try:
+        return OneBitAdam([each for each in module.parameters() if each.requires_grad], **given)
+    except TypeError as error:
+        raise ConfigurationError(f"OneBitAdam in the DeepSpeed configuration: {error}") from None
+
+
+def cpu_adam(optimizer: Optimizer) -> Optimizer:
+    """DeepSpeed's Adam for CPUs in the place of torch's; compiled when it is first used.
+
+    Raises:
+        ConfigurationError: the optimizer is no Adam.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        raise ConfigurationError(
+            f"strategy_options.cpu_adam takes the place of torch's Adam or AdamW, and "
+            f"configure_optimizers gave {type(optimizer).__name__}"
+        )
+    for group in optimizer.param_groups:
+        for name in ("amsgrad", "maximize"):
+            if group[name]:
+                raise ConfigurationError(f"strategy_options.cpu_adam knows no {name}")
+    groups = [
+        {name: group[name] for name in ("params", "lr", "betas", "eps", "weight_decay")}
+        for group in optimizer.param_groups
+    ]
+    made: Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=type(optimizer) is torch.optim.AdamW)
+    for group, old in zip(made.param_groups, optimizer.param_groups, strict=True):
+        group.update({name: old[name] for name in old if name not in group})
+    return made
+
+
+class ConfiguredSchedule(LRScheduler):
+    """A scheduler of DeepSpeed's, which is none of torch's, in the form of those.
+
+    Args:
+        scheduler: it, or one of torch's.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.optimizer = scheduler.optimizer
+        self._step_count = 2  # so that nobody reminds of an order of steps that is kept
+
+    def step(self, epoch: int | None = None) -> None:
+        """Set the learning rates of the next step."""
+        self.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """DeepSpeed's."""
+        state: dict[str, Any] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put back DeepSpeed's."""
+        self.scheduler.load_state_dict(state_dict)
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        """Of each group."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+def configured_schedule(config: Mapping[str, Any], optimizer: Optimizer) -> list[Schedule]:
+    """The schedule that a configuration names, of an optimizer; none where it names none.
+
+    Raises:
+        ConfigurationError: it has not the parameters that are given.
+    """
+    name = settings.kind(config, "scheduler")
+    if name is None:
+        return []
+    from deepspeed.runtime import lr_schedules
+
+    make = getattr(lr_schedules, name, None) or getattr(torch.optim.lr_scheduler, name)
+    try:
+        made = make(optimizer, **settings.section(config["scheduler"], "params"))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name} in the DeepSpeed configuration: {error}") from None
+    return [Schedule(ConfiguredSchedule(made), interval="step")]

@@ -1,0 +1,173 @@
+"""What DeepSpeed must find before it is imported, and what it leaves in a process.
+
+It is imported before there is a process group, and uses the one that the trainer has made.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...launch.cluster import Layout
+
+# What stage 3 hangs on every module; the first two keep its engine.
+_OF_STAGE_3 = {
+    *("pre_bwd_fn", "post_bwd_fn", "applied_pre_backward_ref_cnt", "all_parameters"),
+    *("ds_id", "ds_grads_remaining", "ds_recompute_parameters", "ds_external_parameters"),
+    *("ds_inflight_param_registry", "_original_parameters", "_external_params"),
+}
+
+
+def load(device: torch.device, layout: Layout | None = None) -> Any:
+    """Import DeepSpeed, for a device and without compiling anything.
+
+    Args:
+        device: that is trained on; DeepSpeed takes a GPU by itself wherever there is one.
+        layout: this process' place; ``None``: only its configuration is read.
+
+    Returns:
+        the package.
+    """
+    _find_ninja()
+    os.environ["DS_ACCELERATOR"] = device.type
+    if layout is not None:
+        os.environ["LOCAL_RANK"] = str(layout.local_rank)
+    # With a group, DeepSpeed's import would ask it for what it has not been set up for.
+    deepspeed: Any = importlib.import_module("deepspeed")
+    # Which of its extensions could be compiled: it would ask the compiler for each of them, and
+    # build the one for collectives in shared memory, for a minute. None is needed.
+    deepspeed.ops.__compatible_ops__ = {}
+    for handler in logging.getLogger("DeepSpeed").handlers:
+        if type(handler) is logging.StreamHandler:  # its own
+            handler.setStream(sys.stderr)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
+    return deepspeed
+
+
+def _find_ninja() -> None:
+    """The environment's own, by which extensions are compiled: its Python may be called by path."""
+    scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
+    if scripts not in path.split(os.pathsep):
+        os.environ["PATH"] = path + os.pathsep + scripts
+
+
+def missing_compiler() -> str | None:
+    """Why nothing can be compiled here; ``None``: it can."""
+    if shutil.which(os.environ.get("CXX", "c++")) is not None:
+        return None
+    return (
+        "DeepSpeed's Adam for CPUs is compiled when it is first used, and this machine has no C++ "
+        "compiler: apt-get install g++, or use torch's (leave cpu_adam out; in a configuration, "
+        "give the optimizer torch_adam=true)"
+    )
+
+
+def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
+    """One line for each thing that DeepSpeed itself does not take in a configuration."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return []  # said already
+    deepspeed = load(torch.device(accelerator))
+    where = "the DeepSpeed configuration"
+    try:
+        with speaking_to_stderr():
+            deepspeed.DeepSpeedConfig(config)
+    except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
+        found = getattr(error, "errors", None)
+        if found is None:  # not from pydantic
+            return [f"{where}: {' '.join(str(error).split())}"]
+        return [f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()]
+    return []
+
+
+@contextlib.contextmanager
+def speaking_to_stderr() -> Iterator[None]:
+    """What DeepSpeed and torch's compiler of extensions print is not what the user asked for."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@contextlib.contextmanager
+def not_sending(scalars: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Have DeepSpeed not make these parameters equal, for they are.
+
+    It sends a parameter's bytes, of which torch has no view where there are no dimensions.
+    """
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    send = Init._zero_init_param
+
+    def divide(init: Any, parameter: nn.Parameter) -> None:
+        if parameter.dim() > 0:
+            send(init, parameter)
+        else:
+            init._convert_to_deepspeed_param(parameter)
+            vars(parameter)["partition"]()
+
+    for each in scalars:
+        vars(each)["ds_optim_param"] = True  # different on each rank, to the engine
+    Init._zero_init_param = divide
+    try:
+        yield
+    finally:
+        Init._zero_init_param = send
+
+
+def adopt_process_group() -> None:
+    """Have DeepSpeed use the trainer's process group, and make none like it without a timeout."""
+    from deepspeed.utils import groups
+
+    groups._WORLD_GROUP = dist.group.WORLD
+
+
+def clean(module: nn.Module, untouched: Mapping[str, set[str]]) -> None:
+    """Take off a module what DeepSpeed has hung on it, its process group with it.
+
+    Args:
+        module: the user's.
+        untouched: what its parameters had of their own before, by name.
+    """
+    for name, parameter in module.named_parameters():
+        parameter.grad = None
+        for attribute in vars(parameter).keys() - untouched[name]:
+            delattr(parameter, attribute)
+    for each in module.modules():
+        for attribute in _OF_STAGE_3 & vars(each).keys():
+            delattr(each, attribute)
+    from deepspeed.runtime.zero.partition_parameters import (
+        InsertPostInitMethodToModuleSubClasses as Overrides,
+    )
+
+    if hasattr(Overrides, "linear_bk"):  # stage 3 has put its own into torch
+        nn.functional.linear = Overrides.linear_bk
+
+
+def forget_process_group() -> None:
+    """After the group's end: DeepSpeed keeps no other reference to it."""
+    if "deepspeed" not in sys.modules:
+        return
+    from deepspeed.comm import comm
+    from deepspeed.utils import groups
+
+    groups._release_process_group_references()
+    comm.cdb = None
+
+
+def gathered(module: Any) -> dict[str, Any]:
+    """Modules, by name, whose own parameters stage 3 gathers when they are called."""
+    return {
+        name: each
+        for name, each in module.named_modules()
+        if any(not parameter.ds_persist for parameter in each.parameters(recurse=False))
+    }

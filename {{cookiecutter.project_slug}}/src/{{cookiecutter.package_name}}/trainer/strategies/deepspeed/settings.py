@@ -1,0 +1,309 @@
+"""DeepSpeed's configuration: the user's own, or ours; and what contradicts the trainer's arguments.
+
+Source: https://www.deepspeed.ai/docs/config-json/
+"""
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import ConfigurationError, Problems, nearest
+
+# The first is Lightning's; ours wins.
+VARIABLES = ("PL_DEEPSPEED_CONFIG_PATH", "TRAINER_DEEPSPEED_CONFIG")
+ONE_BIT_ADAM = "onebitadam"
+AUTO = "auto"  # what others fill in for the user
+
+_PRECISIONS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "torch_autocast": "bf16-mixed"}
+# Of torch. These step each element by itself, so that slices of parameters may be stepped as well.
+ELEMENTWISE = (
+    *("ASGD", "Adadelta", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+)
+_OPTIMIZERS = (*ELEMENTWISE, "Adagrad", "Lion", "OneBitAdam")
+_SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+# Elements: about a bucket of ddp's.
+_SMALL_BUCKET, _SMALL_GATHER = 4_000_000, 5_000_000
+# DeepSpeed's own defaults.
+_ON_GPUS = {
+    "reduce_bucket_size": 500_000_000,
+    "allgather_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+}
+# What would divide or add up batches and gradients otherwise than the trainer counts on.
+_NOT_TAKEN = {
+    "tensor_parallel": "the trainer divides batches over all processes",
+    "sequence_parallel_size": "the trainer divides batches over all processes",
+    "data_parallel_size": "the trainer divides batches over all processes",
+    "expert_parallel": "the trainer divides batches over all processes",
+    "data_efficiency": "the trainer chooses the samples",
+    "hybrid_engine": "it is for generation between training steps",
+    "managed_gradient_accumulation": "the trainer says where a step ends",
+    "gradient_allreduce_op": "the trainer counts on gradients that are averaged",
+}
+
+
+def read(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any] | None:
+    """The user's own configuration.
+
+    Args:
+        given: a dict, or the path of a JSON file; ``None``: the file that an environment variable
+            of :data:`VARIABLES` names, if one does.
+
+    Returns:
+        a copy of it; ``None`` where there is none.
+
+    Raises:
+        ConfigurationError: there is no such file, or it holds something else.
+    """
+    name = "strategy_options.config"
+    if given is None:
+        for variable in VARIABLES:
+            if os.environ.get(variable):
+                given, name = os.environ[variable], variable
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return copy.deepcopy(dict(given))
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigurationError(
+            f"{name} is a {type(given).__name__}; give a dict, or the path of a JSON file"
+        )
+    return _read_file(Path(given), f"{name}={str(given)!r}")
+
+
+def _read_file(path: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigurationError(f"{name}: {reason}; give DeepSpeed's JSON file") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{name} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{name} holds a {type(content).__name__}; give a JSON object")
+    return content
+
+
+def defaults(
+    stage: int,
+    offload_optimizer: bool,
+    offload_parameters: bool,
+    reduce_bucket_size: int | None,
+    allgather_bucket_size: int | None,
+    contiguous_gradients: bool,
+    overlap_comm: bool | None,
+) -> dict[str, Any]:
+    """The configuration of a strategy's options; :func:`sized` gives those that are ``None``.
+
+    Raises:
+        ConfigurationError: options that cannot be, or not together.
+    """
+    problems = Problems()
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        problems.add(f"strategy_options.stage={stage!r}: give 0, 1, 2 or 3")
+    elif offload_parameters and stage != 3:
+        problems.add(f"strategy_options.offload_parameters: stage {stage} keeps them whole; use 3")
+    elif offload_optimizer and stage == 0:
+        problems.add("strategy_options.offload_optimizer: stage 0 divides nothing; use 1, 2 or 3")
+    for name, size in (
+        ("reduce_bucket_size", reduce_bucket_size),
+        ("allgather_bucket_size", allgather_bucket_size),
+    ):
+        if size is not None and (size != int(size) or size < 2 or size % 2):
+            problems.add(f"strategy_options.{name}={size!r}: give an even number of elements")
+    problems.raise_any()
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": contiguous_gradients}
+    if reduce_bucket_size is not None:
+        zero["reduce_bucket_size"] = int(reduce_bucket_size)
+    if allgather_bucket_size is not None:
+        zero |= _allgather_sizes(int(allgather_bucket_size))
+    if overlap_comm is not None:
+        zero["overlap_comm"] = overlap_comm
+    if offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if offload_parameters:
+        zero["offload_param"] = {"device": "cpu"}
+    return {"zero_optimization": zero}
+
+
+def _allgather_sizes(elements: int) -> dict[str, int]:
+    """How much is gathered together, and in stage 3 how far ahead, and kept."""
+    return {
+        "allgather_bucket_size": elements,
+        "stage3_prefetch_bucket_size": elements,
+        "stage3_max_live_parameters": 2 * elements,
+        "stage3_max_reuse_distance": 2 * elements,
+    }
+
+
+def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object inside a configuration; empty where there is none."""
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def stage(config: Mapping[str, Any]) -> int:
+    """The ZeRO stage: what is divided; 0 without."""
+    if config.get("zero_optimization") is True:  # DeepSpeed's older spelling
+        return 1
+    found = section(config, "zero_optimization").get("stage", 0)
+    return found if isinstance(found, int) else 0
+
+
+def kind(config: Mapping[str, Any], name: str) -> str | None:
+    """The type of the ``optimizer`` or ``scheduler``; ``None`` where there is none."""
+    found = section(config, name).get("type")
+    return found if isinstance(found, str) else None
+
+
+def is_one_bit_adam(config: Mapping[str, Any]) -> bool:
+    """Whether the configuration asks for 1-bit Adam."""
+    return (kind(config, "optimizer") or "").lower() == ONE_BIT_ADAM
+
+
+def offloads_optimizer(config: Mapping[str, Any]) -> bool:
+    """Whether the optimizer's state lies on the CPU."""
+    zero = section(config, "zero_optimization")
+    return bool(zero.get("cpu_offload")) or (
+        section(zero, "offload_optimizer").get("device", "none") != "none"
+    )
+
+
+def steps_by_cpu_adam(config: Mapping[str, Any]) -> bool:
+    """Whether the optimizer of the configuration is DeepSpeed's own for CPUs."""
+    parameters = section(section(config, "optimizer"), "params")
+    return (
+        (kind(config, "optimizer") or "").lower() in ("adam", "adamw")
+        and offloads_optimizer(config)
+        and not parameters.get("torch_adam")
+    )
+
+
+def contradictions(config: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """One line for each thing in a user's own configuration that the trainer is told otherwise.
+
+    Args:
+        config: the user's.
+        given: the trainer's arguments, by name.
+    """
+    where = "the DeepSpeed configuration"
+    lines = [
+        f"{name} in {where}: {reason}; leave it out"
+        for name, reason in _NOT_TAKEN.items()
+        if config.get(name) not in (None, {}, 1, True, "mean", AUTO)
+    ]
+    for name, argument, absent in (
+        ("gradient_clipping", "gradient_clip_val", 0),
+        ("gradient_accumulation_steps", "accumulate_grad_batches", 1),
+    ):
+        value, own = config.get(name, AUTO), given[argument]
+        if value not in (AUTO, own if own is not None else absent):
+            lines.append(
+                f"{name}={value!r} in {where}, but {argument}={own!r}; leave it out there, or give "
+                f"{argument}={value!r}"
+            )
+    lines += _wrong_batches(config, given, where)
+    lines += [
+        f"{name} in {where}: the weights stay in float32 here, and forward passes compute in what "
+        f"the trainer's precision says; leave it out, and give precision={precision!r}"
+        for name, precision in _PRECISIONS.items()
+        if section(config, name).get("enabled") not in (None, False, AUTO)
+    ]
+    return lines + _wrong_parts(config, given, where)
+
+
+def _wrong_batches(config: Mapping[str, Any], given: Mapping[str, Any], where: str) -> list[str]:
+    batch = given["global_batch_size"]
+    lines = []
+    if config.get("train_batch_size", AUTO) not in (AUTO, batch):
+        value = config["train_batch_size"]
+        lines.append(
+            f"train_batch_size={value!r} in {where}, but global_batch_size={batch!r}; leave it out "
+            f"there, or give global_batch_size={value!r}"
+        )
+    if config.get("train_micro_batch_size_per_gpu", AUTO) != AUTO:
+        lines.append(
+            f"train_micro_batch_size_per_gpu in {where}: a micro-batch is what the loader gives, "
+            "or a part of global_batch_size; leave it out"
+        )
+    return lines
+
+
+def _wrong_parts(config: Mapping[str, Any], given: Mapping[str, Any], where: str) -> list[str]:
+    lines = []
+    for name, known in (
+        ("optimizer", _OPTIMIZERS),
+        ("scheduler", (*_SCHEDULERS, *vars(torch.optim.lr_scheduler))),
+    ):
+        found = kind(config, name)
+        if name in config and found is None:
+            lines.append(f"{name} in {where}: give an object with 'type' and 'params'")
+        elif found and found.lower() not in map(str.lower, known):
+            lines.append(f"{name} {found!r} in {where} is not one of those{nearest(found, known)}")
+    zero = section(config, "zero_optimization")
+    for name in ("offload_optimizer", "offload_param"):
+        if section(zero, name).get("device", "cpu") not in ("cpu", "none"):
+            device = section(zero, name)["device"]
+            lines.append(f"{name} to {device!r} in {where}: no checkpoint reaches it; use 'cpu'")
+    if is_one_bit_adam(config):
+        if stage(config):
+            lines.append(
+                f"OneBitAdam in {where} with ZeRO stage {stage(config)}: it compresses what ZeRO "
+                "has averaged and divided before; set zero_optimization.stage to 0, or use Adam"
+            )
+        if given["gradient_clip_val"] is not None:
+            lines.append(
+                f"OneBitAdam in {where}: after its warm-up no process knows the gradients' mean "
+                "to clip; leave gradient_clip_val out"
+            )
+    return lines
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What DeepSpeed is given: the rest of what it asks for, and what the trainer does itself."""
+    whole: dict[str, Any] = {
+        key: value
+        for key, value in config.items()
+        if value != AUTO and key not in _PRECISIONS and key != "train_batch_size"
+    }
+    # Its timer waits for the device twice a step.
+    whole.setdefault("timers", {"throughput": {"enabled": False}})
+    return whole | {
+        # Only DeepSpeed's own figures of throughput use it.
+        "train_micro_batch_size_per_gpu": 1,
+        # The trainer says which micro-batch ends a step, and weighs the losses.
+        "gradient_accumulation_steps": 1,
+        # 1.0 by default; the trainer hands its bound on at each step.
+        "gradient_clipping": 0.0,
+        # What cannot be divided is refused before, with the reason.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+def sized(config: Mapping[str, Any], device_type: str, elements: int) -> dict[str, Any]:
+    """The same with sizes of buffers that were not given, none larger than the model.
+
+    Args:
+        config: of :func:`defaults`.
+        device_type: on CPUs a bucket is about one of ddp's; on GPUs sizes are DeepSpeed's own, but
+            a model is at least four buckets, so that some travel while backward goes on.
+        elements: parameters of the model.
+    """
+    if device_type == "cpu":
+        chosen = {"reduce_bucket_size": _SMALL_BUCKET, **_allgather_sizes(_SMALL_GATHER)}
+    else:
+        quarter = max(_SMALL_BUCKET, elements // 4)
+        chosen = {**_ON_GPUS, "reduce_bucket_size": min(_ON_GPUS["reduce_bucket_size"], quarter)}
+    given = section(config, "zero_optimization")
+    zero = {**chosen, "overlap_comm": device_type != "cpu", **given}
+    for name in ("reduce_bucket_size", "allgather_bucket_size"):
+        zero[name] = min(zero[name] + zero[name] % 2, elements + elements % 2)
+    return {**config, "zero_optimization": zero}

@@ -1,0 +1,188 @@
+"""What ZeRO holds in slices, in the form of all strategies: by parameter name, and whole.
+
+A parameter is put together on one process after the other, so that none ever holds them all.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...checkpoint.state_file import Spread
+from ...checkpoint.stored_tensors import read_all
+from ...errors import ConfigurationError
+from ...launch import collectives
+from ..optimizers import implementation, place_step
+from .slices import FlatSlices, ParameterSlices, Slice
+
+_STEPS = "step"  # of Adam: a number, though it may be a tensor
+
+
+class ShardedState:
+    """Weights and optimizer state in the hands of a ZeRO optimizer.
+
+    Args:
+        module: the user's.
+        slices: where they lie.
+        optimizer: that steps them.
+        groups: parameter names of each of its groups.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        slices: FlatSlices | ParameterSlices,
+        optimizer: Optimizer,
+        groups: list[list[str]],
+    ) -> None:
+        self._module = module
+        self._slices = slices
+        self._optimizer = optimizer
+        self._groups = groups
+        self._parameters = dict(module.named_parameters())
+        first = {id(parameter): name for name, parameter in self._parameters.items()}
+        # Names of parameters that have several, each with the first of them.
+        self._aliases = {
+            name: first[id(parameter)]
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """As ``SingleDevice.state`` gives it."""
+        groups = zip(self._optimizer.param_groups, self._groups, strict=True)
+        return {
+            "model": self._weights(),
+            "optimizers": [
+                {
+                    "state": self._values(),
+                    "param_groups": [{**group, "params": names} for group, names in groups],
+                }
+            ],
+        }
+
+    def _weights(self) -> dict[str, Any]:
+        state = dict(self._module.state_dict())
+        if isinstance(self._slices, FlatSlices):
+            return state
+        own = Spread()
+        for index, (name, parameter) in enumerate(self._parameters.items()):
+            part = self._slices.weights(parameter)
+            whole = _gather(index, part, part.flat, self._slices.shape(parameter))
+            if whole is not None:
+                own.update({alias: whole for alias, of in self._aliases.items() if of == name})
+        if collectives.rank() == 0:
+            own.update({name: state[name] for name in state if name not in self._aliases})
+        return own
+
+    def _values(self) -> Spread:
+        own = Spread()
+        for index, (name, part) in enumerate(self._trained()):
+            shape = self._slices.shape(self._parameters[name])
+            values: dict[str, Any] = self._optimizer.state.get(part.flat, {})
+            whole = {
+                key: _gather(index, part, values[key], shape)
+                if _is_flat(values[key], part.flat)
+                else values[key]
+                for key in sorted(values)
+            }
+            if whole and _keeps(index):
+                own[name] = whole
+        return own
+
+    def _trained(self) -> Iterator[tuple[str, Slice]]:
+        for name in (name for names in self._groups for name in names):
+            part = self._slices.of(self._parameters[name])
+            if part is not None:
+                yield name, part
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Put back what :meth:`state` gave, or any strategy's.
+
+        Raises:
+            ConfigurationError: the saved model or optimizer has other parameters.
+        """
+        if isinstance(self._slices, ParameterSlices):
+            self._load_parts(state["model"], self._slices)
+        else:
+            self._module.load_state_dict(read_all(state["model"]))
+            for _, parameter in self._parameters.items():
+                part = self._slices.of(parameter)
+                if part is not None:
+                    part.within(part.flat.data).copy_(part.cut(parameter.data))
+        (saved,) = state["optimizers"]
+        self._load_groups(saved["param_groups"])
+        self._load_values(saved["state"])
+
+    def _load_parts(self, model: Mapping[str, Any], slices: ParameterSlices) -> None:
+        buffers = {name: model[name] for name in model if name not in self._aliases}
+        missing, strange = self._module.load_state_dict(read_all(buffers), strict=False)
+        strange += [name for name in missing if name not in self._aliases or name not in model]
+        if strange:
+            raise ConfigurationError(f"the model's names are others ({', '.join(strange[:3])})")
+        for name, parameter in self._parameters.items():
+            whole = read_all(model[name])
+            if whole.shape != slices.shape(parameter):
+                raise ConfigurationError(
+                    f"{name} has the shape {tuple(whole.shape)} in the checkpoint and "
+                    f"{tuple(slices.shape(parameter))} here"
+                )
+            for part in (slices.weights(parameter), slices.of(parameter)):
+                if part is not None:
+                    part.within(part.flat.data).copy_(part.cut(whole))
+            if parameter.shape == whole.shape:  # small ones are kept whole besides
+                parameter.data.copy_(whole)
+
+    def _load_groups(self, saved: list[Mapping[str, Any]]) -> None:
+        if [set(group["params"]) for group in saved] != [set(names) for names in self._groups]:
+            raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
+        for group, values in zip(self._optimizer.param_groups, saved, strict=True):
+            own = implementation(group)
+            group.update({key: read_all(values[key]) for key in values if key != "params"})
+            group.update(own)
+
+    def _load_values(self, saved: Mapping[str, Any]) -> None:
+        self._optimizer.state.clear()
+        for name, part in self._trained():
+            shape = self._slices.shape(self._parameters[name])
+            for key, value in saved.get(name, {}).items():
+                self._load_value(part, key, read_all(value), shape)
+        # Of stage 3 an optimizer's groups hold their parameters only while it steps.
+        for group, names in zip(self._optimizer.param_groups, self._groups, strict=True):
+            for name in names:
+                own = self._slices.of(self._parameters[name])
+                if own is not None:
+                    place_step(group, self._optimizer.state[own.flat], own.flat.device)
+        self._slices.relink()
+
+    def _load_value(self, part: Slice, key: str, value: Any, shape: torch.Size) -> None:
+        values = self._optimizer.state[part.flat]
+        if key == _STEPS or not isinstance(value, Tensor) or value.shape != shape:
+            values[key] = value
+            return
+        if key not in values:
+            values[key] = torch.zeros_like(part.flat.data, dtype=value.dtype)
+        part.within(values[key]).copy_(part.cut(value))
+
+
+def _is_flat(value: object, flat: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == flat.shape
+
+
+def _keeps(index: int) -> bool:
+    """Whether this process is the one that puts the parameter of a number together."""
+    return index % collectives.world_size() == collectives.rank()
+
+
+def _gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor | None:
+    """A whole tensor from the slices of all, on the process that keeps it; on others ``None``."""
+    whole = flat.new_zeros(shape.numel())
+    whole.narrow(0, part.offset, part.length).copy_(part.within(flat))
+    dist.reduce(whole, dst=index % collectives.world_size())
+    return whole.view(shape).cpu() if _keeps(index) else None

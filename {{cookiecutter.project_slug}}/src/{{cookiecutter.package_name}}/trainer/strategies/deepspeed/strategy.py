@@ -1,0 +1,356 @@
+"""``deepspeed``: optimizer states, gradients and parameters divided by DeepSpeed's ZeRO.
+
+Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
+(https://arxiv.org/abs/1910.02054)
+"""
+
+import gc
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...errors import UserError
+from ...launch.cluster import Layout
+from ...launch.devices.devices import choose_accelerator
+from ...module import TrainingModule
+from ..gradients import sparse
+from ..gradients.same_use import ELSEWHERE, SameUse, trained
+from ..limits import Limits
+from ..optimizers import Optimization, parameter_names
+from ..precision import Precision
+from ..process_group import ProcessGroupStrategy
+from ..recast import recasting
+from ..single_device import Stage, StepModule
+from . import optimizers, process, settings
+from .onebit_adam import CompressionErrors, OneBitAdam
+from .slices import FlatSlices, ParameterSlices
+from .state import ShardedState
+
+_Config = Mapping[str, Any] | str | os.PathLike[str]
+
+_MASTERS = "DeepSpeed steps parameters in float32; use 'bf16-mixed' or '16-mixed'"
+
+
+class DeepSpeed(ProcessGroupStrategy):
+    """DeepSpeed ZeRO, of any stage or by DeepSpeed's own configuration.
+
+    Weights, gradients and optimizer states are in float32; forward passes compute in what the
+    precision says. A step whose gradients are not finite is left out, as DeepSpeed does.
+
+    Args:
+        config: DeepSpeed's own configuration, as a dict or the path of a JSON file; by default the
+            file that TRAINER_DEEPSPEED_CONFIG or PL_DEEPSPEED_CONFIG_PATH names. It replaces all
+            of the options below.
+        stage: of ZeRO: 1 divides the optimizer's states, 2 gradients too, 3 parameters too; 0
+            divides nothing.
+        offload_optimizer: keep the optimizer's states on the CPU, and step them there.
+        offload_parameters: keep stage 3's parameters on the CPU until they are used.
+        reduce_bucket_size: elements of gradients that travel together: by default 4 million on
+            CPUs; on GPUs a quarter of the model, at most DeepSpeed's own 500 million.
+        allgather_bucket_size: elements of weights that travel together; stage 3 gathers so many
+            ahead, and keeps twice as many. By default 5 million on CPUs; on GPUs as DeepSpeed has
+            it: 500 million, in stage 3 50 million ahead, and a billion kept.
+        contiguous_gradients: copy gradients into one buffer as they come.
+        overlap_comm: average gradients while backward goes on, which takes a second buffer; by
+            default on GPUs.
+        cpu_adam: step by DeepSpeed's Adam for CPUs in the place of torch's; it is compiled the
+            first time, by the machine's C++ compiler, which takes minutes.
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+
+    Raises:
+        ConfigurationError: the configuration cannot be read, or options do not fit one another.
+    """
+
+    limits: Limits = Limits(
+        refused={
+            "manual_optimization": "its engine runs one backward and one step at a time; use "
+            "strategy='ddp'",
+            "bf16-true": _MASTERS,
+            "16-true": _MASTERS,
+        },
+        packages={"deepspeed": "make deepspeed, or pip install '.[deepspeed]'"},
+    )
+    lacks: ClassVar[Mapping[str, str]] = {
+        "find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}"
+    }
+    engine: Any = None
+    zero: Any = None
+    slices: FlatSlices | ParameterSlices
+    divided: ShardedState | None = None
+    same_use: SameUse | None = None
+    _accumulates = False
+
+    def __init__(
+        self,
+        config: _Config | None = None,
+        stage: int = 2,
+        offload_optimizer: bool = False,
+        offload_parameters: bool = False,
+        reduce_bucket_size: int | None = None,
+        allgather_bucket_size: int | None = None,
+        contiguous_gradients: bool = True,
+        overlap_comm: bool | None = None,
+        cpu_adam: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        super().__init__(timeout_seconds)
+        own = settings.read(config)
+        self.is_configured = own is not None
+        self.config = (
+            own
+            if own is not None
+            else settings.defaults(
+                stage,
+                offload_optimizer,
+                offload_parameters,
+                reduce_bucket_size,
+                allgather_bucket_size,
+                contiguous_gradients,
+                overlap_comm,
+            )
+        )
+        self.stage = settings.stage(self.config)
+        self.shards_parameters = self.stage == 3
+        self.cpu_adam = cpu_adam
+
+    # --- before a run ----------------------------------------------------------------------------
+
+    def problems(self, given: Mapping[str, Any]) -> list[str]:
+        lines = []
+        if self.cpu_adam or settings.steps_by_cpu_adam(self.config):
+            missing = process.missing_compiler()
+            lines = [missing] if missing else []
+        if not self.is_configured:
+            return lines
+        accelerator = choose_accelerator(given["accelerator"])
+        return [
+            *lines,
+            *settings.contradictions(self.config, given),
+            *process.rejected(settings.completed(self.config), accelerator),
+        ]
+
+    @property
+    def needs_optimizers(self) -> bool:
+        return settings.kind(self.config, "optimizer") is None
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        lines = sparse.problems_of(module, "ZeRO flattens gradients")
+        return lines + optimizers.early_problems(self.config, module)
+
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        process.load(own_devices[0], layout)
+        if settings.is_one_bit_adam(self.config):
+            precision.skip_together()
+        super().connect(layout, own_devices, precision)
+        process.adopt_process_group()
+
+    def place(self, module: TrainingModule) -> None:
+        super().place(module)
+        self.step = _AutocastStep(module, self.precision, self.shards_parameters)
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        self.place(module)
+        self._untouched = {name: set(vars(each)) for name, each in module.named_parameters()}
+        self._trains = [
+            (name, each, each.requires_grad) for name, each in module.named_parameters()
+        ]
+        found = optimizers.configured(self.config, module, configure)
+        if self.cpu_adam:
+            found = found.replaced(optimizers.cpu_adam)
+        config = settings.completed(self.config)
+        if not self.is_configured:
+            elements = sum(each.numel() for each in module.parameters())
+            config = settings.sized(config, self.device.type, elements)
+        config.pop("scheduler", None)  # the loop steps it
+        if settings.is_one_bit_adam(self.config):
+            del config["optimizer"]
+            found = Optimization([optimizers.one_bit_adam(self.config, module)], [])
+        names = parameter_names(module)
+        groups = [
+            [names[id(each)] for each in group["params"]]
+            for optimizer in found.optimizers
+            for group in optimizer.param_groups
+            if group["params"]
+        ]
+        self.engine = self._initialize(config, found)
+        if not groups:  # DeepSpeed has made the optimizer, of all that is trained
+            groups = [[name for name, each in module.named_parameters() if each.requires_grad]]
+        optimizer = self._divide(module, groups)
+        configured = optimizers.configured_schedule(self.config, optimizer)
+        return Optimization([optimizer], [*found.schedules, *configured])
+
+    def _initialize(self, config: dict[str, Any], found: Optimization) -> Any:
+        deepspeed = process.load(self.device, self.layout)
+        trained = [each for each in self.module.parameters() if each.requires_grad]
+        scalars = [each for each in self.module.parameters() if each.dim() == 0]
+        self.start_equal(scalars)
+        with process.speaking_to_stderr(), process.not_sending(scalars):
+            engine, *_ = deepspeed.initialize(
+                # A GPU's number, which need not be the rank's on its node.
+                args=SimpleNamespace(device_rank=self.device.index or 0),
+                model=self.step,
+                optimizer=found.optimizers[0] if found.optimizers else None,
+                model_parameters=trained,
+                config=config,
+                dist_init_required=False,
+            )
+        return engine
+
+    def _divide(self, module: TrainingModule, groups: list[list[str]]) -> Optimizer:
+        """Find what DeepSpeed has divided, and the optimizer that steps it."""
+        self.zero = self.engine.optimizer if self.stage else None
+        self.divided = None
+        optimizer: Optimizer = self.engine.basic_optimizer
+        if self.zero is None:
+            # The engine scales losses and steps by it, where nothing is divided.
+            self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
+            return optimizer
+        optimizer = self.zero.optimizer  # an Adagrad is made anew
+        self.slices = ParameterSlices(self.zero) if self.stage == 3 else FlatSlices(self.zero)
+        self.divided = ShardedState(module, self.slices, optimizer, groups)
+        self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
+        self.same_use.watch(process.gathered(module) if self.stage == 3 else {})
+        return optimizer
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
+    ) -> None:
+        if not self._accumulates:  # a step begins
+            self._check_trained()
+        self.engine.set_gradient_accumulation_boundary(synchronize)
+        if self.one_bit_adam is not None:
+            self.engine.enable_backward_allreduce = not self.one_bit_adam.compresses
+        if self.zero is not None and self.precision.scaler is not None:
+            self.zero.override_loss_scale(self.precision.scaler.get_scale())
+        super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+
+    def _check_trained(self) -> None:
+        for name, each, was_trained in self._trains:
+            if each.requires_grad != was_trained:
+                changed = "trained" if each.requires_grad else "frozen"
+                raise UserError(
+                    f"{name} is {changed} since the fit began, and DeepSpeed steps what was "
+                    "trained then; set requires_grad before fit, or use strategy='fsdp'"
+                )
+
+    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        # Stage 3's engine gathers parameters in evaluation, too; where nothing is trained, there
+        # is none, and each process holds the whole model.
+        if self.engine is not None and (stage == "training" or self.shards_parameters):
+            return self.engine(stage, batch, batch_idx)
+        return self.step(stage, batch, batch_idx)
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        if self.same_use is not None:
+            self.same_use.check(loss)
+        self.engine.backward(loss, scale_wrt_gas=False)
+        if synchronize and self._accumulates and self.zero is not None:
+            self.slices.finish_accumulation()
+        self._accumulates = not synchronize
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        if self.zero is None:
+            super().clip_gradients(optimization, value, algorithm)
+        elif algorithm == "norm":
+            self.zero.clip_grad = value  # within DeepSpeed's own step
+        else:
+            if self.slices.are_offloaded and self.device.type == "cuda":
+                # Their copies to the CPU may be under way; DeepSpeed's own step waits for them.
+                torch.cuda.synchronize(self.device)
+            bound = value * self.zero.loss_scale
+            for gradient in self.slices.gradients():
+                # What has overflowed stays as it is, for DeepSpeed to see; the device decides that,
+                # and the host does not wait for it.
+                own = torch.where(torch.isfinite(gradient).all(), bound, math.inf)
+                gradient.clamp_(-own, own)
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        self.engine.step()
+
+    def end_step(self) -> None:
+        if self.zero is not None:
+            self.precision.adapt(self.zero.overflow)
+            self.slices.forget_gradients()
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Nothing: DeepSpeed's step does it."""
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def state(self, optimization: Optimization | None) -> dict[str, Any]:
+        return super().state(optimization) if self.divided is None else self.divided.state()
+
+    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
+        if self.divided is not None:
+            self.divided.load(state)
+            return
+        for name, parameter in self.module.named_parameters():
+            if parameter.numel() == 0 and name in state["model"]:  # left so by stage 3
+                parameter.data = parameter.new_empty(state["model"][name].shape)
+        super().load_state(state, optimization)
+
+    @property
+    def one_bit_adam(self) -> OneBitAdam | None:
+        """The optimizer, if it is that."""
+        found = self.engine.basic_optimizer if self.engine is not None else None
+        return found if isinstance(found, OneBitAdam) else None
+
+    def rank_local_state(self) -> dict[str, Tensor]:
+        if self.one_bit_adam is None:
+            return {}
+        names = parameter_names(self.module)
+        return {
+            f"{names[id(parameter)]}/{part}": getattr(errors, part)
+            for parameter, errors in self.one_bit_adam.errors.items()
+            for part in ("sent", "served")
+        }
+
+    def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
+        if self.one_bit_adam is None:
+            return
+        for name, parameter in self.module.named_parameters():
+            if f"{name}/sent" in state:
+                errors = self.one_bit_adam.errors[parameter] = CompressionErrors(parameter.detach())
+                errors.sent.copy_(state[f"{name}/sent"])
+                errors.served.copy_(state[f"{name}/served"])
+
+    def teardown(self) -> None:
+        if self.same_use is not None:
+            self.same_use.close()
+            self.same_use = None
+        engine, self.engine, self.zero, self.divided = self.engine, None, None, None
+        if engine is not None:
+            engine.destroy()
+            process.clean(self.module, self._untouched)
+            for name in ("slices", "step"):  # which has hooks of the engine
+                self.__dict__.pop(name, None)
+        del engine
+        # It is a part of circles, and would keep the group, with gloo's threads, beyond its end.
+        gc.collect()
+        super().teardown()
+        process.forget_process_group()
+
+
+class _AutocastStep(StepModule):
+    """A step under autocast: DeepSpeed's forward would end one that was begun around it."""
+
+    def __init__(self, module: TrainingModule, precision: Precision, is_sharded: bool) -> None:
+        super().__init__(module)
+        self._precision = precision
+        self._is_sharded = is_sharded
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        kept = recasting(self._precision, self.module) if self._is_sharded else nullcontext()
+        with self._precision.autocast(), kept:
+            return super().forward(stage, batch, batch_idx)

@@ -1,0 +1,1 @@
+"""The FairScale engine. Nothing outside this folder names it."""

@@ -1,0 +1,265 @@
+"""``fairscale_fsdp``: FairScale's FullyShardedDataParallel.
+
+Source: https://fairscale.readthedocs.io/en/stable/api/nn/fsdp.html
+"""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...checkpoint import stored_tensors
+from ...checkpoint.state_file import Spread
+from ...errors import ConfigurationError, UserError
+from ...launch.cluster import Layout
+from ...module import TrainingModule
+from .. import sharded_optimizers
+from ..gradients import sparse
+from ..gradients.same_use import ELSEWHERE, SameUse
+from ..limits import Limits
+from ..optimizers import Optimization, load_optimizer_state, parameter_names
+from ..precision import Precision
+from ..process_group import ProcessGroupStrategy
+from ..recast import recasting
+from ..single_device import Stage, StepModule
+from .parameter_shards import Contents, Shard, leave_cut, make_whole
+from .sharded import PACKAGES
+
+if TYPE_CHECKING:
+    from .units import Unit
+
+# Of torch's, those that compute with a parameter as a whole.
+_NOT_BY_ELEMENT = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+
+_FLOAT32 = "its parameters are cut in float32; use 'bf16-mixed' or '16-mixed'"
+
+
+class FairScaleFSDP(ProcessGroupStrategy):
+    """FairScale: parameters, gradients and optimizer states sharded over the processes.
+
+    Parameters are whole while their unit computes. Their optimizers must compute element by
+    element, as SGD and Adam do: a slice is all that they see. Every process must use the same
+    parameters in a step; a run in which they do not ends and names them.
+
+    Args:
+        min_num_params: a child module with so many parameters becomes a unit; what is in none is
+            gathered for the whole step.
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+    """
+
+    shards_parameters: bool = True
+    lacks: ClassVar[Mapping[str, str]] = {
+        "find_unused_parameters": "FairScale gathers and reduces in the order in which each rank "
+        f"computes; {ELSEWHERE}"
+    }
+    limits: Limits = Limits(
+        packages=PACKAGES,
+        refused={
+            "bf16-true": _FLOAT32,
+            "16-true": _FLOAT32,
+            "manual_optimization": "FairScale gathers parameters for one forward and one backward "
+            "of a step; use strategy='ddp_sharded'",
+            "compile": "parameters change their shapes between a forward and the next; use "
+            "strategy='ddp_sharded'",
+        },
+    )
+    wrapped: "Unit | None" = None
+    same_use: SameUse | None = None
+
+    def __init__(self, min_num_params: int = 1_000_000, timeout_seconds: float = 600.0) -> None:
+        super().__init__(timeout_seconds)
+        if min_num_params < 1:
+            raise ConfigurationError(
+                f"strategy_options.min_num_params={min_num_params}; at least 1 is needed"
+            )
+        self.min_num_params = min_num_params
+        self._around = ExitStack()
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        return sparse.problems_of(module, "FairScale cuts gradients into slices")
+
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        # Imported before there is a process group, which it would keep as a default.
+        from .on_cpu import without_streams
+
+        precision.skip_together()
+        super().connect(layout, own_devices, precision)
+        if self.device.type == "cpu":
+            self._around.enter_context(without_streams())
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        make_whole(module)
+        super().place(module)
+        # Before parameters are cut: their optimizers may be chosen by their shapes.
+        optimization = configure()
+        _check(optimization, parameter_names(module))
+        self._divide(module)
+        for optimizer in optimization.optimizers:
+            for parameter, values in optimizer.state.items():  # some optimizers begin with one
+                values.update(self._shards[id(parameter)].cut_values(values))
+        return optimization
+
+    def place(self, module: TrainingModule) -> None:
+        make_whole(module)
+        super().place(module)
+        self._divide(module)
+
+    def _divide(self, module: TrainingModule) -> None:
+        from .units import divide, named_units
+
+        self._check_parameters(module)
+        self.start_equal((*module.parameters(), *module.buffers()))
+        self._names = parameter_names(module)
+        self._contents = Contents(module)
+        self._shards = {id(each): Shard(each) for each in module.parameters()}
+        # Of what is gathered for a checkpoint each process keeps some, and writes it.
+        self._keepers = {
+            each: index % self.layout.world_size for index, each in enumerate(self._shards)
+        }
+        leave_cut(module, self._shards.values())
+        self.wrapped = divide(
+            StepModule(module), module, self.device, self.min_num_params, self._reduce_group()
+        )
+        self.same_use = SameUse(self._trained, ELSEWHERE, self.timeout_seconds)
+        self.same_use.watch(named_units(self.wrapped))
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        parameters = self.module.parameters()
+        return [(self._names[id(each)], each) for each in parameters if each.requires_grad]
+
+    def _check_parameters(self, module: TrainingModule) -> None:
+        for name, parameter in module.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise ConfigurationError(
+                    f"strategy='fairscale_fsdp': {name} is {parameter.dtype}; FairScale takes "
+                    "parameters in torch.float32"
+                )
+
+    def _reduce_group(self) -> dist.ProcessGroup | None:
+        """On GPUs gradients are reduced while parameters are gathered, in a group of their own."""
+        group: dist.ProcessGroup | None = dist.group.WORLD
+        if self.device.type != "cpu":
+            group = dist.new_group(timeout=datetime.timedelta(seconds=self.timeout_seconds))
+        return group
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
+    ) -> None:
+        root = self._root
+        with nullcontext() if synchronize else root.no_sync():
+            super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+        if synchronize:
+            root.cut()
+            self._check_all_reduced()
+
+    @property
+    def _root(self) -> "Unit":
+        if self.wrapped is None:
+            raise RuntimeError("set up before the first forward")
+        return self.wrapped
+
+    def _check_all_reduced(self) -> None:
+        for parameter in self.module.parameters():
+            if parameter.grad is not None and parameter.grad.shape != parameter.shape:
+                raise UserError(
+                    f"{self._names[id(parameter)]} was used in a micro-batch of this step but not "
+                    "in its last, in which FairScale averages gradients; use "
+                    "accumulate_grad_batches=1, or strategy='ddp'"
+                )
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        if self.same_use is not None:
+            self.same_use.check(loss)
+        super().backward(loss, synchronize=synchronize)
+
+    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        with recasting(self.precision, self.module):
+            return self._root(stage, batch, batch_idx)
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        for optimizer in optimization.optimizers:
+            self.precision.unscale(optimizer)
+        sharded_optimizers.clip_gradients(optimization.parameters, value, algorithm)
+
+    # --- checkpoints ---------------------------------------------------------------------------
+
+    def model_state(self) -> dict[str, Any]:
+        model = Spread()
+        gathered = {
+            each: shard.gather(shard.parameter.data, self._keepers[each])
+            for each, shard in self._shards.items()
+        }
+        for name, parameter in self._contents.parameters.items():
+            whole = gathered[id(parameter)]
+            if whole is not None:
+                model[name] = whole
+        if self.layout.is_main:
+            model.update(self._contents.buffers())
+        return model
+
+    def load_model(self, saved: Mapping[str, Any]) -> None:
+        self._contents.check(saved.keys())
+        with torch.no_grad():
+            for name, parameter in self._contents.parameters.items():
+                whole = stored_tensors.read_all(saved[name])
+                parameter.data.copy_(self._shards[id(parameter)].cut(whole))
+            for name, buffer in self._contents.buffers().items():
+                buffer.copy_(stored_tensors.read_all(saved[name]))
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        kept = Spread()
+        for parameter, values in optimizer.state.items():
+            key = id(parameter)
+            whole = self._shards[key].gather_values(values, self._keepers[key])
+            if whole is not None:
+                kept[self._names[key]] = whole
+        groups = [
+            {**group, "params": [self._names[id(each)] for each in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+        return {"state": kept, "param_groups": groups}
+
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        shards = {self._names[each]: shard for each, shard in self._shards.items()}
+        part = {
+            # One that is not ours is said to be so below.
+            name: shards[name].cut_values(values) if name in shards else {}
+            for name, values in saved["state"].items()
+        }
+        load_optimizer_state(optimizer, {**saved, "state": part}, self._names)
+
+    def teardown(self) -> None:
+        from .units import undo
+
+        if self.same_use is not None:
+            self.same_use.close()
+            self.same_use = None
+        wrapped, self.wrapped = self.wrapped, None
+        if wrapped is not None:
+            undo(wrapped, self.module)
+        self._around.close()
+        super().teardown()
+
+
+def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
+    """What would be computed otherwise from slices, or not at all."""
+    for optimizer in optimization.optimizers:
+        for name in _NOT_BY_ELEMENT:
+            if isinstance(optimizer, getattr(torch.optim, name, ())):
+                raise ConfigurationError(
+                    f"configure_optimizers: {name} computes with parameters as wholes, and "
+                    "fairscale_fsdp has slices of them; use SGD, Adam or another that computes "
+                    "element by element, or strategy='ddp_sharded'"
+                )
+    if {id(each) for each in optimization.parameters} - names.keys():
+        raise ConfigurationError(
+            "configure_optimizers: an optimizer has a parameter that is not the module's own; "
+            "make it an attribute of the module"
+        )

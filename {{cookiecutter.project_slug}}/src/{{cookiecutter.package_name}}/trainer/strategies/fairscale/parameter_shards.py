@@ -1,0 +1,138 @@
+"""Parameters that lie in slices over the processes, as FairScale cuts them.
+
+A tensor of n elements is flattened, filled up with zeros to a multiple of the number of processes,
+and cut into that many equal slices.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...checkpoint import stored_tensors
+from ...errors import ConfigurationError
+from ...launch import collectives
+
+# Of modules whose parameters are cut, also after the run that has cut them.
+_CUT: "WeakKeyDictionary[nn.Module, list[Shard]]" = WeakKeyDictionary()
+
+
+class Shard:
+    """What lies here of a parameter, and of tensors that have its shape.
+
+    Args:
+        parameter: whole, before it is cut.
+    """
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.parameter = parameter
+        self.shape = parameter.shape
+        self._size = math.ceil(parameter.numel() / collectives.world_size())
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """This process' slice of a tensor of the parameter's shape.
+
+        Raises:
+            ValueError: it has another shape.
+        """
+        if whole.shape != self.shape:
+            raise ValueError(f"shape {tuple(whole.shape)} where {tuple(self.shape)} belongs")
+        if collectives.world_size() == 1:
+            return whole
+        start = collectives.rank() * self._size
+        own = whole.flatten()[start : start + self._size]
+        return torch.nn.functional.pad(own, (0, self._size - own.numel()))
+
+    def gather(self, own: Tensor, keeper: int) -> Tensor | None:
+        """The whole tensor, on one process' CPU; ``None`` on the others."""
+        if collectives.world_size() == 1:
+            return own.detach().cpu()
+        keeps = collectives.rank() == keeper
+        parts = [torch.empty_like(own) for _ in range(collectives.world_size())] if keeps else None
+        dist.gather(own.detach(), parts, dst=keeper)
+        return self._join(parts).cpu() if parts is not None else None
+
+    def make_whole(self) -> None:
+        """Give the parameter back all of its elements, on every process."""
+        if collectives.world_size() > 1:
+            self.parameter.data = self._join(collectives.all_gather(self.parameter.data))
+
+    def _join(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts)[: self.shape.numel()].view(self.shape)
+
+    def is_cut(self, value: Any) -> bool:
+        """Whether a value of the parameter's optimizer state lies in slices as it does."""
+        return isinstance(value, Tensor) and value.shape == self.parameter.shape
+
+    def gather_values(self, values: Mapping[str, Any], keeper: int) -> dict[str, Any] | None:
+        """An optimizer's state of the parameter, whole, on one process; ``None`` on the others."""
+        whole = {
+            key: self.gather(value, keeper) if self.is_cut(value) else value
+            for key, value in values.items()
+        }
+        return whole if collectives.rank() == keeper else None
+
+    def cut_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """This process' part of an optimizer's state of the parameter; stored tensors are read."""
+        part = {}
+        for key, stored in values.items():
+            value = stored_tensors.read_all(stored)
+            # As torch does, which counts the steps of a parameter without dimensions in the same.
+            whole = isinstance(value, Tensor) and value.shape == self.shape and key != "step"
+            part[key] = self.cut(value) if whole else value
+        return part
+
+
+class Contents:
+    """What a checkpoint holds of a module, by name; made before its parameters are cut.
+
+    Args:
+        module: the user's.
+
+    Raises:
+        ConfigurationError: it has state that is no tensor.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        for name, value in module.state_dict(keep_vars=True).items():
+            path, _, last = name.rpartition(".")
+            if isinstance(value, nn.Parameter):
+                self.parameters[name] = value
+            elif isinstance(value, Tensor):
+                self._owners[name] = module.get_submodule(path), last
+            else:
+                raise ConfigurationError(
+                    f"{name}: extra state of a module cannot be saved where parameters are cut; "
+                    "keep it in a buffer, or use strategy='ddp_sharded'"
+                )
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers as they are now."""
+        return {name: getattr(owner, last) for name, (owner, last) in self._owners.items()}
+
+    def check(self, names: Collection[str]) -> None:
+        """Complain of names of another module.
+
+        Raises:
+            KeyError: some are missing, or too many.
+        """
+        strange = sorted((self.parameters.keys() | self._owners.keys()) ^ set(names))
+        if strange:
+            raise KeyError(f"one of the two alone has {', '.join(strange[:3])}")
+
+
+def leave_cut(module: nn.Module, shards: Iterable[Shard]) -> None:
+    """Remember that a module's parameters are slices from now on."""
+    _CUT[module] = list(shards)
+
+
+def make_whole(module: nn.Module) -> None:
+    """Join the slices in which an earlier run has left a module; every process calls it."""
+    for shard in _CUT.pop(module, []):
+        shard.make_whole()

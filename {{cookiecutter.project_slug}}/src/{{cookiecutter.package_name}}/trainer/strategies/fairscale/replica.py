@@ -1,0 +1,81 @@
+"""FairScale's sharded data parallel, as ``ddp_sharded`` uses it.
+
+Imported when it is used, and before there is a process group: FairScale need not be installed.
+
+Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fairscale.nn.data_parallel import ShardedDataParallel
+from fairscale.optim.oss import OSS
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..sharded_optimizers import constructor_options
+
+
+class Replica(ShardedDataParallel):  # type: ignore[misc]
+    """A module whose gradients are averaged on the process that steps their parameter.
+
+    Args:
+        module: the replica; equal on every process.
+        optimizers: say who steps what.
+        reduce_fp16: have gradients travel in half precision.
+    """
+
+    _reference_trainable_mask: list[bool]
+    _grad_to_be_reduced: list[bool]
+
+    def __init__(self, module: nn.Module, optimizers: Sequence[OSS], reduce_fp16: bool) -> None:
+        super().__init__(
+            module,
+            list(optimizers),
+            sync_models_at_startup=False,
+            # With a buffer, gradients are views of it: one that is set to None, as ours are after
+            # each step, loses its place there, and the buffer is averaged without it.
+            reduce_buffer_size=0,
+            reduce_fp16=reduce_fp16,
+        )
+
+    def _get_reduce_fn(self, index: int, param: Tensor, dst_rank: int) -> Callable[..., None]:
+        reduce = super()._get_reduce_fn(index, param, dst_rank)
+
+        def reduce_copy(*gradients: Any) -> None:
+            # FairScale averages in place, in the midst of backward. A gradient may lie in the
+            # memory of one that backward still computes with: that of a bias which is added to a
+            # single sample does.
+            if param.grad is not None and not self._should_accumulate_grads:
+                param.grad = param.grad.clone()
+            reduce()
+
+        return reduce_copy
+
+    def _detect_train_change(self) -> bool:
+        # As FairScale does it, without its warnings: to freeze and thaw layers is no mistake.
+        mask = [each.requires_grad for each in self._all_params]
+        changed = mask != self._reference_trainable_mask
+        self._reference_trainable_mask = mask
+        if changed:
+            self._grad_to_be_reduced = []
+        return changed
+
+    def not_averaged(self) -> list[Tensor]:
+        """Parameters whose gradients the last backward has left as they were."""
+        pairs = zip(self._grad_to_be_reduced, self._trainable_params, strict=True)
+        return [each for waits, each in pairs if waits and each.grad is not None]
+
+    def let_go(self) -> None:
+        """Forget the process group, whose threads would live on with it."""
+        for hook in self._grad_hooks:
+            hook.remove()
+        for kept in (self._grad_hooks, self._grad_accs, self._manual_reduce):
+            kept.clear()
+        self._process_group = None
+
+
+def sharded(optimizer: Optimizer) -> OSS:
+    """An optimizer of the same kind that steps this process' share of the parameters."""
+    groups = [dict(group) for group in optimizer.param_groups]
+    return OSS(groups, optim=type(optimizer), **constructor_options(optimizer))

@@ -1,0 +1,188 @@
+"""``ddp_sharded``: FairScale's ShardedDataParallel over its sharded optimizers (OSS).
+
+Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...errors import ConfigurationError, UserError
+from ...launch.cluster import Layout
+from ...module import TrainingModule
+from .. import sharded_optimizers
+from ..gradients import sparse
+from ..gradients.averaging import GradientAverage
+from ..gradients.same_use import OPTION, SameUse, trained
+from ..limits import Limits
+from ..optimizers import Optimization, parameter_names
+from ..precision import Precision
+from ..replicated.replicated import Replicated
+
+if TYPE_CHECKING:
+    from .replica import Replica
+
+PACKAGES = {"fairscale": "make fairscale, or pip install '.[fairscale]'"}
+
+_ADVICE = f"set {OPTION}"
+
+
+class DDPSharded(Replicated):
+    """FairScale: gradients and optimizer states sharded over the processes.
+
+    A gradient is averaged on the process that steps its parameter, which then tells the others the
+    new value.
+
+    Args:
+        reduce_fp16: have gradients travel in half precision.
+        find_unused_parameters: for models that leave parameters out in some steps, on some ranks
+            too. Every process keeps all averaged gradients then.
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+    """
+
+    limits: Limits = Limits(packages=PACKAGES)
+    wrapped: "Replica | None" = None
+    same_use: SameUse | None = None
+
+    def __init__(
+        self,
+        reduce_fp16: bool = False,
+        find_unused_parameters: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        if reduce_fp16 and find_unused_parameters:
+            raise ConfigurationError(
+                "strategy_options: with find_unused_parameters gradients do not travel in half "
+                "precision; give one of reduce_fp16 and find_unused_parameters"
+            )
+        super().__init__(timeout_seconds)
+        self.reduce_fp16 = reduce_fp16
+        self.find_unused_parameters = find_unused_parameters
+        self._sharded: list[Any] = []
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        return sparse.problems_of(module, "FairScale reduces dense gradients alone")
+
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        # Imported before there is a process group, which they would keep as a default.
+
+        precision.skip_together()
+        super().connect(layout, own_devices, precision)
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        from .replica import Replica, sharded
+
+        self.place(module)
+        self.start_equal((*module.parameters(), *module.buffers()))
+        given = configure()
+        _check(given, parameter_names(module))
+        if self.find_unused_parameters or not module.automatic_optimization:
+            with _all_trainable(given.parameters):
+                optimization = given.replaced(sharded)
+            self.averaged = GradientAverage(module.parameters())
+        else:
+            optimization = given.replaced(sharded)
+            self.wrapped = Replica(self.step, optimization.optimizers, self.reduce_fp16)
+            self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
+        self._sharded = list(optimization.optimizers)
+        return optimization
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
+    ) -> None:
+        super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+        if self.wrapped is not None and synchronize:
+            self._check_all_averaged(self.wrapped)
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        if self.same_use is not None and synchronize:
+            self.same_use.check(loss)
+        super().backward(loss, synchronize=synchronize)
+
+    def _check_all_averaged(self, wrapped: "Replica") -> None:
+        for parameter in wrapped.not_averaged():
+            name = parameter_names(self.module)[id(parameter)]
+            raise UserError(
+                f"{name} was used in a micro-batch of this step but not in its last, in which "
+                "FairScale averages gradients; use accumulate_grad_batches=1, or strategy='ddp'"
+            )
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        if self.wrapped is None:  # each process has all gradients
+            super().clip_gradients(optimization, value, algorithm)
+            return
+        for optimizer in optimization.optimizers:
+            self.precision.unscale(optimizer)
+        sharded_optimizers.clip_gradients(optimization.parameters, value, algorithm)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return sharded_optimizers.state(optimizer, parameter_names(self.module))
+
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        sharded_optimizers.load_state(optimizer, saved, parameter_names(self.module))
+
+    def teardown(self) -> None:
+        if self.same_use is not None:
+            self.same_use.close()
+            self.same_use = None
+        # What still refers to the process group would keep gloo's threads beyond its end.
+        wrapped, self.wrapped = self.wrapped, None
+        if wrapped is not None:
+            wrapped.let_go()
+        for optimizer in self._sharded:
+            optimizer.group = None
+        self._sharded = []
+        super().teardown()
+
+
+class DDPShardedSpawn(DDPSharded):
+    """``ddp_sharded`` in processes that are spawned for one call of a script."""
+
+    limits: Limits = Limits(max_nodes=1, packages=PACKAGES)
+    launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "spawn"
+
+
+def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
+    """What FairScale would compute wrongly, or say in its own terms."""
+    optimizers = optimization.optimizers
+    counted = Counter(id(each) for one in optimizers for each in Optimization([one], []).parameters)
+    twice = [names.get(each, "a parameter") for each, count in counted.items() if count > 1]
+    if twice:
+        raise ConfigurationError(
+            f"configure_optimizers: {twice[0]} is in two optimizers; FairScale gives a parameter "
+            "to one process, by its one optimizer; use strategy='ddp_zero1'"
+        )
+    if counted.keys() - names.keys():
+        raise ConfigurationError(
+            "configure_optimizers: an optimizer has a parameter that is not the module's own; "
+            "make it an attribute of the module"
+        )
+    for optimizer in optimizers:
+        trained = [each for each in Optimization([optimizer], []).parameters if each.requires_grad]
+        dtypes = {each.dtype for each in trained}
+        if len(dtypes) > 1:
+            raise ConfigurationError(
+                f"configure_optimizers: {type(optimizer).__name__} has parameters of "
+                f"{', '.join(sorted(map(str, dtypes)))}; FairScale keeps them in one buffer of one "
+                "dtype; give each dtype an optimizer, or use strategy='ddp_zero1'"
+            )
+
+
+@contextlib.contextmanager
+def _all_trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """OSS sends what it finds trainable when it is made; a step by hand may thaw others later."""
+    frozen = [each for each in parameters if not each.requires_grad]
+    for each in frozen:
+        each.requires_grad_()
+    try:
+        yield
+    finally:
+        for each in frozen:
+            each.requires_grad_(False)

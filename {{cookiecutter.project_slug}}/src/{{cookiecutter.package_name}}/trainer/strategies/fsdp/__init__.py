@@ -1,0 +1,1 @@
+"""Torch's fully sharded data parallel (FSDP2), plain and hybrid."""

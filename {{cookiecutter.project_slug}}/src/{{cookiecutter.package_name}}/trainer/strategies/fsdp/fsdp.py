@@ -1,0 +1,373 @@
+"""``fsdp``: parameters, gradients and optimizer states divided among the processes.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.optim import Optimizer
+
+from ...checkpoint import dtensors
+from ...errors import ConfigurationError, UserError, nearest
+from ...memory import meta_device
+from ...module import TrainingModule
+from .. import sharded_state
+from ..gradients import sparse
+from ..gradients.averaging import GradientAverage
+from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
+from ..optimizers import Optimization, parameter_names
+from ..process_group import ProcessGroupStrategy
+from ..single_device import Stage, StepModule
+from .precision import AutocastCalls, gather_as_autocast
+from .units import CONTAINERS, choose_units, explaining_calls_inside
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
+
+_ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use strategy='ddp' with it"
+
+
+class FSDP(ProcessGroupStrategy):
+    """PyTorch FSDP: parameters, gradients and optimizer states sharded over the processes.
+
+    A unit is gathered where it is computed.
+    A parameter without dimensions cannot be divided: every process holds it.
+
+    Args:
+        unit_classes: names of the classes of modules that are gathered at a time, a transformer's
+            block say; by default modules of some size are.
+        unit_parameters: that a unit has at least, where no classes are given. On GPUs nothing
+            inside a repeated block is a unit of its own.
+        offload: keep the parts in the CPU's memory, and step there.
+        parameter_dtype: that units are gathered in: ``"bfloat16"`` with ``precision="bf16-mixed"``,
+            ``"float16"`` with ``"16-mixed"``, ``"float32"`` with any. By default what autocast
+            would cast (weights of linear layers, convolutions and attention) is gathered in half
+            precision, and all else as it is.
+        reduce_dtype: that gradients are summed in; by default that of the parameters if
+            ``parameter_dtype`` is given, and else ``"float32"``.
+        reshard_after_forward: let go of a unit after its forward, and gather it again for its
+            backward. False: faster, and holds all parameters in between.
+        accumulate_in_parts: with gradient accumulation, sum and divide gradients after each
+            micro-batch. False: less communication, and each process holds whole gradients.
+        find_unused_parameters: for models that leave parameters out in some steps, on some ranks
+            too. All units are gathered for the whole step then, and gradients are whole until its
+            end.
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+
+    Raises:
+        ConfigurationError: an unknown type.
+    """
+
+    shards_parameters: bool = True
+    step: Any = None
+    roots: Sequence[nn.Module] = ()
+    same_use: SameUse | None = None
+
+    def __init__(
+        self,
+        unit_classes: Sequence[str] | None = None,
+        unit_parameters: int = 1_000_000,
+        offload: bool = False,
+        parameter_dtype: str | None = None,
+        reduce_dtype: str | None = None,
+        reshard_after_forward: bool = True,
+        accumulate_in_parts: bool = True,
+        find_unused_parameters: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        super().__init__(timeout_seconds)
+        self.unit_classes = unit_classes
+        self.unit_parameters = unit_parameters
+        self.offload = offload
+        self.mixed_precision = MixedPrecisionPolicy(
+            param_dtype=_dtype("parameter_dtype", parameter_dtype),
+            reduce_dtype=_dtype("reduce_dtype", reduce_dtype),
+            # Autocast does it, where it should be done.
+            cast_forward_inputs=False,
+        )
+        self.calls: AutocastCalls | None = None
+        self.reshard_after_forward = reshard_after_forward
+        self.accumulate_in_parts = accumulate_in_parts
+        self.find_unused_parameters = find_unused_parameters
+        self._used: set[str] = set()
+
+    def problems(self, given: Mapping[str, Any]) -> list[str]:
+        dtype = self.mixed_precision.param_dtype
+        fitting = _AUTOCAST.get(dtype) if dtype is not None else None
+        if fitting is None or given["precision"] == fitting:
+            return []
+        return [
+            f"strategy_options.parameter_dtype gathers in {str(dtype).split('.')[1]} what is "
+            f"computed with precision={given['precision']!r}; use precision={fitting!r}"
+        ]
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        lines = sparse.problems_of(module, "FSDP shards gradients as whole tensors")
+        if module.automatic_optimization:
+            return lines
+        if self.find_unused_parameters:
+            lines.append(
+                "strategy_options.find_unused_parameters takes no manual optimization under FSDP; "
+                "use strategy='ddp', which needs no such option for it"
+            )
+        roots = _children(module)
+        holders = Counter(id(each) for root in roots for each in root.parameters())
+        return lines + [
+            f"{name} lies in {holders[id(each)] or 'none'} of the model's parts; a model that is "
+            "optimized by hand is divided part by part, so move it into one, or use strategy='ddp'"
+            for name, each in module.named_parameters()
+            if each.dim() > 0 and holders[id(each)] != 1
+        ]
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        self.place(module)
+        return configure()
+
+    def place(self, module: TrainingModule) -> None:
+        if any(dtensors.is_sharded(each) for each in module.parameters()):
+            raise UserError(
+                f"{type(module).__name__} lies in parts since it was trained; make it anew, and "
+                "give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
+            )
+        self.module, module._device = module, self.device
+        self.mesh = self.make_mesh()
+        self.step = StepModule(module)
+        # A backward inside a step lets go of all that the root of its units has gathered, which
+        # what follows in the step may use.
+        self.roots = [self.step] if module.automatic_optimization else _children(module)
+        units = self._choose_units(module)
+        sharded_state.move_rest(module, self.device)
+        gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
+        for unit in gathered:
+            self._divide(unit)
+        self._synchronizes = True  # as units begin
+        self._watch_calls(gathered)
+        self._place_rest()
+        self._names = parameter_names(module)
+        self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
+        named = module.named_modules()
+        self.same_use.watch({name: each for name, each in named if each in gathered})
+        self.averaged = GradientAverage(_unsharded(module))
+
+    def _choose_units(self, module: TrainingModule) -> dict[str, nn.Module]:
+        if self.find_unused_parameters:
+            return {}  # one that a rank does not call, it would not gather
+        on_gpus = self.device.type != "cpu"
+        classes, smallest = self.unit_classes, self.unit_parameters
+        return dict(choose_units(module, classes, smallest, whole_blocks=on_gpus))
+
+    def _place_rest(self) -> None:
+        """What lies in no unit where a model is divided part by part: its own numbers."""
+        meta_device.materialize(self.module, self.module)
+        rest = (*_unsharded(self.module), *self.module.buffers())
+        self.precision.cast_all(rest)
+        for each in rest:
+            each.data = each.data.to(self.device)
+        self.start_equal(rest)
+
+    def make_mesh(self) -> DeviceMesh:
+        """Over which processes parameters are divided: all."""
+        world: Any = dist.group.WORLD
+        return DeviceMesh.from_group(world, self.device.type, mesh_dim_names=("shard",))
+
+    def _divide(self, unit: nn.Module) -> None:
+        meta_device.materialize(self.module, unit)
+        self.precision.cast(unit)
+        whole = [each for each in unit.parameters() if not dtensors.is_sharded(each)]
+        for each in whole:
+            each.data = each.data.to(self.device)
+        self.start_equal(whole)
+        policy = self._policy(unit)
+        on_cpu = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+        sharded: Any = fully_shard(
+            unit,
+            mesh=self.mesh,
+            reshard_after_forward=self.reshard_after_forward and not self.find_unused_parameters,
+            mp_policy=policy,
+            offload_policy=on_cpu if self.offload else OffloadPolicy(),
+            ignored_params=set(_unsharded(unit)),
+        )
+        if policy is not self.mixed_precision and self.precision.dtype is not None:
+            for group in _groups(sharded):
+                gather_as_autocast(group.fsdp_params, self.precision.dtype)
+
+    def _policy(self, unit: nn.Module) -> MixedPrecisionPolicy:
+        """The given one; or under autocast, where none is given, that gradients are in float32."""
+        given = self.mixed_precision
+        own = (each for each in unit.parameters() if not dtensors.is_sharded(each) and each.dim())
+        if self._casts and all(each.dtype == torch.float32 for each in own):
+            return dataclasses.replace(given, reduce_dtype=given.reduce_dtype or torch.float32)
+        return given
+
+    @property
+    def _casts(self) -> bool:
+        """Whether it follows from the precision what is gathered in which format."""
+        return self.precision.dtype is not None and self.mixed_precision.param_dtype is None
+
+    def _watch_calls(self, units: Sequence[nn.Module]) -> None:
+        if self._casts:
+            self.calls = AutocastCalls(self.precision)
+            self.calls.watch(self.module, units)
+
+    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        with explaining_calls_inside():
+            if self.calls is None:
+                return self.step(stage, batch, batch_idx)
+            with self.calls.step():
+                return self.step(stage, batch, batch_idx)
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        # By hand, what is accumulated waits in the optimizer's sight, and in checkpoints.
+        in_parts = self.accumulate_in_parts or not self.module.automatic_optimization
+        self._set_gradient_sync(synchronize or in_parts)
+        if self.find_unused_parameters:
+            loss = self._with_unused(loss)
+        elif self.same_use is not None:
+            self.same_use.check(loss)
+        super().backward(loss, synchronize=synchronize)
+        if synchronize and self.averaged.has_trained:
+            self.averaged.average()
+        if synchronize and self.find_unused_parameters:
+            self._leave_out_unused()
+
+    def _set_gradient_sync(self, synchronize: bool) -> None:
+        """Tell all units, where it changes: torch goes through all modules for it."""
+        if synchronize is self._synchronizes:
+            return
+        self._synchronizes = synchronize
+        for root in self.roots:
+            if isinstance(root, FSDPModule):
+                root.set_requires_gradient_sync(synchronize)
+
+    def _leaves(self) -> list[tuple[str, Tensor]]:
+        """What a forward computes with, by name: whole parameters, if they have been gathered."""
+        found: list[tuple[str, Tensor]] = []
+        for unit in self._units():
+            for group in _groups(unit):
+                for each in group.fsdp_params:
+                    if each.sharded_param.requires_grad:
+                        name = self._names.get(id(each.sharded_param), str(each._param_fqn))
+                        found.append((name, getattr(each, "_unsharded_param", each.sharded_param)))
+        whole_ones = _unsharded(self.module)
+        return found + [(self._names[id(each)], each) for each in whole_ones if each.requires_grad]
+
+    def _with_unused(self, loss: Tensor) -> Tensor:
+        """A loss that gives all ranks gradients of the same parameters."""
+        parameters = self._leaves()
+        left_out = unused(loss, parameters)
+        self._used.update(name for name, _ in parameters if name not in left_out)
+        return with_zeros(loss, list(left_out.values()))
+
+    def _leave_out_unused(self) -> None:
+        """Parameters that no rank has used are not stepped, as in one process."""
+        named = trained(self.module)
+        used = torch.tensor([float(name in self._used) for name, _ in named])
+        for (_, parameter), is_used in zip(named, self.reduce(used, "max").tolist(), strict=True):
+            if not is_used:
+                parameter.grad = None
+        self._used.clear()
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        if algorithm == "norm":
+            super().clip_gradients(optimization, value, algorithm)
+            return
+        for optimizer in optimization.optimizers:
+            self.precision.unscale(optimizer)
+        for parameter in optimization.parameters:
+            if parameter.grad is not None:
+                dtensors.local(parameter.grad).clamp_(-value, value)
+
+    def state(self, optimization: Optimization | None) -> dict[str, Any]:
+        self._let_go()
+        return super().state(optimization)
+
+    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
+        self._let_go()
+        super().load_state(state, optimization)
+
+    def load_model(self, saved: Mapping[str, Any]) -> None:
+        sharded_state.load_model(self.module, saved)
+
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        sharded_state.load_optimizer(self.module, optimizer, saved)
+
+    def teardown(self) -> None:
+        if self.same_use is not None:
+            self.same_use.close()
+        self.same_use = None
+        if self.calls is not None:
+            self.calls.close()
+        self.calls = None
+        for unit in self._units():
+            _forget_groups(unit)
+        if self.step is not None:
+            getattr(self.mesh, "_pg_registry", {}).clear()
+        self.step, self.roots = None, ()
+        super().teardown()
+
+    def _units(self) -> list[FSDPModule]:
+        modules = () if self.step is None else self.step.modules()
+        return [each for each in modules if isinstance(each, FSDPModule)]
+
+    def _let_go(self) -> None:
+        """Of what an evaluation has gathered and no backward has let go of."""
+        for unit in self._units():
+            unit.reshard()
+
+
+def _children(module: nn.Module) -> list[nn.Module]:
+    """The modules in it that have parameters and are called, not one inside another."""
+    found: list[nn.Module] = []
+    for each in module.children():
+        if isinstance(each, CONTAINERS):
+            found += _children(each)
+        elif next(each.parameters(), None) is not None:
+            found.append(each)
+    return found
+
+
+def _unsharded(module: nn.Module) -> list[nn.Parameter]:
+    return [each for each in module.parameters() if each.dim() == 0]
+
+
+def _groups(unit: FSDPModule) -> list[Any]:
+    """torch's own groups of a unit's parameters."""
+    state: Any = unit._get_fsdp_state()
+    many = getattr(state, "_fsdp_param_groups", None)  # one of them alone before torch 2.12
+    return [each for each in (many or [state._fsdp_param_group]) if each is not None]
+
+
+def _forget_groups(unit: FSDPModule) -> None:
+    """Let a unit not keep its process groups, and gloo's threads with them, beyond their end.
+
+    One of these that is left may abort the end of the interpreter.
+    """
+    for group in _groups(unit):
+        for info in (group.mesh_info, group.post_forward_mesh_info):
+            for name in ("shard_process_group", "replicate_process_group"):
+                if getattr(info, name, None) is not None:
+                    setattr(info, name, None)
+
+
+def _dtype(option: str, name: str | None) -> torch.dtype | None:
+    if name is None:
+        return None
+    if name not in _DTYPES:
+        raise ConfigurationError(
+            f"strategy_options.{option}={name!r} is unknown{nearest(name, _DTYPES)}"
+        )
+    return _DTYPES[name]

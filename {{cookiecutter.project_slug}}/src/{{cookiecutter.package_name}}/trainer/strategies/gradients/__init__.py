@@ -1,0 +1,1 @@
+"""Gradients over processes: averages, sparse ones, and ranks that use different parameters."""

@@ -1,0 +1,88 @@
+"""Gradients averaged after backward: those that no engine averages within it.
+
+torch's DDP averages the gradients of one backward that follows its forward, of the parameters that
+were trained when it was made. A step with manual optimization calls backward several times inside
+its forward, each for some parameters only; and a layer may be thawed later. So those that have got
+a gradient are averaged here, however many there are.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...launch import collectives
+from . import sparse
+
+# Where processes have different ones, the greatest counts.
+_NONE, _SPARSE, _DENSE = range(3)
+
+
+class GradientAverage:
+    """Averages the gradients that are there and have changed since they were last averaged.
+
+    Those of parameters that are toggled off stay as they are, until a backward of their own.
+
+    Args:
+        parameters: of the model, in the same order on every process.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = [each for each in parameters if each.is_floating_point()]
+        self._averaged: set[int] = set()
+        for index, parameter in enumerate(self._parameters):
+            # torch hooks into what gets a gradient; one that is frozen may be thawed later.
+            requires_grad = parameter.requires_grad
+            parameter.requires_grad_().register_post_accumulate_grad_hook(self._note(index))
+            parameter.requires_grad_(requires_grad)
+
+    def _note(self, index: int) -> Callable[[Tensor], None]:
+        def note(parameter: Tensor) -> None:
+            self._averaged.discard(index)
+
+        return note
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether any of the parameters is trained now; to be the same on every process."""
+        return any(each.requires_grad for each in self._parameters)
+
+    def average(self) -> None:
+        """Average over all processes; one that did not use a parameter counts with zero."""
+        waiting = [self._waiting(index) for index in range(len(self._parameters))]
+        waiting = collectives.all_reduce(torch.tensor(waiting), "max").tolist()
+        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+        for index, kind in enumerate(waiting):
+            if kind == _NONE:
+                continue
+            self._averaged.add(index)
+            parameter = self._parameters[index]
+            if kind == _SPARSE:
+                own = sparse.zeros(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = sparse.average(own)
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            elif parameter.grad.is_sparse:  # another process has used the weight densely, too
+                parameter.grad = parameter.grad.to_dense()
+            groups[parameter.grad.dtype, parameter.grad.device].append(parameter.grad)
+        for gradients in groups.values():
+            _average(gradients)
+
+    def _waiting(self, index: int) -> int:
+        """What kind of gradient waits to be averaged."""
+        parameter = self._parameters[index]
+        if parameter.grad is None or index in self._averaged or not parameter.requires_grad:
+            return _NONE
+        return _SPARSE if parameter.grad.is_sparse else _DENSE
+
+
+def _average(gradients: list[Tensor]) -> None:
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= collectives.world_size()
+    sizes = [gradient.numel() for gradient in gradients]
+    parts = zip(gradients, flat.split(sizes), strict=True)
+    torch._foreach_copy_(gradients, [part.view_as(gradient) for gradient, part in parts])

@@ -1,0 +1,81 @@
+"""Sparse gradients: those of ``nn.Embedding(sparse=True)`` and ``nn.EmbeddingBag(sparse=True)``.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ...launch import collectives
+
+
+def sparse_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters whose gradients are sparse, by name: of embeddings made with ``sparse=True``."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        path, _, last = name.rpartition(".")
+        owner = module.get_submodule(path)
+        is_embedding = isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+        if last == "weight" and is_embedding and owner.sparse:
+            found[name] = parameter
+    return found
+
+
+def problems_of(module: nn.Module, reason: str) -> list[str]:
+    """One line for each sparse gradient of a module, where a strategy cannot take them.
+
+    Args:
+        module: the user's.
+        reason: why it cannot.
+    """
+    return [
+        f"{name} has sparse gradients (sparse=True): {reason}; make the embedding with "
+        "sparse=False, or use strategy='ddp'"
+        for name, parameter in sparse_parameters(module).items()
+        if parameter.requires_grad
+    ]
+
+
+def average(gradient: Tensor) -> Tensor:
+    """The mean of all processes' sparse gradients of a parameter; rows may differ between them."""
+    gradient = gradient.coalesce()
+    indices = collectives.all_gather(gradient.indices().T.contiguous())
+    values = collectives.all_gather(gradient.values())
+    mean = torch.cat(values) / collectives.world_size()
+    return _made(torch.cat(indices).T, mean, gradient.shape).coalesce()
+
+
+def zeros(parameter: Tensor) -> Tensor:
+    """A sparse gradient without rows."""
+    indices = torch.zeros(1, 0, dtype=torch.int64, device=parameter.device)
+    values = parameter.new_zeros(0, *parameter.shape[1:], requires_grad=False)
+    return _made(indices, values, parameter.shape)
+
+
+def _made(indices: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
+    # torch warns where it is not told whether to check what it is given.
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+
+
+def taken_apart(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients by name, sparse ones as two dense tensors, for a checkpoint."""
+    found: dict[str, Tensor] = {}
+    for name, each in gradients.items():
+        if each.is_sparse:
+            gradient = each.coalesce()
+            found |= {f"{name}/rows": gradient.indices(), f"{name}/values": gradient.values()}
+        else:
+            found[name] = each
+    return found
+
+
+def put_together(parts: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """What :func:`taken_apart` was given, of a module's parameters."""
+    found = {name: each for name, each in parts.items() if "/" not in name}
+    for name, parameter in module.named_parameters():
+        if f"{name}/rows" in parts:
+            rows, values = parts[f"{name}/rows"], parts[f"{name}/values"]
+            found[name] = _made(rows, values, parameter.shape).to(parameter.device)
+    return found

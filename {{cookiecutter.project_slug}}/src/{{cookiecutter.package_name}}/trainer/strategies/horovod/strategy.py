@@ -1,0 +1,236 @@
+"""``horovod``: gradients averaged by Horovod, under horovodrun or mpirun.
+
+Source: https://horovod.readthedocs.io/en/stable/pytorch.html
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ...errors import ConfigurationError, UserError
+from ...launch.cluster import Layout
+from ...module import TrainingModule
+from ..gradients.averaging import GradientAverage
+from ..gradients.sparse import sparse_parameters
+from ..limits import Limits
+from ..optimizers import Optimization
+from ..precision import Precision
+from ..process_group import ProcessGroupStrategy
+
+_NO_BF16 = "Horovod's collectives know no bfloat16; use '16-mixed', or strategy='ddp'"
+
+
+class Horovod(ProcessGroupStrategy):
+    """One process per device, started by horovodrun or mpirun; Horovod averages the gradients.
+
+    The trainer's own few words between processes (what is logged, where the run lies) go over a
+    process group of torch's.
+
+    Args:
+        scale_learning_rate: multiply learning rates by the number of processes.
+        compression: how gradients travel: ``"none"`` or ``"fp16"``.
+        fusion_mb: gradients that are ready together travel together up to so many MiB, which is
+            faster for many small ones. Which ones do depends on the moment, and so does the last
+            bit of a sum over more than two processes; 0 keeps runs equal to the last bit, and is
+            the default on CPUs and where kernels are deterministic. On GPUs it is Horovod's own.
+        timeout_seconds: after which a collective that a rank does not join fails on the others.
+    """
+
+    limits: Limits = Limits(
+        refused={
+            "bf16-mixed": _NO_BF16,
+            "bf16-true": _NO_BF16,
+            "manual_optimization": "its optimizers expect one backward a step; use strategy='ddp'",
+        },
+        launched_by="horovodrun -np N … or mpirun -np N …",
+        sources=("horovod", "openmpi"),
+        packages={"horovod": "make horovod"},
+    )
+
+    lacks: ClassVar[Mapping[str, str]] = {
+        "find_unused_parameters": "it finds them without; leave the option out"
+    }
+
+    def __init__(
+        self,
+        scale_learning_rate: bool = True,
+        compression: str = "none",
+        fusion_mb: float | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        super().__init__(timeout_seconds)
+        if compression not in ("none", "fp16"):
+            raise ConfigurationError(
+                f"strategy_options.compression={compression!r} is unknown; known: fp16, none"
+            )
+        self.scale_learning_rate = scale_learning_rate
+        self.compression = compression
+        self.fusion_mb = fusion_mb
+        self._averaged: set[int] = set()
+        self._hooks: list[RemovableHandle] = []
+        self._synchronizes = True
+        if scale_learning_rate:
+            twice = (
+                "Horovod multiplies rates by its size already; set "
+                "strategy_options={scale_learning_rate: false} to scale otherwise"
+            )
+            refused = {**self.limits.refused, "learning_rate_scaling": twice}
+            self.limits = replace(self.limits, refused=refused)
+
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        import horovod.torch as hvd
+
+        seconds = str(max(1, round(self.timeout_seconds)))
+        for name in ("GLOO_TIMEOUT_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS"):
+            os.environ.setdefault(f"HOROVOD_{name}", seconds)
+        fusion_mb = self._fusion_mb(own_devices[0].type)
+        if fusion_mb is not None:
+            os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(fusion_mb * 2**20)))
+        if not hvd.is_initialized():  # MPI can be left but once, so it is left at the process' end
+            hvd.init()
+        if hvd.size() != layout.world_size:
+            raise UserError(
+                f"Horovod counts {hvd.size()} process(es) where {layout.source} started "
+                f"{layout.world_size}: it was built without MPI, or told to use gloo; start it by "
+                "horovodrun --gloo, or install MPI (apt install libopenmpi-dev) and `make horovod`"
+            )
+        super().connect(layout, own_devices, precision)
+
+    def _fusion_mb(self, device_type: str) -> float | None:
+        """How much travels together; ``None``: as much as Horovod has by default."""
+        is_exact = device_type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        return 0.0 if self.fusion_mb is None and is_exact else self.fusion_mb
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        import horovod.torch as hvd
+
+        self.place(module)
+        hvd.broadcast_parameters(module.state_dict(), root_rank=0)
+        self._hooks = [
+            each.register_post_accumulate_grad_hook(self._keep_apart)
+            for each in module.parameters()
+            if each.requires_grad
+        ]
+        # They may be thawed later, and have no hook of Horovod's.
+        frozen = [each for each in module.parameters() if not each.requires_grad]
+        found = sparse_parameters(module).values()
+        self._sparse = [each for each in found if each.requires_grad]
+        self._thawed = GradientAverage([*frozen, *self._sparse])
+        names = {id(each): name for name, each in module.named_parameters()}
+        self._optimization = configure().replaced(lambda each: self._wrap(each, names))
+        return self._optimization
+
+    def _wrap(self, optimizer: Optimizer, names: Mapping[int, str]) -> Any:
+        import horovod.torch as hvd
+
+        named = [
+            (names[id(parameter)], parameter)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        compression = getattr(hvd.Compression, self.compression)
+        # It would make dense zeros where a process has no sparse gradient.
+        with _frozen(self._sparse):
+            wrapped = hvd.DistributedOptimizer(optimizer, named, compression=compression)
+        # It makes the optimizer anew, by its defaults: Adagrad's state begins with a value given.
+        wrapped.state.update(optimizer.state)
+        return wrapped
+
+    @property
+    def learning_rate_factor(self) -> float:
+        return float(self.layout.world_size) if self.scale_learning_rate else 1.0
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
+    ) -> None:
+        self._synchronizes = synchronize
+        # A gradient's hook counts down and averages at 0: at 1 it does so now, at 2 it waits.
+        for optimizer in self._optimization.optimizers:
+            delays: dict[Any, int] = optimizer._allreduce_delay  # type: ignore[attr-defined]
+            delays.update(dict.fromkeys(delays, 1 if synchronize else 2))
+        super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        super().backward(loss, synchronize=synchronize)
+        if synchronize and self._thawed.has_trained:
+            self._thawed.average()
+
+    def _keep_apart(self, parameter: Tensor) -> None:
+        """Copy a gradient before Horovod's own hook averages it in place, in the midst of backward.
+
+        It may lie in the memory of one that backward still computes with: that of a view of a
+        parameter which is added to a single sample does.
+        """
+        if self._synchronizes and parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
+
+    def _average(self, optimizer: Any) -> None:
+        """Wait for the averaged gradients, once a step."""
+        if id(optimizer) in self._averaged:
+            return
+        self._averaged.add(id(optimizer))
+        trained = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
+        used = torch.tensor([float(each.grad is not None) for each in trained])
+        used = self.reduce(used, "max")
+        optimizer.synchronize()
+        # Horovod makes zeros of what is missing, by which momentum and decay would be stepped.
+        for parameter, is_used in zip(trained, used.tolist(), strict=True):
+            if not is_used:
+                parameter.grad = None
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        for optimizer in optimization.optimizers:
+            self._average(optimizer)
+        super().clip_gradients(optimization, value, algorithm)
+
+    def optimizer_step(self, optimizer: Any) -> None:
+        self._average(optimizer)
+        with optimizer.skip_synchronize():
+            super().optimizer_step(optimizer)
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        # Horovod's own takes no argument, and would keep the memory.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        self._averaged.discard(id(optimizer))
+
+    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
+        import horovod.torch as hvd
+
+        super().load_state(state, optimization)
+        # Each rank has read the same optimizer state; Horovod's broadcast of one would pickle it.
+        hvd.broadcast_parameters(self.module.state_dict(), root_rank=0)
+
+    def teardown(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._averaged.clear()
+        super().teardown()
+
+
+@contextlib.contextmanager
+def _frozen(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Parameters that Horovod is to leave alone: it hooks into what it finds trainable."""
+    for each in parameters:
+        each.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for each in parameters:
+            each.requires_grad_()

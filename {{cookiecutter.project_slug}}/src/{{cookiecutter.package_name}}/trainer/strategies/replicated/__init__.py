@@ -1,0 +1,1 @@
+"""Strategies whose processes hold the whole model each."""

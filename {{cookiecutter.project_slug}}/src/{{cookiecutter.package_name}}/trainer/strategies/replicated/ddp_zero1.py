@@ -1,0 +1,38 @@
+"""``ddp_zero1``: ddp whose optimizer states are divided among the processes.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distributed.optim.ZeroRedundancyOptimizer
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+
+from ...module import TrainingModule
+from .. import sharded_optimizers
+from ..optimizers import Optimization, parameter_names
+from .ddp import DDP
+
+
+class DDPZeRO1(DDP):
+    """``ddp`` with optimizer states sharded over the processes.
+
+    Each process steps its share and sends the new values to the others.
+    """
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        optimization = super().setup(module, configure)
+        return optimization.replaced(_divided)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return sharded_optimizers.state(optimizer, parameter_names(self.module))
+
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        sharded_optimizers.load_state(optimizer, saved, parameter_names(self.module))
+
+
+def _divided(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
+    groups = [dict(group) for group in optimizer.param_groups]
+    options = sharded_optimizers.constructor_options(optimizer)
+    return ZeroRedundancyOptimizer(groups, type(optimizer), **options)

@@ -1,0 +1,58 @@
+"""Strategies whose processes hold the whole model each, in the hands of an engine that averages."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ...module import TrainingModule
+from ..gradients.averaging import GradientAverage
+from ..process_group import ProcessGroupStrategy
+from ..single_device import Stage, StepModule
+
+
+class Engine(Protocol):
+    """Runs training steps, and averages their gradients in backward."""
+
+    def __call__(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        """Run a step."""
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """What to run a step and its backward within, to leave gradients as they are."""
+
+
+class Replicated(ProcessGroupStrategy):
+    """Every process holds the whole model and reads its part of each batch.
+
+    ``wrapped`` is the engine that has the module's step; there is none where a module optimizes by
+    hand. ``averaged`` averages what it does not.
+    """
+
+    wrapped: Engine | None = None
+    averaged: GradientAverage | None = None
+
+    def place(self, module: TrainingModule) -> None:
+        super().place(module)
+        self.step = self.make_step(module)
+
+    def make_step(self, module: TrainingModule) -> StepModule:
+        """What runs the user's steps on this process' devices."""
+        return StepModule(module)
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
+    ) -> None:
+        # The engine reads in forward whether the backward that follows is to average.
+        waits = self.wrapped is not None and not synchronize
+        with self.wrapped.no_sync() if waits and self.wrapped else nullcontext():
+            super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+
+    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        if stage == "training" and self.wrapped is not None:
+            return self.wrapped(stage, batch, batch_idx)
+        return self.step(stage, batch, batch_idx)
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        super().backward(loss, synchronize=synchronize)
+        if synchronize and self.averaged is not None and self.averaged.has_trained:
+            self.averaged.average()

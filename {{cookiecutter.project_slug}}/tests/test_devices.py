@@ -160,7 +160,8 @@ def test_the_driver_is_asked_for_gpus_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], read: str
 ) -> None:
     monkeypatch.delenv(_NVML_CHECK, raising=False)
-    print_it = f"import os, {PACKAGE}.trainer.devices; print(os.environ[{_NVML_CHECK!r}])"
+    module = f"{PACKAGE}.trainer.launch.devices.devices"
+    print_it = f"import os, {module}; print(os.environ[{_NVML_CHECK!r}])"
     assert run(["-c", print_it], extra=given).stdout.strip() == read
 
 

@@ -17,4 +17,4 @@ def test_no_collective_of_the_trainer_pickles() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if _PICKLE.search(node.func.attr)
     }
-    assert called == {"values.py: parse_object"}  # jsonargparse's
+    assert called == {"arguments/values.py: parse_object"}  # jsonargparse's

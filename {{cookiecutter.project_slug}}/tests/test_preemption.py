@@ -191,7 +191,7 @@ def test_of_several_failures_the_first_is_told(tmp_path, monkeypatch):
 def test_how_often_ranks_agree_follows_their_steps(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(preemption.distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(preemption.collectives, "world_size", lambda: 2)
     agreed = []
 
     def all_reduce(tensor, how):
@@ -199,7 +199,7 @@ def test_how_often_ranks_agree_follows_their_steps(monkeypatch):
         agreed.append(step)
         return tensor
 
-    monkeypatch.setattr(preemption.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(preemption.collectives, "all_reduce", all_reduce)
     asked = preemption.Preemption()
     for step in range(1, 1001):  # noqa: B007 - all_reduce reads it
         now[0] += 0.01

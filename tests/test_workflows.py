@@ -204,9 +204,16 @@ def test_strangers_code_stays_off_machines_of_one_s_own(workflow: Path) -> None:
 def test_commands_of_the_workflow_are_make_s(workflow: Path) -> None:
     makefile = workflow.parents[2] / "Makefile"
     for job in read(workflow)["jobs"].values():
-        assert makes(job) or commands(job) == ["bash .ci/run"]
+        assert makes(job) or commands(job) == ['bash .ci/run "$STAGES"']
         for line in makes(job):
             assert_targets_exist(line, makefile)
+
+
+def test_the_templates_workflow_runs_each_stage_of_ci() -> None:
+    jobs = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]
+    matrix = " ".join(jobs["stages"]["strategy"]["matrix"]["stages"]).split()
+    stages = re.findall(r"^run_(\w+)\(\)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert set(matrix) == set(stages) - {"rest"}  # which runs some of the others side by side
 
 
 def test_both_services_run_the_same(projects: dict[str, Path]) -> None:

@@ -243,7 +243,7 @@ def on_emulated_gpu() -> Iterator[None]:
     # Looked at together by every other step, and not by the 64th alone.
     load("trainer.loop.finite")._BLOCK = 2
     for name in ("single_device", "dp", "ddp"):
-        strategy = load("trainer.strategies").strategy_class(name)
+        strategy = load("trainer.strategies").find(name).cls
         strategy.limits = replace(strategy.limits, accelerators=("cpu", "cuda", NAME))
     device_of = {"cpu": "cpu", "gpu": NAME}
     with mock.patch.object(arguments, "choose_accelerator", device_of.__getitem__):

@@ -601,10 +601,10 @@ def test_the_help_of_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", strategies.names())
 def test_the_help_of_a_strategy_has_every_option_that_it_takes(name: str) -> None:
-    cls = strategies.strategy_class(name)
+    entry = strategies.find(name)
     options = re.findall(r"^  --trainer\.strategy_options\.(\w+) ", help_of(name), re.MULTILINE)
-    assert set(options) == set(strategies._options(cls)) - set(cls.named)
-    for reason in cls.limits.refused.values():
+    assert set(options) == set(strategies.options_of(entry.cls)) - set(entry.preset)
+    for reason in entry.limits.refused.values():
         assert reason in help_of(name)
 
 

@@ -86,8 +86,8 @@ def test_its_name_is_known_where_something_else_is_wrong(tmp_path):
     [
         ("tests.nowhere.Mine", "No module named 'tests.nowhere'"),
         ("tests.project.Mine", "module 'tests.project' has no attribute 'Mine'"),
-        ("tests.project.Path", "is no strategy; subclass SingleDevice"),
-        ("tests.project.run", "is no strategy; subclass SingleDevice"),
+        ("tests.project.Path", "is no strategy; subclass Strategy"),
+        ("tests.project.run", "is no strategy; subclass Strategy"),
         (".Mine", "give its module too: module.Mine"),
     ],
 )

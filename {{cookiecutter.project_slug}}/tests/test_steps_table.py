@@ -90,7 +90,7 @@ def read(
 
 @STRATEGIES
 def test_what_is_announced_is_what_the_replicas_read(name):
-    cls = strategies.strategy_class(name)
+    cls = strategies.find(name).cls
     assert layouts(cls)
     for devices, nodes in layouts(cls):
         replicas = cls.replicas(devices, nodes)
@@ -128,7 +128,7 @@ def check(epoch: Epoch, samples: int, batch: int, drop_last: bool) -> None:
 
 @STRATEGIES
 def test_processes_are_enough_for_devices_and_readers(name):
-    cls = strategies.strategy_class(name)
+    cls = strategies.find(name).cls
     for devices, nodes in layouts(cls):
         processes = cls.local_processes(devices)
         assert devices % processes == 0

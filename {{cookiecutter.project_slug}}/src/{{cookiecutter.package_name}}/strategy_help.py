@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from jsonargparse import ArgumentParser
 
-from .trainer import ConfigurationError, SingleDevice, strategies
-from .trainer.strategies import Limits
+from .trainer import ConfigurationError, strategies
+from .trainer.strategies import Entry, Limits
 
 OPTION = "trainer.strategy.help"
 _OPTIONS = "trainer.strategy_options"
@@ -29,7 +29,7 @@ def asked_for(words: list[str]) -> str | None:
 def overview() -> str:
     """All registered strategies, a line each."""
     lines = {"auto": _AUTO}
-    lines |= {name: _summary(strategies.strategy_class(name)) for name in strategies.names()}
+    lines |= {name: _summary(strategies.find(name)) for name in strategies.names()}
     width = max(map(len, lines)) + 2
     return "\n".join(f"  {name:{width}}{line}" for name, line in lines.items())
 
@@ -44,19 +44,19 @@ def describe(name: str) -> str:
         raise ConfigurationError(f"--{OPTION} needs a name, such as ddp; 'fit --help' lists them")
     if name == "auto":
         return f"auto: {_AUTO}"
-    cls = strategies.strategy_class(name)
-    lines = [f"{name}: {_summary(cls)}", "", "options:", _options(cls), "", "limits:"]
-    return "\n".join([*lines, *(f"  {line}" for line in _limits(cls.limits))])
+    entry = strategies.find(name)
+    lines = [f"{name}: {_summary(entry)}", "", "options:", _options(entry), "", "limits:"]
+    return "\n".join([*lines, *(f"  {line}" for line in _limits(entry.limits))])
 
 
-def _summary(cls: type[SingleDevice]) -> str:
-    first = (inspect.getdoc(cls) or "").split("\n\n")[0]
+def _summary(entry: Entry) -> str:
+    first = entry.summary or (inspect.getdoc(entry.cls) or "").split("\n\n")[0]
     return " ".join(first.replace("``", "").split()).rstrip(".")
 
 
-def _options(cls: type[SingleDevice]) -> str:
+def _options(entry: Entry) -> str:
     parser = ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
-    parser.add_class_arguments(cls, _OPTIONS, as_group=False, skip=set(cls.named))
+    parser.add_class_arguments(entry.cls, _OPTIONS, as_group=False, skip=set(entry.preset))
     for action in parser._actions:
         if action.dest == _OPTIONS:
             action.help = argparse.SUPPRESS

@@ -126,7 +126,7 @@ def test_a_strategy_without_a_row_is_noticed():
     try:
         assert set(strategies.names()) != proven()
     finally:
-        del strategies._REGISTRY["unproven"]
+        del strategies.registry._ENTRIES["unproven"]
 
 
 @TRIED
@@ -185,7 +185,7 @@ def test_as_many_processes_took_part(results, name, number):
     launch = row.launches[number]
     path = results(name, number) / "runs" / row.only[0] / "run.json"
     (record,) = json.loads(path.read_text())["attempts"]
-    cls = strategies.strategy_class(row.strategy or name)
+    cls = strategies.find(row.strategy or name).cls
     assert record["layout"]["world_size"] == cls.local_processes(launch.devices) * launch.nodes
     assert record["layout"]["num_nodes"] == launch.nodes
 

@@ -32,7 +32,7 @@ def train_row(folder: Path, row: Row, name: str, launch: Launch, ways: Sequence[
     for way in ways:
         one = PROPERTIES[way]
         name_of_run = way.replace(", ", "-").replace(" ", "-")
-        known = strategies._options(strategies.strategy_class(chosen["strategy"]))
+        known = strategies.options_of(strategies.find(chosen["strategy"]).cls)
         also = {option: value for option, value in one.options.items() if option in known}
         given = {"strategy_options": {**row.options, **also}, "run_name": name_of_run}
         options = {**chosen, **one.trainer, **given}

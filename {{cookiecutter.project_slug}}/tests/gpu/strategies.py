@@ -36,14 +36,14 @@ def engine(name: str) -> str | None:
 def options(name: str) -> dict[str, Any]:
     """Of the trainer: the strategy, with units that fit the small model."""
     chosen: dict[str, Any] = {"strategy": name}
-    if "unit_parameters" in registry._options(registry.strategy_class(name)):
+    if "unit_parameters" in registry.options_of(registry.find(name).cls):
         chosen["strategy_options"] = {"unit_parameters": 1000}
     return chosen
 
 
 def refused(name: str) -> set[str]:
     """Precisions that a strategy refuses, which is tested elsewhere."""
-    return set(registry.strategy_class(name).limits.refused)
+    return set(registry.find(name).limits.refused)
 
 
 def all_of(precisions: bool) -> list[Any]:

@@ -4,7 +4,7 @@ from .data.randomness import seed_everything
 from .errors import CheckpointError, ConfigurationError, UserError
 from .launch import RankError
 from .module import DataModule, TrainingModule
-from .strategies import SingleDevice, register
+from .strategies import SingleDevice, Strategy, register
 from .trainer import Trainer
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "DataModule",
     "RankError",
     "SingleDevice",
+    "Strategy",
     "Trainer",
     "TrainingModule",
     "UserError",

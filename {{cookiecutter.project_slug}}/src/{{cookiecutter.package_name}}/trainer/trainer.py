@@ -29,7 +29,7 @@ from .module import Loader, TrainingModule
 from .run import plan
 from .run.plan import Arguments
 from .run.rank import Outcome, RankRun
-from .strategies import SingleDevice
+from .strategies import Strategy
 
 _Command = partial[Any]  # of a method of RankRun: its keywords are what the user gave
 
@@ -122,7 +122,7 @@ class Trainer:
         accelerator: str | None = "auto",
         devices: int | str | list[int] | None = "auto",
         num_nodes: int | None = None,
-        strategy: str | SingleDevice | None = "auto",
+        strategy: str | Strategy | None = "auto",
         strategy_options: dict[str, Any] | None = None,
         precision: int | str = "32-true",
         matmul_precision: str | None = None,
@@ -161,7 +161,7 @@ class Trainer:
         gpus: int | str | list[int] | None = legacy.NOT_GIVEN,
         num_processes: int | None = None,
         tpu_cores: int | str | list[int] | None = None,
-        plugins: str | list[Any] | SingleDevice | None = None,
+        plugins: str | list[Any] | Strategy | None = None,
         distributed_backend: str | None = None,
         replace_sampler_ddp: bool | None = None,
         amp_backend: str | None = None,

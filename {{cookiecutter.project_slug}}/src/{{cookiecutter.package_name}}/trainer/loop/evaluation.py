@@ -15,14 +15,14 @@ from ..launch.devices import devices
 from ..logging import metrics
 from ..logging.metrics import Recorder
 from ..module import TrainingModule
-from ..strategies import SingleDevice
+from ..strategies import Strategy
 
 _CPU = torch.device("cpu")
 
 
 def evaluate(
     module: TrainingModule,
-    strategy: SingleDevice,
+    strategy: Strategy,
     recorder: Recorder,
     feed: Feed,
     stage: Literal["validation", "test"],
@@ -42,7 +42,7 @@ def evaluate(
         return recorder.take_epoch()
 
 
-def predict(module: TrainingModule, strategy: SingleDevice, feed: Feed) -> list[Any]:
+def predict(module: TrainingModule, strategy: Strategy, feed: Feed) -> list[Any]:
     """Run all batches and keep what ``predict_step`` returned.
 
     Returns:
@@ -81,7 +81,7 @@ def _joining(module: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _apart_from_training(module: nn.Module, strategy: SingleDevice) -> Iterator[None]:
+def _apart_from_training(module: nn.Module, strategy: Strategy) -> Iterator[None]:
     """Evaluation mode for a while; training goes on afterward as if nothing had been between."""
     modes = [(child, child.training) for child in module.modules()]
     state = randomness.full_state(strategy.devices)

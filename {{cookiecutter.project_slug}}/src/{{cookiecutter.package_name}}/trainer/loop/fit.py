@@ -22,7 +22,7 @@ from ..logging import metrics
 from ..logging.loggers import Logger
 from ..logging.outputs import Outputs
 from ..module import TrainingModule
-from ..strategies import SingleDevice
+from ..strategies import Strategy
 from ..strategies.optimizers import Optimization
 from .finite import FiniteGuard
 from .manual_optimization import ManualOptimization
@@ -58,7 +58,7 @@ class FitLoop:
     def __init__(
         self,
         module: TrainingModule,
-        strategy: SingleDevice,
+        strategy: Strategy,
         optimization: Optimization,
         feed: Feed,
         validate: Callable[[], dict[str, float]] | None,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..strategies import SingleDevice, sharded_state
+from ..strategies import Strategy, sharded_state
 from ..strategies.gradients import sparse
 from ..strategies.optimizers import Optimization
 
@@ -23,7 +23,7 @@ class ManualOptimization:
     """
 
     def __init__(
-        self, strategy: SingleDevice, optimization: Optimization, rate: Callable[[], float]
+        self, strategy: Strategy, optimization: Optimization, rate: Callable[[], float]
     ) -> None:
         self.strategy = strategy
         self.rate = rate

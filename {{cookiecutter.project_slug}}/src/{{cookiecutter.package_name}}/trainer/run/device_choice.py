@@ -11,7 +11,7 @@ from ..errors import ConfigurationError
 from ..launch.cluster import Layout
 from ..launch.devices import idle_gpus
 from ..launch.devices.devices import Accelerator, parse_devices
-from ..strategies import Limits, SingleDevice
+from ..strategies import Limits, SingleDevice, Strategy
 from . import environment
 
 
@@ -92,12 +92,14 @@ def _idle(count: int) -> list[int]:
     return found
 
 
-def _of_strategy(wanted: str | SingleDevice) -> tuple[Limits, bool]:
+def _of_strategy(wanted: str | Strategy) -> tuple[Limits, bool]:
     """Limits of a strategy that may not exist, and whether one process drives all devices."""
-    cls: type[SingleDevice] = SingleDevice
-    if isinstance(wanted, SingleDevice):
-        cls = type(wanted)
+    cls: type[Strategy] = SingleDevice
+    limits = cls.limits
+    if isinstance(wanted, Strategy):
+        cls, limits = type(wanted), wanted.limits
     else:
         with contextlib.suppress(ConfigurationError):
-            cls = strategies.strategy_class(wanted)
-    return cls.limits, cls.local_processes(2) == 1 and cls is not SingleDevice
+            found = strategies.find(wanted)
+            cls, limits = found.cls, found.limits
+    return limits, cls.local_processes(2) == 1 and cls is not SingleDevice

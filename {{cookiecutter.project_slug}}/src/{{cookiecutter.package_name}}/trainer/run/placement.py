@@ -6,13 +6,13 @@ from typing import Any
 from ..errors import Problems
 from ..launch import cluster
 from ..launch.cluster import Layout
-from ..strategies import SingleDevice
+from ..strategies import Strategy
 
 
 def check(
     given: dict[str, Any],
     name: str,
-    strategy: SingleDevice,
+    strategy: Strategy,
     device_count: int,
     layout: Layout,
     problems: Problems,

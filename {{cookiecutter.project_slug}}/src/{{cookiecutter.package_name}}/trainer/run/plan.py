@@ -25,7 +25,7 @@ from ..loop import compilation
 from ..loop.schedule import Clip, Schedule
 from ..memory import activation_checkpointing
 from ..module import TrainingModule
-from ..strategies import Asked, SingleDevice
+from ..strategies import Asked, Strategy
 from ..strategies.precision import Precision
 from . import device_choice, environment, placement
 
@@ -49,7 +49,7 @@ class Arguments:
     layout: Layout
     node_devices: tuple[torch.device, ...]
     strategy_name: str
-    strategy: SingleDevice
+    strategy: Strategy
     precision: Precision
     schedule: Schedule
     clip: Clip | None
@@ -290,9 +290,9 @@ def _check_run(given: dict[str, Any], layout: Layout, problems: Problems) -> Non
 
 def _strategy(
     given: dict[str, Any], device_count: int, layout: Layout, problems: Problems
-) -> tuple[str, SingleDevice]:
+) -> tuple[str, Strategy]:
     wanted, options = given["strategy"], given["strategy_options"] or {}
-    if isinstance(wanted, SingleDevice):
+    if isinstance(wanted, Strategy):
         if options:
             problems.add("strategy_options belong to a strategy's name; this one is already made")
         return type(wanted).__name__, wanted

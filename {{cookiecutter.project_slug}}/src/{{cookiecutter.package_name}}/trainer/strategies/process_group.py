@@ -18,9 +18,9 @@ from ..launch.cluster import Layout
 from ..launch.devices import devices
 from ..launch.failures.nccl_watch import NCCLWatch
 from ..launch.failures.watchdog import watchdog
+from .base import Strategy
 from .limits import Limits
 from .precision import Precision
-from .single_device import SingleDevice
 
 # Ours wins; the second is Lightning's.
 BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
@@ -54,7 +54,7 @@ def backends(asked: str | None, device_type: str) -> str:
     return ",".join(f"{each}:{backend}" for each, backend in by_type.items())
 
 
-class ProcessGroupStrategy(SingleDevice):
+class ProcessGroupStrategy(Strategy):
     """One process a device, each of which reads its part of every batch.
 
     Args:

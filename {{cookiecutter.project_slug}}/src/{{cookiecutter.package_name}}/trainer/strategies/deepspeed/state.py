@@ -53,7 +53,7 @@ class ShardedState:
     # --- out -------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """As ``SingleDevice.state`` gives it."""
+        """As ``Strategy.state`` gives it."""
         groups = zip(self._optimizer.param_groups, self._groups, strict=True)
         return {
             "model": self._weights(),

@@ -27,7 +27,7 @@ from ..optimizers import Optimization, parameter_names
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..recast import recasting
-from ..single_device import Stage, StepModule
+from ..step import Stage, StepModule
 from . import optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
@@ -127,6 +127,13 @@ class DeepSpeed(ProcessGroupStrategy):
         if self.cpu_adam or settings.steps_by_cpu_adam(self.config):
             missing = process.missing_compiler()
             lines = [missing] if missing else []
+        named = self.preset.get("stage", self.stage)
+        if self.stage != named:
+            lines.insert(
+                0,
+                f"zero_optimization.stage={self.stage} in the DeepSpeed configuration, and the "
+                f"strategy's name says {named}; use strategy='deepspeed', which takes either",
+            )
         if not self.is_configured:
             return lines
         accelerator = choose_accelerator(given["accelerator"])

@@ -26,7 +26,7 @@ from ..optimizers import Optimization, load_optimizer_state, parameter_names
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..recast import recasting
-from ..single_device import Stage, StepModule
+from ..step import Stage, StepModule
 from .parameter_shards import Contents, Shard, leave_cut, make_whole
 from .sharded import PACKAGES
 

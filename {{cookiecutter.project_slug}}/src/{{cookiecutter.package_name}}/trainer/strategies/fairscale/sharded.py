@@ -6,7 +6,7 @@ Source: https://fairscale.readthedocs.io/en/stable/api/nn/sharded_ddp.html
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -140,13 +140,6 @@ class DDPSharded(Replicated):
             optimizer.group = None
         self._sharded = []
         super().teardown()
-
-
-class DDPShardedSpawn(DDPSharded):
-    """``ddp_sharded`` in processes that are spawned for one call of a script."""
-
-    limits: Limits = Limits(max_nodes=1, packages=PACKAGES)
-    launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "spawn"
 
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:

@@ -1,1 +1,8 @@
-"""Torch's fully sharded data parallel (FSDP2), plain and hybrid."""
+"""PyTorch's fully sharded data parallel.
+
+It may import from ``strategies/`` itself and ``gradients/``, and from the floors below.
+"""
+
+from ..registration import Entry, Registration
+
+REGISTRATION = Registration({"fsdp": Entry("fsdp:FSDP"), "hsdp": Entry("hsdp:HSDP")})

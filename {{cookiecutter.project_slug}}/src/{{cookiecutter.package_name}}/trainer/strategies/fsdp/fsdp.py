@@ -31,7 +31,7 @@ from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
 from ..optimizers import Optimization, parameter_names
 from ..process_group import ProcessGroupStrategy
-from ..single_device import Stage, StepModule
+from ..step import Stage, StepModule
 from .precision import AutocastCalls, gather_as_autocast
 from .units import CONTAINERS, choose_units, explaining_calls_inside
 

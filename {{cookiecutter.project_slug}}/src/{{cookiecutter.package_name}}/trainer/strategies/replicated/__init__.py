@@ -1,1 +1,34 @@
-"""Strategies whose processes hold the whole model each."""
+"""Strategies whose processes, or devices, hold the whole model each.
+
+It may import from ``strategies/`` itself and ``gradients/``, and from the floors below.
+"""
+
+from ..registration import Entry, Registration
+
+_FORKED = Entry(
+    "ddp:DDP",
+    "ddp in processes that are forked for one call, in a notebook or a script",
+    launcher="fork",
+    max_nodes=1,
+)
+
+REGISTRATION = Registration(
+    {
+        "single_device": Entry("single_device:SingleDevice"),
+        "dp": Entry("dp:DP"),
+        "ddp": Entry("ddp:DDP"),
+        # Both start processes for one call, after which weights and metrics are in the process
+        # that called. Spawned ones get the module, data and trainer pickled; forked ones need CUDA
+        # not to be initialized before, and compute on one CPU thread each.
+        "ddp_spawn": Entry(
+            "ddp:DDP",
+            "ddp in processes that are spawned for one call of a script",
+            launcher="spawn",
+            max_nodes=1,
+        ),
+        "ddp_fork": _FORKED,
+        "ddp_notebook": _FORKED,
+        "ddp2": Entry("ddp2:DDP2"),
+        "ddp_zero1": Entry("ddp_zero1:DDPZeRO1"),
+    }
+)

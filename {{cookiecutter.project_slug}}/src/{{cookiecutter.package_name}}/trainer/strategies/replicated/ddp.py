@@ -16,7 +16,7 @@ from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
 from ..optimizers import Optimization
-from ..single_device import StepModule
+from ..step import StepModule
 from .communication_hooks import CommunicationHook
 from .replicated import Replicated
 

@@ -17,9 +17,10 @@ from ...data import transfer
 from ...data.feed import Feed, MicroBatch, batch_length
 from ...launch.devices import devices
 from ...module import Run, TrainingModule
+from ..base import Strategy
 from ..limits import Limits
 from ..optimizers import Optimization
-from ..single_device import SingleDevice, Stage, StepModule, read_loss
+from ..step import Stage, StepModule, read_loss
 
 NO_MANUAL = "training_step runs once a replica; use strategy='ddp'"
 NO_SYNCED_NORM = (
@@ -82,7 +83,7 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-class DP(SingleDevice):
+class DP(Strategy):
     """One process; each device computes a piece of the batch on a replica of the model."""
 
     limits: Limits = Limits(

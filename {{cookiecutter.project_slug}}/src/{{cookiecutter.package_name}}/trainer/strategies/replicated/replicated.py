@@ -8,7 +8,7 @@ from torch import Tensor
 from ...module import TrainingModule
 from ..gradients.averaging import GradientAverage
 from ..process_group import ProcessGroupStrategy
-from ..single_device import Stage, StepModule
+from ..step import Stage, StepModule
 
 
 class Engine(Protocol):

@@ -1,20 +1,20 @@
-"""``single_device``: one process, one device; and, in the simplest form, what every strategy is.
+"""The contract of all strategies, with what is true of one process on one device as the default.
 
-A strategy says what is done with parameters, gradients and data, and nothing else: how processes
-come to be is a launcher's business, who this process is the cluster's.
+A strategy says what is done with parameters, gradients and data, and nothing else: a launcher
+starts the processes, and the cluster says which of them this process is.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..checkpoint import stored_tensors
 from ..data import transfer
 from ..data.feed import Feed, MicroBatch
-from ..errors import UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..launch.collectives import How
@@ -30,40 +30,27 @@ from .optimizers import (
     parameter_names,
 )
 from .precision import Precision
+from .step import Stage, check_loss, read_loss
 
-Stage = Literal["training", "validation", "test", "predict"]
-
-
-class StepModule(nn.Module):
-    """A module whose ``forward`` is the user's step, for engines that wrap a ``forward``."""
-
-    def __init__(self, module: TrainingModule) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        """Run ``training_step``, ``validation_step``, … on a batch."""
-        return getattr(self.module, f"{stage}_step")(batch, batch_idx)
+Launcher = Literal["subprocess", "spawn", "fork"]
 
 
-class SingleDevice:
-    """One process on one device.
-
-    It is the contract of all strategies too.
+class Strategy:
+    """What is done with parameters, gradients and data. Subclasses override what differs.
 
     The trainer calls :meth:`connect`, then :meth:`setup`, then for each micro-batch
     :meth:`forward_backward`, for each step :meth:`clip_gradients`, :meth:`optimizer_step` for each
     optimizer, :meth:`end_step` and :meth:`zero_grad`, and at last :meth:`teardown`.
     """
 
-    limits: Limits = Limits(max_devices=1)
-    launcher: ClassVar[Literal["subprocess", "spawn", "fork"]] = "subprocess"
-    """How more than one process comes to be, where nothing has started them."""
+    limits: Limits = Limits()
+    launcher: Launcher = "subprocess"
+    """How several processes are started, where nothing has started them."""
     timeout_seconds: float = 600.0
     """After which a collective that a process does not join fails on the others."""
 
-    named: ClassVar[Mapping[str, Any]] = {}
-    """Options that the strategy's name gives, and nobody else."""
+    preset: Mapping[str, Any] = MappingProxyType({})
+    """Options that the strategy's name has set, such as the stage of a sharding."""
 
     lacks: ClassVar[Mapping[str, str]] = {}
     """Options of other strategies that it has not, each with the reason and what to do."""
@@ -314,38 +301,3 @@ class SingleDevice:
 
     def teardown(self) -> None:
         """Undo :meth:`connect`."""
-
-
-def read_loss(outputs: Any) -> Tensor:
-    """The loss in what a training step returned.
-
-    Raises:
-        UserError: there is none, or it is not a scalar.
-    """
-    if isinstance(outputs, Tensor) and outputs.numel() == 1:
-        return outputs
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
-        raise UserError(
-            f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
-        )
-    return loss
-
-
-def check_loss(loss: Tensor, source: str) -> None:
-    """Raise UserError if backward cannot be called on a loss."""
-    if loss.numel() != 1:
-        raise UserError(
-            f"{source} gave a loss of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
-        )
-    if not loss.is_floating_point():
-        raise UserError(
-            f"{source} gave a loss of type {loss.dtype}: give a floating-point one, computed from "
-            "the module's parameters"
-        )
-    if not loss.requires_grad:
-        raise UserError(
-            f"{source} gave a loss without a gradient: compute it from the module's parameters, "
-            "without detach(), item() or torch.no_grad()"
-        )

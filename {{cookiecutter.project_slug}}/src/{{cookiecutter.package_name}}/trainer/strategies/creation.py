@@ -1,0 +1,75 @@
+"""Makes strategies by name, with every mistake in their options reported."""
+
+import inspect
+import math
+from typing import Any
+
+from ..arguments import values
+from ..errors import ConfigurationError, Problems, nearest, shown
+from . import registry
+from .base import Strategy
+
+# A year: more than that, and C++ counts nanoseconds that do not fit.
+_LONGEST_TIMEOUT = 365 * 24 * 3600
+
+
+def options_of(cls: type[Strategy]) -> list[str]:
+    """What a strategy can be made with; what it takes as ``**options``, its base classes name."""
+    found: list[str] = []
+    for each in cls.__mro__:
+        if "__init__" in vars(each):
+            parameters = list(inspect.signature(each).parameters.values())
+            kinds = {parameter.kind for parameter in parameters}
+            named = (p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+            found += named
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                break
+    return found
+
+
+def _instead(cls: type[Strategy], option: str, known: list[str]) -> str:
+    return f": {cls.lacks[option]}" if option in cls.lacks else nearest(option, known)
+
+
+def create(name: str, options: dict[str, Any]) -> Strategy:
+    """A strategy by name, made with its own options.
+
+    Raises:
+        ConfigurationError: an unknown name or option.
+    """
+    entry = registry.find(name)
+    cls = entry.cls
+    known = options_of(cls)
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise ConfigurationError(
+            [
+                f"strategy_options: {name} has no option {option!r}"
+                + (_instead(cls, str(option), known) if known else "; it has none")
+                for option in unknown
+            ]
+        )
+    problems = Problems()
+    expected: dict[str, Any] = {}
+    for each in reversed(cls.__mro__):
+        expected |= values.hints(each) if "__init__" in vars(each) else {}
+    wrong = values.check(expected, options, problems, "strategy_options.")
+    for option, value in options.items():
+        if option not in wrong and isinstance(value, float) and not math.isfinite(value):
+            problems.add(f"strategy_options.{option}={value!r}: expected a finite number")
+    timeout = options.get("timeout_seconds", 1)
+    if not problems.lines and not 0 < timeout <= _LONGEST_TIMEOUT:
+        problems.add(
+            f"strategy_options.timeout_seconds={shown(timeout)}: give a number above 0, of at most "
+            f"{_LONGEST_TIMEOUT}"
+        )
+    for option in (each for each in entry.preset if each in options):
+        problems.add(
+            f"strategy_options.{option}: the strategy's name gives it; use "
+            f"strategy={entry.base!r} to choose it"
+        )
+    problems.raise_any()
+    try:
+        return entry.make(options)
+    except Exception as error:  # a user's class may raise anything
+        raise values.refused(f"strategy={name!r}", cls, options, error) from None

@@ -1,0 +1,80 @@
+"""All strategies by name: those that the folders and files here declare, and the user's own.
+
+A folder's ``__init__.py``, or a file, that holds a ``REGISTRATION`` is found; removing the folder
+removes its names, and nothing else has to change.
+"""
+
+import importlib
+import pkgutil
+
+from ..arguments import other_trainers
+from ..errors import ConfigurationError, one_line, shown
+from .base import Strategy
+from .registration import Entry, Registration
+
+# In the help these come first: they need nothing beside torch.
+_FIRST = ("replicated", "fsdp")
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(name: str, strategy: type[Strategy]) -> None:
+    """Register a custom strategy, for ``Trainer(strategy=name)`` and the command line."""
+    _ENTRIES[name] = Entry(strategy)
+
+
+def names() -> list[str]:
+    """All registered names."""
+    return list(_ENTRIES)
+
+
+def find(name: object) -> Entry:
+    """What a name, or a class path, stands for.
+
+    Raises:
+        ConfigurationError: there is no such name; the nearest ones are suggested.
+    """
+    if not isinstance(name, str):
+        given = getattr(name, "__name__", repr(name))
+        raise ConfigurationError(f"strategy={given} is a class: make one, {given}(), or name it")
+    if "." in name:
+        return Entry(_imported(name))
+    if name not in _ENTRIES:
+        raise ConfigurationError(other_trainers.unknown("strategy", name, ["auto", *_ENTRIES]))
+    return _ENTRIES[name]
+
+
+def _imported(path: str) -> type[Strategy]:
+    module, _, attribute = path.rpartition(".")
+    if not module:
+        raise ConfigurationError(f"strategy={shown(path)}: give its module too: module{path}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a user's module may raise anything
+        raise ConfigurationError(f"strategy={shown(path)}: {one_line(error)}") from None
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise ConfigurationError(f"strategy={path!r} is no strategy; subclass {Strategy.__name__}")
+    return found
+
+
+def discover(package: str, path: list[str]) -> None:
+    """Add what the folders and files of a package declare.
+
+    Args:
+        package: its name.
+        path: where it is: ``__path__``.
+    """
+    found = [module.name for module in pkgutil.iter_modules(path)]
+    last = len(_FIRST)
+    for name in sorted(found, key=lambda each: _FIRST.index(each) if each in _FIRST else last):
+        module = importlib.import_module(f"{package}.{name}")
+        declared = getattr(module, "REGISTRATION", None)
+        if isinstance(declared, Registration):
+            _add(module.__name__, declared)
+
+
+def _add(package: str, declared: Registration) -> None:
+    for name, entry in declared.strategies.items():
+        if name in _ENTRIES:
+            raise RuntimeError(f"{package} declares the strategy {name!r}, which is there already")
+        _ENTRIES[name] = entry.below(package)

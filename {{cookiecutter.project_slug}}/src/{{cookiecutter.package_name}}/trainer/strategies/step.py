@@ -1,0 +1,58 @@
+"""The user's step as a module that engines can wrap, and the loss that it returns."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..module import TrainingModule
+
+Stage = Literal["training", "validation", "test", "predict"]
+
+
+class StepModule(nn.Module):
+    """A module whose ``forward`` is the user's step, for engines that wrap a ``forward``."""
+
+    def __init__(self, module: TrainingModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        """Run ``training_step``, ``validation_step``, … on a batch."""
+        return getattr(self.module, f"{stage}_step")(batch, batch_idx)
+
+
+def read_loss(outputs: Any) -> Tensor:
+    """The loss in what a training step returned.
+
+    Raises:
+        UserError: there is none, or it is not a scalar.
+    """
+    if isinstance(outputs, Tensor) and outputs.numel() == 1:
+        return outputs
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
+        raise UserError(
+            f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
+        )
+    return loss
+
+
+def check_loss(loss: Tensor, source: str) -> None:
+    """Raise UserError if backward cannot be called on a loss."""
+    if loss.numel() != 1:
+        raise UserError(
+            f"{source} gave a loss of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
+        )
+    if not loss.is_floating_point():
+        raise UserError(
+            f"{source} gave a loss of type {loss.dtype}: give a floating-point one, computed from "
+            "the module's parameters"
+        )
+    if not loss.requires_grad:
+        raise UserError(
+            f"{source} gave a loss without a gradient: compute it from the module's parameters, "
+            "without detach(), item() or torch.no_grad()"
+        )

@@ -300,13 +300,13 @@ def test_hydra() -> None:
 
 
 def test_hydra_on_one_node_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_hydra_proxy", lambda: "hydra-node-a-123-4567")
+    monkeypatch.setattr(cluster.mpi, "_hydra_proxy", lambda: "hydra-node-a-123-4567")
     alone = {"PMI_RANK": "1", "PMI_SIZE": "2"}
     layout = cluster.detect(HYDRA | alone)
     assert (layout.rank, layout.local_rank, layout.num_nodes) == (1, 1, 1)
     assert (layout.main_address, layout.main_port) == ("127.0.0.1", 0)
     assert layout.launch_id == "hydra-node-a-123-4567"
-    monkeypatch.setattr(cluster, "_hydra_proxy", lambda: None)
+    monkeypatch.setattr(cluster.mpi, "_hydra_proxy", lambda: None)
     assert cluster.detect(HYDRA | alone | MASTER).main_port == 29500
     with pytest.raises(ConfigurationError, match="hydra: 1 node, but none knows where rank 0 is"):
         cluster.detect(HYDRA | alone)

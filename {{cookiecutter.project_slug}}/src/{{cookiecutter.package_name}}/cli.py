@@ -1,6 +1,5 @@
 """The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_batch_size``."""
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import NoReturn
 from . import configuration, strategy_help
 from .configuration import COMMANDS, Run
 from .trainer.errors import ConfigurationError, UserError, nearest, shorten
-from .trainer.launch import describe, disown, interruption, is_reported, outcome
+from .trainer.launch import cluster, describe, disown, interruption, is_reported, outcome
 from .trainer.launch.failures import leftover_threads
 
 _USAGE = 2
@@ -22,10 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: of the command line, without the program; by default this process'.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    # deepspeed's launcher tells each process in two ways who it is; one is enough.
-    told = f"--local_rank={os.environ.get('LOCAL_RANK')}"
-    words = [word for word in words if word != told]
+    words = cluster.without_appended(sys.argv[1:] if arguments is None else arguments)
     _find_classes_here()
     disown()
     code: int | None = 0

@@ -1,10 +1,11 @@
 """What a folder or file of ``strategies/`` declares about itself, so that nobody else names it."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..launch.cluster import Source
 from .base import Launcher, Strategy
 from .limits import Limits
 
@@ -69,6 +70,8 @@ class Registration:
 
     Args:
         strategies: what its names stand for, in the order of the help.
+        cluster_sources: what else can say who this process is: launchers of an engine's own.
     """
 
     strategies: Mapping[str, Entry]
+    cluster_sources: Sequence[Source] = ()

@@ -9,6 +9,7 @@ import pkgutil
 
 from ..arguments import other_trainers
 from ..errors import ConfigurationError, one_line, shown
+from ..launch import cluster
 from .base import Strategy
 from .registration import Entry, Registration
 
@@ -78,3 +79,5 @@ def _add(package: str, declared: Registration) -> None:
         if name in _ENTRIES:
             raise RuntimeError(f"{package} declares the strategy {name!r}, which is there already")
         _ENTRIES[name] = entry.below(package)
+    for source in declared.cluster_sources:
+        cluster.register(source)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..registration import Entry, Registration
+from .cluster import SOURCE
 
 
 def _preset(summary: str, **options: Any) -> Entry:
@@ -30,5 +31,6 @@ REGISTRATION = Registration(
             offload_optimizer=True,
             offload_parameters=True,
         ),
-    }
+    },
+    cluster_sources=[SOURCE],
 )

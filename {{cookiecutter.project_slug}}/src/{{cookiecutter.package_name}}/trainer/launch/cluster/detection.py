@@ -1,0 +1,96 @@
+"""Asks the sources, in their order, who this process is."""
+
+import os
+import re
+from collections.abc import Sequence
+
+from ...errors import ConfigurationError, nearest, one_line, shown
+from . import environment as plain
+from . import mpi, nodes, srun, torchelastic
+from .layout import OVERRIDE, Environment, Layout, Source
+
+_ALONE = Source("none", 90, lambda environment: Layout())
+_SOURCES = [
+    *(torchelastic.SOURCE, mpi.OPEN_MPI, mpi.HYDRA, srun.SOURCE, plain.SOURCE, nodes.SOURCE),
+    _ALONE,
+]
+
+
+def register(source: Source) -> None:
+    """Have :func:`detect` ask another source, in the order of their precedence."""
+    _SOURCES.append(source)
+    _SOURCES.sort(key=lambda each: each.precedence)
+
+
+def without_appended(words: Sequence[str]) -> list[str]:
+    """A command line without the words that launchers append for their own scripts."""
+    appended = {word for source in _SOURCES for word in source.appended(os.environ)}
+    return [word for word in words if word not in appended]
+
+
+def detect(environment: Environment | None = None, num_nodes: int | None = None) -> Layout:
+    """Read this process' layout.
+
+    Args:
+        environment: variables to read; ``os.environ`` by default.
+        num_nodes: what the user says elsewhere; counts where no variable says it.
+
+    Raises:
+        ConfigurationError: the override names no known source, or one whose variables are missing.
+    """
+    environment = os.environ if environment is None else environment
+    if isinstance(num_nodes, int):
+        environment = {"NNODES": str(num_nodes), **environment}
+    chosen = environment.get(OVERRIDE)
+    if chosen is not None:
+        known = {source.name: source for source in _SOURCES}
+        if chosen not in known:
+            raise ConfigurationError(f"{OVERRIDE}={chosen}: no such source{nearest(chosen, known)}")
+        layout = _read(known[chosen], environment)
+        if layout is None:
+            raise ConfigurationError(f"{OVERRIDE}={chosen}: its variables are not set here")
+        return layout
+    for source in _SOURCES:
+        layout = _read(source, environment)
+        if layout is not None:
+            return layout
+    raise AssertionError("the last source always answers")
+
+
+def _read(source: Source, environment: Environment) -> Layout | None:
+    try:
+        layout = source.read(environment)
+    except KeyError as error:
+        raise ConfigurationError(
+            f"{source.name}: {error.args[0]} is not set; the launch is broken"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"{source.name}: {_no_number(environment, error)}") from error
+    if layout is not None:
+        _check_ranks(layout)
+    return layout
+
+
+def _no_number(environment: Environment, error: ValueError) -> str:
+    """Which variables of a launch are no number."""
+    numbers = "|".join(source.numbers for source in _SOURCES if source.numbers)
+    wrong = [
+        f"{name}={shown(value)}"
+        for name, value in sorted(environment.items())
+        if re.fullmatch(numbers, name) and not re.fullmatch(r"\s*-?[0-9]{1,18}\s*", value)
+    ]
+    return f"{' and '.join(wrong) or one_line(error)} is no number; the launch is broken"
+
+
+def _check_ranks(layout: Layout) -> None:
+    places = {
+        "rank": (layout.rank, layout.world_size),
+        "local rank": (layout.local_rank, layout.local_world_size),
+        "node": (layout.node_rank, layout.num_nodes),
+    }
+    for name, (place, count) in places.items():
+        if not 0 <= place < count:
+            raise ConfigurationError(
+                f"{layout.source}: {name} {place} of {count} (counted from 0) cannot be; "
+                "the launch is broken"
+            )

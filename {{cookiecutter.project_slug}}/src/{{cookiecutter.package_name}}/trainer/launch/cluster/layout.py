@@ -1,0 +1,113 @@
+"""A process' place among its peers, and a source that it can be read from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...errors import ConfigurationError
+
+OVERRIDE = "TRAINER_CLUSTER"
+# Set by our launcher on one node: the file of the store that its ranks share.
+STORE = "TRAINER_STORE"
+NODES = "nodes"
+
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """This process' place among its peers.
+
+    ``launch_id``: the same for all ranks of a launch and no other launch's; empty where there is
+    none. ``main_port`` 0: rank 0 finds one and tells, by a file with ``launch_id`` in its name.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    num_nodes: int = 1
+    main_address: str = "127.0.0.1"
+    main_port: int = 0
+    source: str = "none"
+    launch_id: str = ""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process speaks for the run: it prints, logs and names the run."""
+        return self.rank == 0
+
+    @property
+    def started_outside(self) -> bool:
+        """Whether something has started this process as one of the ranks of a run."""
+        return self.source not in ("none", NODES)
+
+    def receipt(self) -> str:
+        """One line: what was found, where, and how to say otherwise."""
+        main = f"main {self.main_address}:{self.main_port or 'to be chosen'}, "
+        if self.num_nodes == 1 and self.main_port == 0:
+            main = ""  # they meet in a file
+        return (
+            f"layout: {self.world_size} process{'es' * (self.world_size > 1)} on {self.num_nodes} "
+            f"node{'s' * (self.num_nodes > 1)}, this one rank {self.rank} "
+            f"(local {self.local_rank} of {self.local_world_size}), {main}"
+            f"read from {self.source} ({OVERRIDE} overrides)"
+        )
+
+
+def _no_words(environment: Environment) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of launch that a layout can be read from.
+
+    Args:
+        name: as :data:`OVERRIDE` names it.
+        precedence: sources are asked in ascending order. torchelastic has 10, Open MPI 30, hydra
+            40, srun 60, plain variables 70, one command a node 80, a process alone 90. Launchers
+            that start their ranks from a daemon come before srun: in a SLURM job the daemon is
+            itself a task of a step, whose variables the ranks inherit.
+        read: the layout; ``None``: it has not started this process.
+        numbers: a regular expression for the names of variables that must be numbers.
+        appended: words that the launcher appends to the command line of each process.
+    """
+
+    name: str
+    precedence: int
+    read: Callable[[Environment], Layout | None]
+    numbers: str = ""
+    appended: Callable[[Environment], Sequence[str]] = _no_words
+
+
+def read_size(name: str, value: str) -> int:
+    """A number of processes or nodes, of which this process is one.
+
+    Raises:
+        ConfigurationError: it is less than 1.
+    """
+    if int(value) < 1:
+        raise ConfigurationError(f"{name}={value}: this process is one of them; give at least 1")
+    return int(value)
+
+
+def check_filled(layout: Layout) -> Layout:
+    """The layout, if nodes of equal size are filled one after the other.
+
+    What launchers such as mpirun say of the nodes is right only then.
+
+    Raises:
+        ConfigurationError: they are not.
+    """
+    on_node = layout.local_world_size
+    if (
+        layout.world_size != layout.num_nodes * on_node
+        or layout.rank != layout.node_rank * on_node + layout.local_rank
+    ):
+        raise ConfigurationError(
+            f"{layout.source}: rank {layout.rank} of {layout.world_size} is {layout.local_rank} of "
+            f"{on_node} on its node, one of {layout.num_nodes}; start as many processes on each "
+            "node, and fill one node after the other"
+        )
+    return layout

@@ -1,0 +1,59 @@
+"""An srun step: not merely a SLURM job, which may be an allocation or a batch script."""
+
+import re
+
+from ...errors import ConfigurationError
+from .layout import Environment, Layout, Source
+
+# Step ids that SLURM reserves for what is no srun step: pending, extern, batch, interactive.
+_FIRST_RESERVED_STEP = 0xFFFFFFF0
+
+
+def in_step(env: Environment) -> bool:
+    """Whether srun has started this process."""
+    return int(env.get("SLURM_STEP_ID", _FIRST_RESERVED_STEP)) < _FIRST_RESERVED_STEP
+
+
+def _read(env: Environment) -> Layout | None:
+    if not in_step(env):
+        return None
+    node_rank = int(env["SLURM_NODEID"])
+    tasks = _tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
+    if not 0 <= node_rank < len(tasks):
+        raise ConfigurationError(
+            f"srun: SLURM_NODEID={node_rank}, but the step has {len(tasks)} nodes "
+            f"(SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}); the launch is broken"
+        )
+    step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return Layout(
+        rank=int(env["SLURM_PROCID"]),
+        local_rank=int(env["SLURM_LOCALID"]),
+        world_size=int(env["SLURM_STEP_NUM_TASKS"]),
+        local_world_size=tasks[node_rank],
+        node_rank=node_rank,
+        num_nodes=int(env["SLURM_STEP_NUM_NODES"]),
+        main_address=env.get("MASTER_ADDR", first_host(env["SLURM_STEP_NODELIST"])),
+        main_port=int(env.get("MASTER_PORT", 0)),
+        source="srun",
+        launch_id=".".join(env.get(name, "0") for name in step),
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """First name of a SLURM host list: ``"gpu[07-09,12],login1"`` is ``"gpu07"``."""
+    match = re.match(r"([^\[,]*)(?:\[([^\]]*)\])?", nodelist)
+    if match is None:
+        return nodelist
+    prefix, ranges = match.groups()
+    return prefix + re.split(r"[-,]", ranges)[0] if ranges else prefix
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    counts: list[int] = []
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    return counts
+
+
+SOURCE = Source("srun", 60, _read, "SLURM_(PROCID|LOCALID|NODEID|STEP_(ID|NUM_TASKS|NUM_NODES))")

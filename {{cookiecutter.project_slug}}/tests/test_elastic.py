@@ -114,18 +114,18 @@ def test_progress_begins_the_count_anew(tmp_path, monkeypatch):
     ended = []
     monkeypatch.setattr(restarts.os, "kill", lambda *arguments: ended.append(arguments))
     for step in (0, 0, 0, 5, 5, 5):
-        restarts.count(tmp_path, step, ALONE)
+        restarts.count_attempt(tmp_path, step, ALONE)
     assert ended == []
     with pytest.raises(errors.UserError, match="3 failures without progress after step 5"):
-        restarts.count(tmp_path, 5, ALONE)
+        restarts.count_attempt(tmp_path, 5, ALONE)
     assert ended == [(os.getppid(), signal.SIGTERM)]
-    restarts.count(tmp_path, 5, ALONE)
+    restarts.count_attempt(tmp_path, 5, ALONE)
 
 
 def test_a_count_that_is_damaged_begins_anew(tmp_path):
     for text in ("", "{", "[]", '{"step": 1}'):
         (tmp_path / "restarts.json").write_text(text)
-        restarts.count(tmp_path, 1, ALONE)
+        restarts.count_attempt(tmp_path, 1, ALONE)
         assert re.search('"failures": 0', (tmp_path / "restarts.json").read_text())
 
 
@@ -140,5 +140,5 @@ def test_only_torchrun_starts_ranks_again(source, most, expected):
 
 
 def test_a_run_bears_the_name_that_torchrun_gives_it():
-    assert restarts.name_of_run({"TORCHELASTIC_RUN_ID": "none"}) is None
-    assert restarts.name_of_run({"TORCHELASTIC_RUN_ID": "b-1"}) == "torchrun-b-1"
+    assert restarts.run_name({"TORCHELASTIC_RUN_ID": "none"}) is None
+    assert restarts.run_name({"TORCHELASTIC_RUN_ID": "b-1"}) == "torchrun-b-1"

@@ -337,7 +337,7 @@ def test_an_error_counts_as_what_it_was_raised_for(explicit):
 def test_a_stack_is_read_from_its_file(tmp_path):
     printer = stacks.Printer(tmp_path / "stack", fatal_too=True)
     try:
-        calls = stacks.ask(os.getpid(), tmp_path / "stack").splitlines()
+        calls = stacks.request(os.getpid(), tmp_path / "stack").splitlines()
     finally:
         printer.close()
     assert [call.rpartition(" in ")[2] for call in calls[-2:]] == [
@@ -414,7 +414,7 @@ def test_a_process_that_cannot_be_asked_is_said_to(tmp_path):
     with subprocess.Popen(["true"]) as process:
         process.wait()
     (tmp_path / "stack").touch()
-    assert stacks.ask(process.pid, tmp_path / "stack") == "  (unknown: No such process)"
+    assert stacks.request(process.pid, tmp_path / "stack") == "  (unknown: No such process)"
 
 
 def test_where_none_hangs_here_the_other_nodes_are_named():

@@ -92,11 +92,11 @@ def test_the_older_interface_counts_too():
 def test_less_than_float32_is_said_on_gpus_alone():
     line = "float32 matrix products in TF32 (matmul_precision 'highest': in float32)"
     with gpu_backends.applied("cuda", given()):
-        assert gpu_backends.remarks("cuda", "32-true") == [line]
-        assert gpu_backends.remarks("cuda", "bf16-mixed") == []
-        assert gpu_backends.remarks("cpu", "32-true") == []
+        assert gpu_backends.notes("cuda", "32-true") == [line]
+        assert gpu_backends.notes("cuda", "bf16-mixed") == []
+        assert gpu_backends.notes("cpu", "32-true") == []
     with gpu_backends.applied("cuda", given(matmul_precision="highest")):
-        assert gpu_backends.remarks("cuda", "32-true") == []
+        assert gpu_backends.notes("cuda", "32-true") == []
 
 
 def test_a_run_on_cpus_changes_nothing(tmp_path):

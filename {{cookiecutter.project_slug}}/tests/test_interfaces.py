@@ -38,7 +38,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(("main", "interface"), [("gpu07", "ib0"), ("gpu08", "eth0")])
 def test_a_name_that_leads_to_itself_is_not_used(host: Any, main: str, interface: str) -> None:
     host("127.0.1.1")
-    interfaces.leave_loopback(main)
+    interfaces.avoid_loopback(main)
     assert os.environ[VARIABLE] == interface
 
 
@@ -47,14 +47,14 @@ def test_a_name_without_an_address_is_not_used(host: Any, monkeypatch: pytest.Mo
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    interfaces.leave_loopback("gpu07")
+    interfaces.avoid_loopback("gpu07")
     assert os.environ[VARIABLE] == "ib0"
 
 
 @pytest.mark.parametrize("main", ["127.0.0.1", "localhost", "::1"])
 def test_nodes_that_are_made_up_stay_on_loopback(host: Any, main: str) -> None:
     host("127.0.1.1")
-    interfaces.leave_loopback(main)
+    interfaces.avoid_loopback(main)
     assert VARIABLE not in os.environ
 
 
@@ -63,14 +63,14 @@ def test_a_name_that_leads_to_the_network_is_left_to_gloo(
 ) -> None:
     host("127.0.1.1")
     monkeypatch.setattr(interfaces, "_address_of", lambda name: "10.0.0.8")
-    interfaces.leave_loopback("gpu07")
+    interfaces.avoid_loopback("gpu07")
     assert VARIABLE not in os.environ
 
 
 def test_what_the_user_says_stays(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     host("127.0.1.1")
     monkeypatch.setenv(VARIABLE, "ib1")
-    interfaces.leave_loopback("gpu07")
+    interfaces.avoid_loopback("gpu07")
     assert os.environ[VARIABLE] == "ib1"
 
 
@@ -80,14 +80,14 @@ def test_where_no_interface_can_be_told_it_is_asked_for(
     host("127.0.1.1")
     monkeypatch.setattr(interfaces, "_source", lambda target: None)
     with pytest.raises(UserError) as raised:
-        interfaces.leave_loopback("gpu07")
+        interfaces.avoid_loopback("gpu07")
     assert raised.value.problems == [
         "GLOO_SOCKET_IFNAME is needed: the name of this host, gpu08, leads to 127.0.1.1, where "
         "other nodes do not reach it; set it to the interface that the nodes share (known: eth0, "
         "ib0)"
     ]
     monkeypatch.setattr(interfaces, "_interfaces", lambda: {"10.0.0.8": "ib0"})
-    interfaces.leave_loopback("gpu07")
+    interfaces.avoid_loopback("gpu07")
     assert os.environ[VARIABLE] == "ib0"
 
 

@@ -170,7 +170,7 @@ def test_a_failure_that_was_caught_is_not_shown_later(tmp_path, monkeypatch):
     failures.report_failure(ArithmeticError("caught"), is_final=True)
     assert failures.first_report(tmp_path).message.endswith("rank 1: ArithmeticError: caught")
     assert failures.final(tmp_path) == [1]
-    failures.note_start()
+    failures.report_start()
     assert failures.first_report(tmp_path) is None
     failures.report_failure(ArithmeticError("not caught"))
     assert failures.final(tmp_path) == []

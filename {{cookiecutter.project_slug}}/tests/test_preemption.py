@@ -140,7 +140,7 @@ from {PACKAGE}.trainer.launch.preemption import Preemption
 
 signal.signal(signal.SIGUSR1, lambda *_: print("own", flush=True))
 asked = Preemption()
-with asked.noticing():
+with asked.recording_signals():
     os.kill(os.getpid(), signal.SIGUSR1)
     assert asked.asked() == 0
     os.kill(os.getpid(), signal.SIGTERM)
@@ -180,11 +180,11 @@ def test_the_outcome_is_told(tmp_path, arguments, code, expected):
 
 def test_of_several_failures_the_first_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv(outcome.FILE, str(tmp_path / "outcome"))
-    outcome.tell_failure("  File x\nrank 1: ValueError: bad\n")
-    outcome.tell_failure("rank 0: lost rank 1")
+    outcome.write_failure("  File x\nrank 1: ValueError: bad\n")
+    outcome.write_failure("rank 0: lost rank 1")
     assert (tmp_path / "outcome").read_text() == "failed rank 1: ValueError: bad\n"
-    outcome.forget()
-    outcome.forget()
+    outcome.remove()
+    outcome.remove()
     assert list(tmp_path.iterdir()) == []
 
 

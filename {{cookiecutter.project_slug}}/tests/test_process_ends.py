@@ -119,7 +119,7 @@ def test_nohup_stays_in_force(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert preemption.is_ignored(signal.SIGHUP)
-        with preemption.Preemption().noticing():
+        with preemption.Preemption().recording_signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

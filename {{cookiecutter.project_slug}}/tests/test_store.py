@@ -120,13 +120,13 @@ def test_what_waits_in_the_kernel_is_ended_from_another_thread() -> None:
         told.append(str(error))
         ended.set()
 
-    with rendezvous.ending_if_stuck(0.05, end):
+    with rendezvous.exit_if_stuck(0.05, end):
         assert ended.wait(600)
     assert told == [
         "forming the process group did not end within 0.05 s: a rank may be stopped (SIGSTOP, or a "
         "debugger) while it holds the lock of the store's file"
     ]
-    with rendezvous.ending_if_stuck(600, end):
+    with rendezvous.exit_if_stuck(600, end):
         pass
     assert len(told) == 1
 

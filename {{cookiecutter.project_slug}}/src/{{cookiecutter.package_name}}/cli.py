@@ -9,7 +9,14 @@ from typing import NoReturn
 from . import configuration, strategy_help
 from .configuration import COMMANDS, Run
 from .trainer.errors import ConfigurationError, UserError, nearest, shorten
-from .trainer.launch import cluster, describe, disown, interruption, is_reported, outcome
+from .trainer.launch import (
+    cluster,
+    describe,
+    drop_inherited_variables,
+    interruption,
+    is_reported,
+    outcome,
+)
 from .trainer.launch.failures import leftover_threads
 
 _USAGE = 2
@@ -23,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     words = cluster.without_appended(sys.argv[1:] if arguments is None else arguments)
     _find_classes_here()
-    disown()
+    drop_inherited_variables()
     code: int | None = 0
     try:
         _end_with_a_code(words)
@@ -121,8 +128,8 @@ def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
     # Another one ends what is left to be tidied up.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     line = str(interrupt) or interruption.WORD
-    outcome.tell_failure(line)  # unless the run itself has told that it saved
-    if interruption.is_told_here() and not is_reported():
+    outcome.write_failure(line)  # unless the run itself has told that it saved
+    if interruption.is_main_rank() and not is_reported():
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
     sys.exit(interruption.EXIT_CODE)
@@ -130,7 +137,7 @@ def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
 
 def _end(error: BaseException, code: int) -> NoReturn:
     text = describe(error)
-    outcome.tell_failure(text)
+    outcome.write_failure(text)
     if not is_reported():
         # In one write: torchrun's ranks are not buffered, and another's line might come between.
         sys.stderr.write(f"{text}\n")

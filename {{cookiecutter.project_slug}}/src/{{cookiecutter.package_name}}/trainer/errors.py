@@ -1,4 +1,4 @@
-"""What a user did wrong, said in one line each and, for a configuration, all at once."""
+"""User errors: one line per problem; all problems of a configuration are reported at once."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ _LONGEST, _LONGEST_LINE = 120, 1000
 
 
 class UserError(Exception):
-    """Something the user can mend. Shown without a traceback, one line a problem."""
+    """An error the user can fix. Printed without a traceback, one line per problem."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         lines = [problems] if isinstance(problems, str) else problems
@@ -17,19 +17,19 @@ class UserError(Exception):
 
 
 class ConfigurationError(UserError):
-    """The arguments cannot be run. Raised before any process starts."""
+    """The arguments are invalid. Raised before any process starts."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint is missing, damaged, or holds something that training did not write."""
+    """A checkpoint is missing or corrupt, or contains objects that training did not write."""
 
 
 class EarlyExit(RuntimeError):
-    """User code has called ``sys.exit(0)`` before its command ended: that is no success."""
+    """User code called ``sys.exit(0)`` before the command had finished, which is a failure."""
 
 
 class Problems:
-    """Collects what is wrong, so that the user hears of everything at once.
+    """Collects problems, so that all are reported at once.
 
     Example::
 
@@ -59,17 +59,17 @@ class Problems:
         return False
 
     def add(self, line: str) -> None:
-        """Note one problem."""
+        """Add a problem."""
         self.lines.append(line)
 
     def raise_any(self) -> None:
-        """Raise everything that was collected; do nothing if all was well."""
+        """Raise a :class:`ConfigurationError` with all problems, if there are any."""
         if self.lines:
             raise ConfigurationError(self.lines)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say what may have been meant: ``"; did you mean 'ddp'?"``, or else what there is."""
+    """Suggest similar names, ``"; did you mean 'ddp'?"``, or list the known ones."""
     known = sorted(known)
     name = name[:_LONGEST]
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
@@ -79,10 +79,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for a line of an error: its ``repr`` in one line, shortened in the middle."""
+    """Format a value for an error message: its ``repr`` in one line, shortened in the middle."""
     try:
         text = repr(value)
-    except Exception:  # an int of more digits than Python writes, or an object of the user's
+    except Exception:  # an int with too many digits for Python, or a user's object
         text = f"<{type(value).__name__}>"
     if " at 0x" in text:
         text = f"<{type(value).__name__}>"
@@ -90,20 +90,20 @@ def shown(value: object) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line; its type where it says nothing."""
+    """An error's message in one line; its type if the message is empty."""
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename is not None else ""
         return shorten(f"{error.strerror}{where}")
     try:
         text = str(error)
-    except Exception:  # a user's own error may fail in this, too
+    except Exception:  # str() of a user's exception may fail too
         text = ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:2])[:300] if lines else type(error).__name__
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:
-    """A text in one line of about so many characters: what is too long is cut out of its middle."""
+    """Shorten a text to one line of about ``longest`` characters by cutting its middle."""
     text = " ".join(text.splitlines())
     if len(text) <= longest:
         return text

@@ -170,7 +170,7 @@ class Trainer:
     ) -> None:
         given = dict(locals())
         del given["self"]
-        outcome.keep_path()
+        outcome.make_path_absolute()
         self._checked = plan.check(given, _DEFAULTS, _TYPES)
         self._outcome = Outcome()
         self.configuration: str | None = None
@@ -219,8 +219,8 @@ class Trainer:
         except Interrupted as interrupted:
             directory = self._checked.started_in / interrupted.directory
             self._outcome = Outcome(global_step=interrupted.step, run_directory=directory)
-            is_told = interruption.is_told_here() and not launch.is_reported()
-            interruption.show_in_one_line(interrupted, is_told)
+            prints = interruption.is_main_rank() and not launch.is_reported()
+            interruption.hide_traceback(interrupted, prints)
             raise
 
     def check_fit(self, module: TrainingModule) -> None:

@@ -43,7 +43,7 @@ def _iterator(loader: Iterable[Any]) -> Iterator[Any]:
     if not getattr(loader, "num_workers", 0):
         return iter(loader)
     context = getattr(loader, "multiprocessing_context", None) or multiprocessing
-    with preemption.children_deaf_to_interrupts(context.get_start_method()):
+    with preemption.block_sigint_in_children(context.get_start_method()):
         return iter(loader)
 
 

@@ -1,15 +1,15 @@
-"""How the processes of a run come to be: they are there already, or this one starts them."""
+"""How the ranks of a run are started: by an external launcher, or by this process."""
 
 from .external import run_external
 from .failures.reports import RankError, describe, end_hung, end_process, is_reported
 from .functions import run_in_processes
-from .inherited import disown
+from .inherited import drop_inherited_variables
 from .subprocesses import is_interactive, supervise_copies
 
 __all__ = [
     "RankError",
     "describe",
-    "disown",
+    "drop_inherited_variables",
     "end_hung",
     "end_process",
     "is_interactive",

@@ -1,7 +1,6 @@
-"""Collectives that also work alone: with no process group, every value is already the result.
+"""Collectives that also work without a process group: each value is then already the result.
 
-They work on the device of the tensor they are given. Nothing here pickles: what ranks tell one
-another is tensors or JSON.
+They run on the device of the given tensor. Nothing is pickled: ranks exchange tensors or JSON.
 """
 
 import json
@@ -20,32 +19,32 @@ def is_active() -> bool:
 
 
 def rank() -> int:
-    """This process among its peers; 0 alone."""
+    """The rank of this process; 0 without a process group."""
     return dist.get_rank() if is_active() else 0
 
 
 def world_size() -> int:
-    """How many processes there are; 1 alone."""
+    """The number of processes; 1 without a process group."""
     return dist.get_world_size() if is_active() else 1
 
 
 def all_reduce(tensor: Tensor, how: How = "sum") -> Tensor:
-    """Reduce over all processes into a new tensor of the same shape; alone, the tensor itself."""
+    """Reduce over all ranks into a new tensor of the same shape; on one rank, return ``tensor``."""
     if world_size() == 1:
         return tensor
     operation = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(how, dist.ReduceOp.SUM)
     result = tensor.detach().clone()
     dist.all_reduce(result, operation)
-    # gloo has no AVG, so a mean is a sum that is divided: the same on every backend.
+    # gloo has no AVG, so compute the mean as a sum and a division: the same on every backend.
     return result / world_size() if how == "mean" else result
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
-    """Every process' tensor, in the order of ranks; first dimensions may differ.
+    """Gather the tensor of every rank, in rank order; first dimensions may differ.
 
     Args:
-        tensor: of at least one dimension; all but the first equal on every process.
-        group: of all ranks; the default one if ``None``.
+        tensor: Of at least one dimension; all dimensions but the first are equal on every rank.
+        group: Process group of all ranks; default: the default group.
     """
     if world_size() == 1:
         return [tensor]
@@ -61,7 +60,7 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
 
 
 def all_gather_equal(tensor: Tensor) -> list[Tensor]:
-    """As :func:`all_gather`, of tensors of one shape; so the host waits for no lengths."""
+    """Like :func:`all_gather`, for tensors of equal shape: the host need not wait for lengths."""
     if world_size() == 1:
         return [tensor]
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
@@ -70,7 +69,7 @@ def all_gather_equal(tensor: Tensor) -> list[Tensor]:
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
-    """Rank 0's JSON value, on every process."""
+    """Broadcast rank 0's JSON value to all ranks."""
     if world_size() == 1:
         return value
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -83,7 +82,7 @@ def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Every process' JSON value, in the order of ranks."""
+    """Gather every rank's JSON value, in rank order."""
     if world_size() == 1:
         return [value]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -91,6 +90,6 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def barrier() -> None:
-    """Wait for every process."""
-    # An all-reduce of a CPU tensor rather than dist.barrier(), which picks a device by itself.
+    """Wait for all ranks."""
+    # All-reduce a CPU tensor instead of calling dist.barrier(), which selects a device itself.
     all_reduce(torch.zeros(1))

@@ -1,4 +1,4 @@
-"""Ranks that something outside has started: torchrun, srun, mpirun, or a launcher of ours."""
+"""Ranks that were started externally: by torchrun, srun, mpirun, or by one of our launchers."""
 
 import ctypes
 import os
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from .failures import leftover_threads
-from .failures.reports import PARENT, end_failed, is_reported, note_start, report_failure, working
+from .failures.reports import PARENT, end_failed, is_reported, report_failure, report_start, working
 from .interruption import Interrupted
 from .preemption import Preempted
 
 Result = TypeVar("Result")
 
-# All ranks have agreed to end so, and come to the teardown together.
+# All ranks have agreed to stop, and reach the teardown together.
 _AGREED = (Interrupted, Preempted)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -24,20 +24,20 @@ def run_external(
     teardown: Callable[[], object] = bool,
     waits_for_peers: Callable[[], bool] = bool,
 ) -> Result:
-    """Run as one rank of several that something outside has started, or as the only one.
+    """Run as one rank of an external launch, or as the only rank.
 
     Args:
-        run: the rank's work. Its failure is written where the launcher looks for it, so that the
-            first rank's is shown.
-        teardown: called after that: only then may the others notice that this rank has gone.
-        waits_for_peers: whether ``teardown`` would wait for the others for ever after a failure.
-            Then it is not called, and the failure ends this process.
+        run: The work of this rank. Its failure is written where the launcher looks for it, so that
+            the failure of the first rank is shown.
+        teardown: Called after ``run``: until then, peers must not notice that this rank has ended.
+        waits_for_peers: Whether ``teardown`` would wait for peers forever after a failure. It is
+            then skipped, and the failure ends this process.
 
     Raises:
-        RankError: it has lost another rank; in place of the error that says only that.
+        RankError: A peer was lost; replaces the error that only reports the lost connection.
     """
     _die_with_parent()
-    note_start()
+    report_start()
     with working():
         try:
             result = run()
@@ -46,7 +46,7 @@ def run_external(
                 loss = report_failure(error)
                 _tear_down(teardown, error)
             elif isinstance(error, KeyboardInterrupt):
-                raise  # it ends all ranks
+                raise  # SIGINT ends all ranks
             else:
                 end_failed(error)
             if loss is None:
@@ -58,7 +58,7 @@ def run_external(
 
 
 def _tear_down(teardown: Callable[[], object], error: BaseException) -> None:
-    """Undo what a rank has connected; that this fails too must not take the error's place."""
+    """Call ``teardown``; an error in it must not replace the original error."""
     try:
         teardown()
     except Exception as another:
@@ -72,12 +72,12 @@ def _end_with_main_thread() -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this rank when the process that started it is gone, even by SIGKILL."""
+    """Let the kernel kill this rank when its parent process ends, even by SIGKILL."""
     parent = os.environ.get(PARENT)
     if parent is None or not parent.isdecimal() or os.getppid() not in (int(parent), 1):
-        return  # not a rank that we started; perhaps a child of one, with its variables
+        return  # not a rank of our launcher; perhaps a child process that inherited its variables
     if sys.platform == "linux":
-        # Not a thread that watches: it could not run while native code holds the interpreter.
+        # Not a thread that polls: it could not run while native code holds the GIL.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit("the process that started this rank is gone")

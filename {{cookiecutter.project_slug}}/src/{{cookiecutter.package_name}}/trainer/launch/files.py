@@ -1,4 +1,4 @@
-"""Text files that others read while they are written."""
+"""Write text files that other processes may read at the same time."""
 
 import contextlib
 import os
@@ -7,24 +7,24 @@ from pathlib import Path
 
 
 def shown(path: Path, directory: Path) -> Path:
-    """A path as a user would write it in a directory: relative if it is below."""
+    """Path to display to a user in a directory: relative if it is inside the directory."""
     return path.relative_to(directory) if path.is_relative_to(directory) else path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old one or the new one, never a part."""
-    beside = _written_beside(path, text)
+    """Write a text file atomically: a reader sees the old or the new content."""
+    beside = _write_temporary(path, text)
     beside.replace(path)
 
 
 def write_private(path: Path, text: str) -> None:
-    """As :func:`write_atomically`, for a file that only this user may read."""
-    _written_beside(path, text, mode=0o600).replace(path)
+    """Like :func:`write_atomically`, with read permission for this user only."""
+    _write_temporary(path, text, mode=0o600).replace(path)
 
 
 def write_first(path: Path, text: str) -> None:
-    """Write a text file unless there is one, of which a reader sees all or nothing."""
-    beside = _written_beside(path, text)
+    """Write a text file atomically unless it exists."""
+    beside = _write_temporary(path, text)
     try:
         with contextlib.suppress(FileExistsError):
             os.link(beside, path)
@@ -32,9 +32,9 @@ def write_first(path: Path, text: str) -> None:
         beside.unlink()
 
 
-def _written_beside(path: Path, text: str, mode: int = 0o666) -> Path:
-    """A file with this text on the same disk, safe there even if the machine fails."""
-    # Not by the process' number, which another node's or container's may have too.
+def _write_temporary(path: Path, text: str, mode: int = 0o666) -> Path:
+    """Write text to a new file in the same directory and fsync it."""
+    # Not named by process id: another node or container may use the same one.
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)

@@ -1,8 +1,8 @@
-"""Keeps a forked process, such as a loader's worker, from destroying what its parent has left over.
+"""Keep forked processes, such as DataLoader workers, from destroying objects of their parent.
 
-What an earlier run has left in a reference cycle (a process group, tensors of a GPU) is destroyed
-whenever Python's garbage collector comes by. In a forked process that may hang: gloo's destructor
-waits for a thread that only the parent has.
+Objects of an earlier run in a reference cycle (a process group, GPU tensors) are destroyed when
+Python's garbage collector runs. In a forked process that may hang: gloo's destructor waits for a
+thread that exists only in the parent.
 
 Source: https://docs.python.org/3/library/gc.html#gc.freeze
 """
@@ -13,7 +13,7 @@ from functools import cache
 
 
 @cache
-def keep_garbage() -> None:
-    """Have each process that is forked from now on never collect what was there before the fork."""
+def freeze_garbage_in_children() -> None:
+    """Exclude existing objects from garbage collection in all processes forked from now on."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)

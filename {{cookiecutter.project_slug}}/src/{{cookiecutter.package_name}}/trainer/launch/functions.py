@@ -1,6 +1,6 @@
-"""The launchers of ``ddp_spawn`` and ``ddp_fork``: a function, run once a rank in new processes.
+"""Launchers for ``ddp_spawn`` and ``ddp_fork``: run a function in new processes, once per rank.
 
-What the function returns on rank 0 comes back to the process that called it.
+The value that the function returns on rank 0 is sent back to the calling process.
 """
 
 import atexit
@@ -33,42 +33,42 @@ from .pickling import find_unpicklable
 Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
 
-# The exit code of a process that has found itself to be started again: nobody else's.
-_UNGUARDED = 113
+# Exit code of a spawned process that tries to start the run again; used for nothing else.
+_NO_MAIN_GUARD = 113
 
-_Given = Path | Callable[[], object]
-"""The work itself, or a file that it is pickled in."""
+_Work = Path | Callable[[], object]
+"""The function to run, or the path of the file that contains it pickled."""
 
 
 def run_in_processes(
     method: Method, processes: int, work: Callable[[], Result], names: dict[str, Any]
 ) -> Result:
-    """Run a function once a rank, in processes of their own, and watch them.
+    """Run a function once per rank, each in its own process, and monitor the processes.
 
     Args:
         method: ``"spawn"`` pickles the function; ``"fork"`` copies this process.
-        processes: ranks to start on this node.
-        work: what each runs, with the variables set by which a rank knows its place. It writes down
-            its own failure (:func:`~.external.run_external`).
-        names: what ``work`` refers to, by the user's name for it: for an error in pickling.
+        processes: Number of ranks to start on this node.
+        work: The function to run. Environment variables give each rank its place. The function
+            writes its own failure report (:func:`~.external.run_external`).
+        names: Objects that ``work`` refers to, by the user's names; used in pickling errors.
 
     Returns:
-        what it returned on rank 0.
+        The return value of ``work`` on rank 0.
 
     Raises:
-        UserError: it cannot be started so, or a rank found a mistake of the user's.
-        RankError: a rank failed.
-        KeyboardInterrupt: this process was sent SIGINT, and the ranks have ended: an
-            :class:`~..interruption.Interrupted` where they have saved.
+        UserError: The processes cannot be started this way, or a rank raised a ``UserError``.
+        RankError: A rank failed.
+        KeyboardInterrupt: This process received SIGINT and the ranks have ended: an
+            :class:`~..interruption.Interrupted` if they have saved a checkpoint.
     """
     _check_can_start(method, names)
     context: Any = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
-    inbox = _Inbox(receiver)
-    # That only this user can open: the ranks' store is in it.
+    receiver_thread = _ResultReceiver(receiver)
+    # Readable by this user only: it contains the store of the ranks.
     with tempfile.TemporaryDirectory(prefix="trainer-launch-") as directory:
         place = Place(processes, Path(directory))
-        given = work if method == "fork" else _written(work, names, Path(directory))
+        given = work if method == "fork" else _pickle_to_file(work, names, Path(directory))
         ranks = []
         for rank in range(processes):
             arguments = (given, place.variables(rank), sender if rank == 0 else None)
@@ -77,20 +77,20 @@ def run_in_processes(
         def start() -> list[_Started]:
             _start(ranks, threads_each(processes) if method == "spawn" else None)
             sender.close()
-            inbox.open()  # a thread, which a fork would not copy
+            receiver_thread.open()  # starts a thread, which a fork would not copy
             return [_Started(rank) for rank in ranks]
 
         failure = Watcher(start, method, place).watch()
-        inbox.close()
+        receiver_thread.close()
     if failure is not None:
         raise _exception(failure)
-    result: Result = inbox.take()
+    result: Result = receiver_thread.take()
     return result
 
 
 def _check_can_start(method: Method, names: dict[str, Any]) -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(_UNGUARDED)  # the process that started this one says it, once for all
+        sys.exit(_NO_MAIN_GUARD)  # the parent process prints the message once for all ranks
     if method == "fork" and torch.cuda.is_initialized():
         raise UserError(
             "processes cannot be forked: CUDA is initialized in this one already (a .cuda(), "
@@ -106,7 +106,7 @@ def _check_can_start(method: Method, names: dict[str, Any]) -> None:
 
 
 def _shared_tensor(names: dict[str, Any]) -> str | None:
-    """The path of a weight that a forked process would not have to itself."""
+    """Path of a parameter in shared memory, which a forked process would not own."""
     for name, value in names.items():
         for path, tensor in value.state_dict().items() if isinstance(value, nn.Module) else ():
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.is_shared():
@@ -114,19 +114,19 @@ def _shared_tensor(names: dict[str, Any]) -> str | None:
     return None
 
 
-def _written(work: Callable[[], object], names: dict[str, Any], directory: Path) -> Path:
+def _pickle_to_file(work: Callable[[], object], names: dict[str, Any], directory: Path) -> Path:
     pickled = _pickled(work, names)
     _check_can_be_imported(pickled)
-    # Not by multiprocessing's pipe: each process would be started when the one before it has read
-    # its part, which is after all its imports.
+    # Not through multiprocessing's pipe: then each process would start only after the previous one
+    # has finished all its imports and read its part.
     path = directory / "work"
     path.write_bytes(pickled)
     return path
 
 
 def _pickled(value: object, names: dict[str, Any]) -> bytes:
-    # By value: torch's own pickler would have all ranks share one set of weights, and a rank
-    # outlive what it sends.
+    # Pickle by value: torch's own pickler would make all ranks share one set of weights, and would
+    # require a rank to outlive the tensors that it sends.
     try:
         return pickle.dumps(value)
     except Exception as error:
@@ -140,7 +140,7 @@ def _check_can_be_imported(pickled: bytes) -> None:
     path = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is not None or (path and Path(path).is_file()):
         return
-    # A script is imported by its path, "<stdin>" too, even where nothing of it is needed.
+    # A script is imported by its path, even "<stdin>", although nothing in it is needed.
     if path or b"__main__" in pickled:
         raise UserError(
             "processes that are spawned import the script, and this session (a notebook, "
@@ -163,7 +163,7 @@ def _start(ranks: Sequence[BaseProcess], threads: str | None) -> None:
 
 @contextlib.contextmanager
 def _threads(count: str | None) -> Iterator[None]:
-    """Have processes that are started meanwhile compute on so many threads."""
+    """Set the number of OpenMP threads of the processes started in this context."""
     if count is None or "OMP_NUM_THREADS" in os.environ:
         yield
         return
@@ -176,7 +176,7 @@ def _threads(count: str | None) -> Iterator[None]:
 
 @dataclass
 class _Started:
-    """A process of multiprocessing, as a watcher looks at it."""
+    """A multiprocessing process, with the interface that the watcher needs."""
 
     process: BaseProcess
 
@@ -188,20 +188,20 @@ class _Started:
         return self.process.exitcode
 
 
-def _run_rank(given: _Given, variables: dict[str, str], sender: Connection | None) -> None:
-    """What a new process does: take its place, work, and send back what came of it."""
+def _run_rank(given: _Work, variables: dict[str, str], sender: Connection | None) -> None:
+    """Entry point of a new process: set its environment, run the function, send the result."""
     os.setpgid(0, 0)
     if os.getppid() != int(variables[PARENT]):
         sys.exit("the process that started this rank is gone")
     os.environ.update(variables)
     if not isinstance(given, Path):
-        # OpenMP's threads do not survive a fork; a region with more than one would wait for them.
+        # OpenMP threads do not survive a fork: a region with more than one thread would hang.
         torch.set_num_threads(1)
-        # What is to be done at the parent's exit: multiprocessing itself does so from 3.13 on.
+        # Drop the parent's atexit handlers: multiprocessing does this itself from Python 3.13 on.
         atexit._clear()
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     try:
-        run = run_external(lambda: _function(given))
+        run = run_external(lambda: _load_work(given))
         result = run()
         if sender is not None:
             run_external(lambda: sender.send_bytes(_pickled(result, {"outcome": result})))
@@ -210,20 +210,20 @@ def _run_rank(given: _Given, variables: dict[str, str], sender: Connection | Non
     except KeyboardInterrupt:
         sys.exit(EXIT_CODE)
     except BaseException:
-        # It is written down; multiprocessing would print it a second time.
+        # The failure report is written; multiprocessing would print the error a second time.
         sys.exit(1)
 
 
-def _function(given: _Given) -> Callable[[], object]:
+def _load_work(given: _Work) -> Callable[[], object]:
     if not isinstance(given, Path):
         return given
-    # Only what the parent itself pickled a moment ago.
+    # Safe: the parent process pickled this file itself.
     found: Callable[[], object] = pickle.loads(given.read_bytes())  # noqa: S301
     return found
 
 
-class _Inbox:
-    """Takes what rank 0 sends, in a thread, so that a large result does not block it."""
+class _ResultReceiver:
+    """Receive the result of rank 0 in a thread, so that a large result does not block rank 0."""
 
     def __init__(self, receiver: Connection) -> None:
         self._receiver = receiver
@@ -231,11 +231,11 @@ class _Inbox:
         self._thread = threading.Thread(target=self._receive, daemon=True)
 
     def open(self) -> None:
-        """Begin to listen."""
+        """Start the receiving thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until rank 0 has sent all, or has ended."""
+        """Wait until rank 0 has sent its result or has ended."""
         self._thread.join(timeout=10)
 
     def _receive(self) -> None:
@@ -243,7 +243,7 @@ class _Inbox:
             self._content = self._receiver.recv_bytes()
 
     def take(self) -> Any:
-        """What was sent."""
+        """Return the received result."""
         if self._content is None:
             raise RankError("rank 0 ended without a result")
         return pickle.loads(self._content)  # noqa: S301
@@ -253,9 +253,9 @@ def _exception(failure: Failure) -> BaseException:
     if failure.interrupted is not None:
         return failure.interrupted
     if failure.rank < 0:
-        # As if the watcher had not been there: Python's own answer, or the user's.
+        # Behave as if there were no watcher: run Python's default handler, or the user's.
         signal.raise_signal(failure.code - 128)
-    if failure.code == _UNGUARDED:
+    if failure.code == _NO_MAIN_GUARD:
         return UserError(
             "the script starts processes while it is being imported by one of them; put the call "
             "under: if __name__ == '__main__':"

@@ -1,8 +1,8 @@
-"""What a process has inherited from a rank that started it, and is not its own.
+"""Environment variables that a command inherits from the rank that started it.
 
 A rank may start commands (a callback that evaluates, a script that trains another model). They
-inherit the variables that our launcher has set for the rank alone: its place among the ranks, and
-where its failure is written. To such a command these would say that it is the rank itself.
+inherit the variables that our launcher has set for this rank only: its rank, and where to write
+its failure report. A command that reads them would take itself for the rank.
 """
 
 import os
@@ -14,12 +14,12 @@ from .failures.watcher import Place
 from .outcome import FILE as OUTCOME
 
 _OURS = "TRAINER_"
-# Launchers that set RANK themselves, and by what they are recognized.
+# Variables of launchers that set RANK themselves.
 _OTHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
 
 
-def disown() -> None:
-    """Drop the variables of a rank from a process that is none; a rank claims them as its own."""
+def drop_inherited_variables() -> None:
+    """Remove a rank's launch variables in a process that is not the rank; a rank keeps its own."""
     if PARENT not in os.environ:
         return
     process, own = os.environ.get(RANK_PROCESS), str(os.getpid())

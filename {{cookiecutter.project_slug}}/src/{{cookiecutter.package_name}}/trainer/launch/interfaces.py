@@ -1,7 +1,7 @@
-"""The network interface by which gloo connects ranks of several nodes.
+"""Select the network interface that gloo uses to connect ranks on several nodes.
 
-gloo listens at the address of this host's name. Where that is 127.0.1.1, as in Debian's /etc/hosts,
-other nodes would look for this one on themselves.
+gloo listens on the address of this host's name. Where that is 127.0.1.1, as in Debian's
+/etc/hosts, other nodes would connect to themselves.
 """
 
 import fcntl
@@ -15,18 +15,18 @@ from ..errors import UserError
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-# Of no host (RFC 5737): the way there is that of the default route. Nothing is sent.
+# A documentation address (RFC 5737), reached by the default route. Nothing is sent.
 _ANYWHERE = "192.0.2.1"
 
 
-def leave_loopback(main_address: str) -> None:
-    """Have gloo use an interface that other nodes reach, unless the user has named one.
+def avoid_loopback(main_address: str) -> None:
+    """Select an interface that other nodes can reach for gloo, unless the user has set one.
 
     Args:
-        main_address: of rank 0's node.
+        main_address: Address of rank 0's node.
 
     Raises:
-        UserError: this host's name leads to itself alone, and no interface can be told.
+        UserError: The host name resolves to loopback, and the interface to use is ambiguous.
     """
     if VARIABLE in os.environ or not sys.platform.startswith("linux"):
         return
@@ -37,7 +37,7 @@ def leave_loopback(main_address: str) -> None:
     if not _is_loopback(listens_at):
         return
     others = _interfaces()
-    # Rank 0's node reaches itself on loopback.
+    # Rank 0's node reaches itself through loopback, so also try the default route.
     sources = [_source(target) for target in (main_address, _ANYWHERE)]
     found = next((others[each] for each in sources if each in others), None)
     if found is None and len(others) == 1:
@@ -59,7 +59,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _address_of(name: str) -> str:
-    """Where gloo listens: the first address of a name that is this host's, or else loopback."""
+    """Address on which gloo listens: the first local address of a host name, or loopback."""
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except OSError:
@@ -75,7 +75,7 @@ def _address_of(name: str) -> str:
 
 
 def _source(target: str) -> str | None:
-    """This host's address on the way to another."""
+    """This host's source address for packets to another host."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((target, 9))
@@ -85,13 +85,13 @@ def _source(target: str) -> str | None:
 
 
 def _interfaces() -> dict[str, str]:
-    """Names of interfaces by their addresses, loopback's left out."""
+    """Map addresses to interface names, without loopback."""
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has none
+            except OSError:  # the interface has no address
                 continue
             address = socket.inet_ntoa(answer[20:24])
             if not _is_loopback(address):

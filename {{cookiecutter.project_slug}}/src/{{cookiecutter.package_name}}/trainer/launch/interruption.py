@@ -1,4 +1,4 @@
-"""Ctrl-C: what is said when it has ended a fit, with the command that resumes it."""
+"""Ctrl-C (SIGINT): end a fit with one line that contains the command to resume it."""
 
 import contextlib
 import os
@@ -21,35 +21,35 @@ _OLDER_RESUME = "--trainer.resume_from_checkpoint"
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT (Ctrl-C) has ended a fit, which saved first; its text says how to resume.
+    """SIGINT (Ctrl-C) ended a fit after it saved a checkpoint; the message says how to resume.
 
-    Uncaught, it ends a script with that line in the place of a traceback.
+    If it is not caught, Python prints the message instead of a traceback.
 
     Args:
-        step: optimizer steps made, after which the run was saved.
-        directory: of the run.
-        is_command: whether the command line has started the run, and not a script.
+        step: Number of optimizer steps when the checkpoint was saved.
+        directory: The run directory.
+        is_command: Whether the run was started by the command line, not by a script.
     """
 
     def __init__(self, step: int, directory: str, is_command: bool) -> None:
-        how = _command(directory) if is_command else f"Trainer(resume={directory!r})"
+        how = _resume_command(directory) if is_command else f"Trainer(resume={directory!r})"
         super().__init__(f"{WORD}: saved after step {step}; resume with: {how}")
         self.step = step
         self.directory = directory
         self.is_command = is_command
 
 
-def is_told_here() -> bool:
-    """Whether this process speaks for all ranks, as far as it can tell."""
+def is_main_rank() -> bool:
+    """Whether this process is the main rank, according to the environment."""
     return _layout().is_main
 
 
-def show_in_one_line(interrupted: Interrupted, is_told: bool) -> None:
-    """Have Python show one line for an error, if it ends this process, and no traceback.
+def hide_traceback(interrupted: Interrupted, prints: bool) -> None:
+    """Print an error as one line, without a traceback, if it ends this process.
 
     Args:
-        interrupted: the error.
-        is_told: False shows nothing of it: another process does.
+        interrupted: The error.
+        prints: False prints nothing: another process prints the line.
     """
     previous = sys.excepthook
 
@@ -57,15 +57,15 @@ def show_in_one_line(interrupted: Interrupted, is_told: bool) -> None:
         if value is not interrupted:
             previous(kind, value, trace)
             return
-        if is_told:
+        if prints:
             print(value, file=sys.stderr, flush=True)
-        sys.exit(EXIT_CODE)  # Python knows the code for KeyboardInterrupt itself alone
+        sys.exit(EXIT_CODE)  # Python does so for KeyboardInterrupt itself, not for subclasses
 
     sys.excepthook = hook
 
 
-def show_nothing() -> None:
-    """Have Python show nothing of a KeyboardInterrupt that ends this process."""
+def hide_keyboard_interrupt() -> None:
+    """Print nothing for a KeyboardInterrupt that ends this process."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -75,11 +75,11 @@ def show_nothing() -> None:
     sys.excepthook = hook
 
 
-def _command(directory: str) -> str:
+def _resume_command(directory: str) -> str:
     words, same = list(sys.orig_argv), ""
     layout = _layout()
     if layout.source == "torchelastic":
-        # torchrun is this process' parent.
+        # The parent process is torchrun.
         with contextlib.suppress(OSError):
             content = Path(f"/proc/{os.getppid()}/cmdline").read_text()
             words = content.rstrip("\0").split("\0")
@@ -89,11 +89,11 @@ def _command(directory: str) -> str:
 
 
 def resuming(words: Sequence[str], directory: str) -> list[str]:
-    """A command that resumes a run, from the one that began it.
+    """Turn the command of a run into the command that resumes it.
 
     Args:
-        words: of the command.
-        directory: of the run; it replaces what was resumed.
+        words: The original command.
+        directory: The run directory; replaces the value of an earlier resume option.
     """
     kept: list[str] = []
     rest = iter(words)

@@ -1,8 +1,8 @@
-"""How a run ended, in one line, for the script that has started it.
+"""Write the outcome of a run, in one line, for the script that started it.
 
-Exit codes do not tell: srun and torchrun make their own of them. The file that ``TRAINER_OUTCOME``
-names does: ``finished step 120``, ``preempted SIGUSR1 step 57``, or ``failed rank 1: ValueError:
-bad``. If there is none, the run was ended before it could say anything.
+Exit codes are not enough: srun and torchrun replace them. The file named by ``TRAINER_OUTCOME``
+contains ``finished step 120``, ``preempted SIGUSR1 step 57``, or ``failed rank 1: ValueError:
+bad``. If the file does not exist, the run was killed before it could write it.
 """
 
 import contextlib
@@ -14,33 +14,33 @@ from . import files
 FILE = "TRAINER_OUTCOME"
 
 
-def keep_path() -> None:
-    """Have the file stay where it is, should user code change the working directory."""
+def make_path_absolute() -> None:
+    """Make the path in ``TRAINER_OUTCOME`` absolute, in case user code changes the directory."""
     if path := _path():
         os.environ[FILE] = str(path.absolute())
 
 
-def forget() -> None:
-    """Remove what an earlier attempt has told; for the main rank, as it begins."""
+def remove() -> None:
+    """Remove the outcome of an earlier attempt; the main rank calls this at the start."""
     if path := _path():
         path.unlink(missing_ok=True)
 
 
-def tell(line: str) -> None:
-    """Tell how the run ended; for the main rank."""
+def write(line: str) -> None:
+    """Write the outcome of the run; called by the main rank."""
     if path := _path():
         files.write_atomically(path, f"{line}\n")
 
 
-def tell_failure(reason: str) -> None:
-    """Tell why the run failed, unless another rank has told first; for any rank.
+def write_failure(reason: str) -> None:
+    """Write why the run failed, unless another rank has done so; called by any rank.
 
     Args:
-        reason: the last line of it counts.
+        reason: The error message; its last line is written.
     """
     lines = reason.strip().splitlines()
     if (path := _path()) and lines:
-        # What has failed is shown, too; that it cannot be told must not take its place.
+        # The failure is printed too; an error while writing the file must not replace it.
         with contextlib.suppress(OSError, ValueError):
             files.write_first(path, f"failed {lines[-1]}\n")
 

@@ -1,7 +1,7 @@
-"""What keeps an object from being pickled, by the path that leads to it, and what to do instead.
+"""Find the part of an object that cannot be pickled, and suggest what to do instead.
 
-Needed where new processes are given the run by pickling it (``ddp_spawn``). The path is written as
-Python reads it: ``model.layers[2].activation``, ``loader.dataset.tables["a"]``.
+Used where a launcher pickles the run for new processes (``ddp_spawn``). Paths are written as
+Python expressions: ``model.layers[2].activation``, ``loader.dataset.tables["a"]``.
 """
 
 import copyreg
@@ -18,31 +18,31 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-_OTHERWISE = "or use strategy='ddp', which pickles nothing"
+_ALTERNATIVE = "or use strategy='ddp', which pickles nothing"
 _ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, pickle.PickleBuffer}
-# A user knows the standard library's objects from outside only, save those made to hold others.
+# Do not look inside objects of the standard library, except those that contain other objects.
 _NAMED_WHOLE = sys.stdlib_module_names - {
     *("argparse", "builtins", "collections", "functools", "itertools", "types")
 }
-# pickle itself gives up on what is nested more deeply, and a chain may have no end at all.
+# pickle itself fails on deeper nesting, and a chain of objects may be infinite.
 _DEEPEST = 500
 
 _Part = tuple[str | None, object]
-"""How a part is reached from what holds it, ``.name`` or ``[0]``, and the part.
+"""The path of a part relative to its container, ``.name`` or ``[0]``, and the part.
 
-``None`` where Python has no way to write that, as for an element of a set.
+``None`` if there is no expression for it, as for an element of a set.
 """
 
 
 def find_unpicklable(value: object, name: str) -> str | None:
-    """One line that names the part of a value that cannot be pickled, and the remedy.
+    """Describe the part of a value that cannot be pickled, and the remedy, in one line.
 
     Args:
-        value: anything; of tensors only the attributes are looked at, not the numbers.
-        name: what the user calls it; the path begins with it.
+        value: Any object; of tensors, only the attributes are checked, not the data.
+        name: The user's name for the object, with which the path starts.
 
     Returns:
-        the line, on the shortest path there is; ``None`` if the value can be pickled.
+        The line, for the shortest path; ``None`` if the value can be pickled.
     """
     error = _error(value)
     if error is None:
@@ -54,27 +54,27 @@ def find_unpicklable(value: object, name: str) -> str | None:
         why = "is nested too deeply to be pickled; keep its parts in a list"
     else:
         why = f"cannot be pickled{_reason(error)}; make it otherwise"
-    return f"{name} {why}, {_OTHERWISE}"
+    return f"{name} {why}, {_ALTERNATIVE}"
 
 
-# --- whether it can ------------------------------------------------------------------------------
+# --- test whether an object can be pickled -------------------------------------------------------
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: object) -> Any:
-        """Leave out a tensor's numbers: they always pickle, and may be many."""
+        """Skip the data of tensors: it can always be pickled, and may be large."""
         if isinstance(obj, Tensor):
             return type, (type(obj),), vars(obj)
         return NotImplemented
 
 
-class _Nowhere:
+class _NullFile:
     def write(self, data: bytes, /) -> int:
         return len(data)
 
 
 def _try(value: object) -> None:
-    _Pickler(_Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(value)
+    _Pickler(_NullFile(), protocol=5, buffer_callback=lambda buffer: None).dump(value)
 
 
 def _error(value: object) -> Exception | None:
@@ -85,13 +85,13 @@ def _error(value: object) -> Exception | None:
     return None
 
 
-# --- where it fails ------------------------------------------------------------------------------
+# --- find the part that fails --------------------------------------------------------------------
 
 
 class _Place(NamedTuple):
     value: object
     path: str
-    is_inside: bool  # it has no path of its own; this one's leads to what holds it
+    is_inside: bool  # whether the path is that of a container, because there is none for the value
     depth: int
 
     def step(self, part: _Part) -> "_Place":
@@ -102,9 +102,9 @@ class _Place(NamedTuple):
 
 
 def _search(value: object, name: str) -> tuple[_Place, Exception] | None:
-    """The nearest object that fails by itself, not by what it holds; breadth first."""
+    """The nearest object that fails by itself, not because of its parts; breadth first."""
     places = deque([_Place(value, name, is_inside=False, depth=0)])
-    # Kept, and not merely counted: the id of an object that is gone is given to another.
+    # Keep the objects: the id of a deleted object could be reused.
     seen: dict[int, object] = {}
     while places:
         place = places.popleft()
@@ -120,7 +120,7 @@ def _search(value: object, name: str) -> tuple[_Place, Exception] | None:
 
 
 def _parts(value: object) -> Iterator[_Part]:
-    """What pickle would go on to; raises what it would if it cannot."""
+    """The parts that pickle would visit; raises the error of pickle if it cannot."""
     kind = type(value)
     if isinstance(value, type | FunctionType) or kind.__module__.split(".")[0] in _NAMED_WHOLE:
         _try(value)
@@ -154,11 +154,11 @@ def _reduced(value: object) -> Iterator[_Part]:
     if any(each is type(value) for each in made_of):
         _try(type(value))
     names = {id(each): name for name, each in getattr(value, "__dict__", {}).items()}
-    if isinstance(value, tuple):  # a named one: its elements are what it is made of
+    if isinstance(value, tuple):  # a named tuple: its elements are its arguments
         yield from _elements(value)
     for each in made_of:
         yield _attribute(names[id(each)]) if id(each) in names else None, each
-    # An object with __slots__ gives two dicts: the one that it may have, and that of its slots.
+    # An object with __slots__ has two dicts: its __dict__ and its slots.
     for each in state if type(state) is tuple and len(state) == 2 else (state,):
         if isinstance(each, dict):
             yield from _attributes(value, each)
@@ -191,7 +191,7 @@ def _attribute(name: object) -> str:
         return _item(name)
     if name.isidentifier():
         return f".{name}"
-    # A child of nn.Sequential or nn.ModuleList is called "0", one of nn.ModuleDict anything.
+    # Children of nn.Sequential and nn.ModuleList are named "0", "1", …; of nn.ModuleDict, anything.
     return f"[{name}]" if name.isdecimal() else _item(name)
 
 
@@ -199,7 +199,7 @@ def _item(key: object) -> str:
     return f"[{json.dumps(key) if isinstance(key, str) else repr(key)}]"
 
 
-# --- how it is said ------------------------------------------------------------------------------
+# --- describe it ---------------------------------------------------------------------------------
 
 
 def _line(place: _Place, error: Exception) -> str:
@@ -207,12 +207,12 @@ def _line(place: _Place, error: Exception) -> str:
     what, remedy = _diagnosis(place.value, error)
     return (
         f"{place.path} {verb} {what}, which cannot be pickled{_reason(error)}; "
-        f"{remedy}, {_OTHERWISE}"
+        f"{remedy}, {_ALTERNATIVE}"
     )
 
 
 def _reason(error: Exception) -> str:
-    """The error's first line in brackets, unless it only says again what cannot be pickled."""
+    """The error's first line in parentheses, unless it only repeats what cannot be pickled."""
     message = str(error).partition("\n")[0]
     if message.startswith(("cannot pickle", "Can't pickle", "Can't get local")):
         return ""
@@ -220,7 +220,7 @@ def _reason(error: Exception) -> str:
 
 
 def _diagnosis(value: object, error: Exception) -> tuple[str, str]:
-    """What it is, and what to do instead."""
+    """A description of the object, and what to do instead."""
     kind = type(value)
     if isinstance(value, type):
         return _definition("class", value), "write it as a class at the top level of a module"

@@ -1,6 +1,6 @@
-"""A run that is told to end saves first: a signal sets a flag, and the ranks agree on it.
+"""Save a checkpoint before a run ends on a signal: a handler sets a flag, the ranks agree on it.
 
-Nothing is done inside the signal handler: a collective or a save there would meet the step's own.
+The signal handler does no other work: a collective or a save in it would interfere with the step's.
 """
 
 import contextlib
@@ -21,20 +21,20 @@ from . import collectives
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _SHOW_CURSOR = b"\x1b[?25h"
-# About how long a signal waits until all ranks know of it, beside the step that is being made.
+# Approximate time until all ranks know of a signal, in addition to the current step.
 _SECONDS = 1.0
 _MOST_STEPS = 1000
 
 
 @contextlib.contextmanager
-def children_deaf_to_interrupts(method: str = "fork") -> Iterator[None]:
-    """SIGINT (Ctrl-C) does not reach processes that are started meanwhile, and this one later.
+def block_sigint_in_children(method: str = "fork") -> Iterator[None]:
+    """Block SIGINT (Ctrl-C) in processes started in this context, and delay it in this process.
 
     Args:
-        method: of multiprocessing, by which they are started.
+        method: The multiprocessing start method.
     """
     if method != "fork":
-        # It is started along with the first of them, and would have SIGINT let through again.
+        # It is otherwise started with the first process, and would unblock SIGINT.
         resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -43,19 +43,19 @@ def children_deaf_to_interrupts(method: str = "fork") -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def hear_interrupts() -> None:
-    """Undo :func:`children_deaf_to_interrupts` in a process that was started so."""
+def unblock_sigint() -> None:
+    """Undo :func:`block_sigint_in_children` in a child process."""
     if threading.current_thread() is threading.main_thread():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def is_ignored(number: int) -> bool:
-    """Whether this process was started to ignore SIGHUP, as by nohup."""
+    """Whether this process was started with SIGHUP ignored, for example by nohup."""
     return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
-def leave_lost_terminal() -> None:
-    """Print nowhere if the terminal is gone: each line would be an error, before the save."""
+def redirect_lost_terminal() -> None:
+    """Redirect output to ``/dev/null`` if the terminal is gone: printing would raise an error."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             is_device = stat.S_ISCHR(os.fstat(descriptor).st_mode)
@@ -66,7 +66,7 @@ def leave_lost_terminal() -> None:
 
 
 class Preempted(SystemExit):
-    """The run has saved and ends, as a signal has asked; the exit code is 128 + its number."""
+    """The run saved a checkpoint and ends by a signal; the exit code is 128 + its number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -74,11 +74,11 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """Notices the :data:`SIGNALS`, and has all ranks act on one after the same step.
+    """Records the :data:`SIGNALS` and makes all ranks act on them after the same step.
 
-    Ranks agree by one reduction about every second: the number of steps until the next is agreed
-    with each, so that fast steps do not pay for it. What is reduced is on the CPU: no rank waits
-    for its GPU.
+    Ranks agree by one all-reduce about every second. They also agree on the number of steps until
+    the next one, so that the cost does not depend on the speed of steps. The reduction runs on the
+    CPU: no rank waits for its GPU.
     """
 
     def __init__(self) -> None:
@@ -88,65 +88,66 @@ class Preemption:
         self._since = time.monotonic()
 
     @contextlib.contextmanager
-    def noticing(self) -> Iterator[None]:
-        """Only note the signals for a while; a handler that the program has set is left alone.
+    def recording_signals(self) -> Iterator[None]:
+        """Record the signals in this context; keep handlers that the program has set.
 
         A second SIGINT (Ctrl-C) ends the process at once; in an interactive session it raises
-        KeyboardInterrupt. A signal that the ranks have not acted on does afterward what it does by
-        default. Where they have, one that comes again does not disturb the end of this process.
+        KeyboardInterrupt. On exit, a signal that the ranks have not acted on is raised again with
+        its default handler. If they have acted on it, a repeated signal does not disturb the
+        shutdown.
         """
-        # Python takes handlers from the main thread alone.
+        # Python accepts signal handlers only from the main thread.
         is_main = threading.current_thread() is threading.main_thread()
-        taken = {
+        replaced = {
             each: handler
             for each in SIGNALS
             if is_main and (handler := signal.getsignal(each)) in _DEFAULTS
         }
-        for each in taken:
-            signal.signal(each, self._note)
+        for each in replaced:
+            signal.signal(each, self._record_signal)
         try:
             yield
-        except Preempted as asked:
+        except Preempted as requested:
             self._received = 0
-            if asked.signal != signal.SIGINT:
-                taken = {}
+            if requested.signal != signal.SIGINT:
+                replaced = {}
             raise
         except BaseException:
-            self._received = 0  # the run has failed: that is told, and not the signal
+            self._received = 0  # the run failed: report the error, not the signal
             raise
         finally:
-            for each, handler in taken.items():
+            for each, handler in replaced.items():
                 signal.signal(each, handler)
             if self._received:
                 signal.raise_signal(self._received)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record_signal(self, number: int, frame: FrameType | None) -> None:
         self._received = self._received or number
         if number == signal.SIGHUP:
-            leave_lost_terminal()
+            redirect_lost_terminal()
         if number == signal.SIGINT:
             is_interactive = hasattr(sys, "ps1")
             signal.signal(number, signal.default_int_handler if is_interactive else signal.SIG_DFL)
             if sys.stderr.isatty():
-                # The progress bar hides it, and has no say when the next one ends the process.
+                # The progress bar hides the cursor, and cannot restore it if a second SIGINT comes.
                 os.write(sys.stderr.fileno(), _SHOW_CURSOR)
 
-    def asked(self) -> int:
-        """The signal that a rank was sent, 0 if none was; to be asked by all ranks each step."""
+    def requested(self) -> int:
+        """Number of the signal that a rank received, or 0; all ranks call this once per step."""
         if collectives.world_size() == 1:
             return self._received
         self._steps += 1
         if self._steps < self._interval:
             return 0
-        return self._agree()
+        return self._all_reduce_signal()
 
-    def _agree(self) -> int:
-        own = torch.tensor([float(self._received), -float(self._steps_a_second())])
-        asked, interval = collectives.all_reduce(own, "max").tolist()
+    def _all_reduce_signal(self) -> int:
+        own = torch.tensor([float(self._received), -float(self._propose_interval())])
+        requested, interval = collectives.all_reduce(own, "max").tolist()
         self._interval, self._steps, self._since = -int(interval), 0, time.monotonic()
-        return int(asked)
+        return int(requested)
 
-    def _steps_a_second(self) -> int:
-        """Steps until the next agreement, as this rank would have it; growth is bounded."""
+    def _propose_interval(self) -> int:
+        """This rank's proposal for the steps until the next agreement; its growth is bounded."""
         rate = self._steps / max(time.monotonic() - self._since, 1e-6)
         return max(1, min(int(rate * _SECONDS), 2 * self._interval, _MOST_STEPS))

@@ -1,8 +1,8 @@
-"""How the ranks of a run find one another: the store that a process group is formed over.
+"""Rendezvous: the store through which the ranks of a run form a process group.
 
-On one node it is a file that only this user can open, where one launch can be told from another:
-torch's TCP store lets in whoever reaches its port, and on one node that is every user. Between
-nodes there is only that store, which listens on every interface whatever address it is given.
+On one node, the store is a file that only this user can open, if a launch can be identified:
+torch's TCP store accepts everyone who can reach its port, and on one node that is every user.
+Between nodes there is only the TCP store, which listens on all interfaces.
 """
 
 import atexit
@@ -36,13 +36,13 @@ _stores: dict[Layout, dist.Store] = {}
 
 
 def loopback_interface() -> str | None:
-    """Name of the loopback interface, ``lo`` or ``lo0``; ``None`` if neither is there."""
+    """Name of the loopback interface, ``lo`` or ``lo0``; ``None`` if there is none."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 
 def stay_on_loopback() -> None:
-    """Have gloo and NCCL talk over loopback, unless the user has named an interface."""
+    """Select the loopback interface for gloo and NCCL, unless the user has set one."""
     interface = loopback_interface()
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -50,7 +50,7 @@ def stay_on_loopback() -> None:
 
 
 def loopback_store(port: int) -> dist.TCPStore:
-    """A store on a port of 127.0.0.1, served by this process."""
+    """Start a TCP store on a port of 127.0.0.1."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
@@ -65,34 +65,34 @@ def loopback_store(port: int) -> dist.TCPStore:
 
 
 def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
-    """The store that all ranks of a layout share.
+    """Connect to the store shared by all ranks of a layout.
 
     Raises:
-        UserError: a rank did not come in time.
+        UserError: A rank did not join in time.
     """
     if layout.world_size == 1:
         return dist.HashStore()
     if layout.num_nodes == 1:
         stay_on_loopback()
     else:
-        interfaces.leave_loopback(layout.main_address)
-    # One store for all groups of a process: a second one could not be told from the first.
+        interfaces.avoid_loopback(layout.main_address)
+    # One store for all process groups of this process: two stores could not be address_file apart.
     if layout not in _stores:
         path = _private_file(layout, timeout)
         if path is None:
-            _stores[layout] = _meet(_shared_store(layout, timeout), layout, timeout)
+            _stores[layout] = _join(_shared_store(layout, timeout), layout, timeout)
         else:
-            _meet_beside(path, layout, timeout)
+            _await_ranks(path, layout, timeout)
             _await_lock(path, timeout)
-            _stores[layout] = dist.FileStore(str(path), -1)  # -1: it does not remove the file
+            _stores[layout] = dist.FileStore(str(path), -1)  # -1: do not delete the file
     return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])
 
 
 def _private_file(layout: Layout, timeout: datetime.timedelta) -> Path | None:
-    """The file of a store that this user alone can open; ``None``: the ranks meet by TCP.
+    """Path of the store's private file; ``None`` if the ranks use TCP.
 
-    Our launcher has made its folder, or rank 0 makes it and tells where it is. Not in the folder
-    that the run is started from: file systems of a network may know no locks.
+    Our launcher creates its folder, or else rank 0 creates it and publishes the path. It is not in
+    the working directory: network file systems may not support locks.
     """
     if layout.num_nodes > 1:
         return None
@@ -100,13 +100,13 @@ def _private_file(layout: Layout, timeout: datetime.timedelta) -> Path | None:
         return Path(os.environ[STORE])
     if not layout.launch_id:
         return None
-    told = _told_file(layout)
+    address_file = _address_file(layout)
     if layout.is_main:
         folder = Path(tempfile.mkdtemp(prefix="trainer-store-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        _tell(told, str(folder))
+        _publish(address_file, str(folder))
     else:
-        folder = Path(_hear(told, timeout))
+        folder = Path(_await_address(address_file, timeout))
         _check_private(folder)
     return folder / "store"
 
@@ -125,15 +125,15 @@ def _check_private(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def ending_if_stuck(seconds: float, end: Callable[[UserError], object]) -> Iterator[None]:
-    """End this process if what is done meanwhile with the store takes longer.
+def exit_if_stuck(seconds: float, end: Callable[[UserError], object]) -> Iterator[None]:
+    """End this process if the store operations in this context take too long.
 
-    A rank that is stopped (SIGSTOP) while it holds the lock of the store's file has the others wait
-    in the kernel, where no timeout of torch's and no exception reaches them.
+    If a rank is stopped (SIGSTOP) while it holds the lock of the store's file, the others wait in
+    the kernel, where neither torch's timeouts nor exceptions work.
 
     Args:
-        seconds: longer than the timeout of what is done.
-        end: called in another thread, with what to tell.
+        seconds: Maximum time, longer than the timeout of the operations.
+        end: Called in another thread, with the error.
     """
     over = threading.Event()
 
@@ -152,25 +152,25 @@ def ending_if_stuck(seconds: float, end: Callable[[UserError], object]) -> Itera
         thread.join()
 
 
-def _meet_beside(path: Path, layout: Layout, timeout: datetime.timedelta) -> None:
-    """Wait until every rank is there.
+def _await_ranks(path: Path, layout: Layout, timeout: datetime.timedelta) -> None:
+    """Wait until all ranks have joined.
 
-    By a file a rank, and not in the store: a rank that is stopped while it holds the lock of the
-    store's file would have the others wait for it in the kernel, without an end.
+    Uses one file per rank, not the store: if a rank is stopped while it holds the lock of the
+    store's file, the others would wait for it in the kernel forever.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     present = [path.with_name(f"present-{rank}") for rank in range(layout.world_size)]
     present[layout.rank].touch()
     while missing := [str(rank) for rank, each in enumerate(present) if not each.exists()]:
         if time.monotonic() > deadline:
-            raise UserError(_did_not_come(missing, timeout))
+            raise UserError(_missing_ranks(missing, timeout))
         time.sleep(_POLL_SECONDS)
 
 
 def _await_lock(path: Path, timeout: datetime.timedelta) -> None:
-    """Wait until the lock of the store's file is free: torch would wait without an end.
+    """Wait until the lock of the store's file is free: torch would wait forever.
 
-    It makes the store without releasing the interpreter, so that no thread could end it either.
+    torch opens the store without releasing the GIL, so no thread could end the process either.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     with path.open("a") as file:
@@ -187,52 +187,52 @@ def _await_lock(path: Path, timeout: datetime.timedelta) -> None:
                 return
 
 
-def _meet(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dist.Store:
-    """The part of the store that belongs to these very processes, once every rank is there.
+def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dist.Store:
+    """Wait until all ranks have joined, and return the part of the store for these processes.
 
-    torchelastic hands the ranks of a restart the store of those before, whose addresses must not
-    be read again. It tells no rank which restart it belongs to: each node counts its own. So each
-    rank asks with a word that is new, and rank 0, which is new too, answers with another.
+    After a restart, torchelastic gives the ranks the store of the previous ones, whose addresses
+    must not be used again. Ranks do not know which restart they belong to: each node counts its
+    own. So each rank sends a new random token, and rank 0 replies with another.
     """
     deadline = time.monotonic() + timeout.total_seconds()
-    own_word = uuid.uuid4().hex
-    word = own_word if layout.is_main else _ask(store, own_word, deadline)
-    if word is None:
-        raise UserError(_did_not_come(["0"], timeout))
-    ours = dist.PrefixStore(word, store)
+    own_token = uuid.uuid4().hex
+    token = own_token if layout.is_main else _request_token(store, own_token, deadline)
+    if token is None:
+        raise UserError(_missing_ranks(["0"], timeout))
+    ours = dist.PrefixStore(token, store)
     ours.set(f"present/{layout.rank}", "")
     ours.add("present", 1)
     answered = 0
     while ours.add("present", 0) < layout.world_size:
         if layout.is_main:
-            answered = _answer(store, word, answered)
+            answered = _send_token(store, token, answered)
         if time.monotonic() > deadline:
             ranks = map(str, range(layout.world_size))
             missing = [rank for rank in ranks if not ours.check([f"present/{rank}"])]
-            raise UserError(_did_not_come(missing, timeout))
+            raise UserError(_missing_ranks(missing, timeout))
         time.sleep(_POLL_SECONDS)
     return ours
 
 
-def _ask(store: dist.Store, own_word: str, deadline: float) -> str | None:
-    """Rank 0's word; ``None`` if there is no answer in time."""
-    store.set(f"asked/{store.add('asked', 1)}", own_word)
-    while not store.check([f"answer/{own_word}"]):
+def _request_token(store: dist.Store, own_token: str, deadline: float) -> str | None:
+    """Request rank 0's token; ``None`` if there is no reply in time."""
+    store.set(f"asked/{store.add('asked', 1)}", own_token)
+    while not store.check([f"answer/{own_token}"]):
         if time.monotonic() > deadline:
             return None
         time.sleep(_POLL_SECONDS)
-    return store.get(f"answer/{own_word}").decode()
+    return store.get(f"answer/{own_token}").decode()
 
 
-def _answer(store: dist.Store, word: str, answered: int) -> int:
-    """Tell rank 0's word to those who have asked; how many have been answered by now."""
+def _send_token(store: dist.Store, token: str, answered: int) -> int:
+    """Send rank 0's token to the ranks that requested it; return the number of replies so far."""
     asked = store.add("asked", 0)
     for number in range(answered + 1, asked + 1):
-        store.set(f"answer/{store.get(f'asked/{number}').decode()}", word)
+        store.set(f"answer/{store.get(f'asked/{number}').decode()}", token)
     return asked
 
 
-def _did_not_come(ranks: Sequence[str], timeout: datetime.timedelta) -> str:
+def _missing_ranks(ranks: Sequence[str], timeout: datetime.timedelta) -> str:
     return (
         f"rank {', '.join(ranks)} did not come within {timeout.total_seconds():g} s "
         "(timeout_seconds of the strategy): it ended, or hangs, before the trainer was reached"
@@ -243,16 +243,16 @@ def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     served_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = layout.main_port
     if port == 0:
-        path = _told_file(layout)
+        path = _address_file(layout)
         if layout.is_main:
             store = _serve_everywhere(layout, 0, timeout)
-            _tell(path, str(store.port))
+            _publish(path, str(store.port))
             return store
-        port = int(_hear(path, timeout))
+        port = int(_await_address(path, timeout))
     elif layout.is_main and not served_by_launcher:
         on_one_node = layout.num_nodes == 1
         return loopback_store(port) if on_one_node else _serve_everywhere(layout, port, timeout)
-    # On one node the store listens on loopback, by whatever name the launch calls that node.
+    # On one node the store listens on loopback, whatever the name of the node.
     is_loopback = layout.num_nodes == 1 and not served_by_launcher
     address = "127.0.0.1" if is_loopback else layout.main_address
     try:
@@ -267,20 +267,20 @@ def _serve_everywhere(layout: Layout, port: int, timeout: datetime.timedelta) ->
     )
 
 
-def _told_file(layout: Layout) -> Path:
-    """Where rank 0 tells where it is: a file of this launch alone, on a disk that nodes share."""
+def _address_file(layout: Layout) -> Path:
+    """The file in which rank 0 publishes its address: unique per launch, on a shared disk."""
     folder = os.environ.get("SLURM_SUBMIT_DIR", ".")
-    if layout.num_nodes == 1 and not os.access(folder, os.W_OK):  # in a container, say
+    if layout.num_nodes == 1 and not os.access(folder, os.W_OK):  # in a container, for example
         folder = tempfile.gettempdir()
     return Path(folder) / f".rendezvous-{layout.launch_id}"
 
 
-def _tell(path: Path, text: str) -> None:
+def _publish(path: Path, text: str) -> None:
     atexit.register(path.unlink, missing_ok=True)
     files.write_private(path, text)
 
 
-def _hear(path: Path, timeout: datetime.timedelta) -> str:
+def _await_address(path: Path, timeout: datetime.timedelta) -> str:
     deadline = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < deadline:
         try:

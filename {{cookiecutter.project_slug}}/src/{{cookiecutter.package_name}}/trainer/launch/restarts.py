@@ -1,4 +1,4 @@
-"""What torchelastic restarts goes on with its run, and gives up when it gets no further."""
+"""Restarts by torchelastic: resume the run, and stop restarting when it makes no progress."""
 
 import json
 import os
@@ -19,32 +19,32 @@ _SECONDS_TO_BE_ENDED = 10.0
 
 
 def expected(layout: Layout, environment: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun starts the ranks again when one fails (its ``--max-restarts``)."""
+    """Whether torchrun restarts the ranks when one fails (``--max-restarts``)."""
     environment = os.environ if environment is None else environment
     restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
     return layout.source == "torchelastic" and restarts != "0"
 
 
-def name_of_run(environment: Mapping[str, str] | None = None) -> str | None:
-    """The run's name where the user gives none: torchrun's ``--rdzv-id``, if that tells runs apart.
+def run_name(environment: Mapping[str, str] | None = None) -> str | None:
+    """Default name of the run: torchrun's ``--rdzv-id``, if it is set and so identifies the run.
 
-    ``--standalone`` draws one.
+    ``--standalone`` generates one.
     """
     environment = os.environ if environment is None else environment
     name = environment.get("TORCHELASTIC_RUN_ID", "none")
     return None if name == "none" else f"torchrun-{name}"
 
 
-def count(directory: Path, step: int, layout: Layout) -> None:
-    """Note that the run begins at a step; the main rank counts for all.
+def count_attempt(directory: Path, step: int, layout: Layout) -> None:
+    """Count an attempt that starts from a step; the main rank counts for all ranks.
 
     Args:
-        directory: of the run.
-        step: that it goes on from.
-        layout: of the processes.
+        directory: The run directory.
+        step: The step from which the run starts or resumes.
+        layout: The layout of the processes.
 
     Raises:
-        UserError: it has begun there three times before, and failed. torchrun is told to end.
+        UserError: Three attempts from this step have failed. torchrun is told to stop.
     """
     failures = 0
     if layout.is_main:
@@ -54,24 +54,24 @@ def count(directory: Path, step: int, layout: Layout) -> None:
             text = json.dumps({"step": step, "failures": failures})
             files.write_atomically(directory / _FILE, text)
         else:
-            forget(directory)
+            reset(directory)
     if collectives.broadcast(failures) < _MOST_FAILURES:
         return
     problem = f"{_MOST_FAILURES} failures without progress after step {step}: see their errors"
-    outcome.tell_failure(problem)
+    outcome.write_failure(problem)
     if layout.is_main:
         sys.stderr.write(f"error: {problem}\n")
         sys.stderr.flush()
     collectives.barrier()
     if layout.local_rank == 0:
-        # A rank cannot tell torchrun in any other way not to start it again.
+        # The only way in which a rank can tell torchrun not to restart it.
         os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(_SECONDS_TO_BE_ENDED)
     raise UserError(problem)
 
 
-def forget(directory: Path) -> None:
-    """Begin to count anew: the run has ended well, or was asked to end."""
+def reset(directory: Path) -> None:
+    """Reset the count: the run finished, or was asked to stop."""
     (directory / _FILE).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""The launcher of ``ddp``: this same command, started once a rank."""
+"""Launcher for ``ddp``: run the current command again, once per rank."""
 
 import os
 import subprocess
@@ -15,38 +15,37 @@ from .failures.watcher import Place, Watcher, threads_each
 
 
 def is_interactive() -> bool:
-    """Whether this process is a notebook's or an interactive session's."""
+    """Whether this process is a notebook or an interactive session."""
     return hasattr(sys, "ps1")
 
 
 def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoReturn:
-    """Start this same command once a rank, watch the ranks, and end as they end.
+    """Start the current command once per rank, monitor the ranks, and exit with their result.
 
-    When one fails, the others are ended and the first failure is shown; its exit code becomes
-    this process'.
+    When a rank fails, terminate the others, print the first failure, and exit with its exit code.
 
     Args:
-        processes: ranks to start on this node.
-        layout: of the nodes, where this command was started once on each.
-        directory: in which they start, for relative paths mean something there.
+        processes: Number of ranks to start on this node.
+        layout: Layout of the nodes, where this command was started once per node.
+        directory: Working directory of the ranks, so that relative paths keep their meaning.
 
     Raises:
-        UserError: there is no command that could be started again.
+        UserError: There is no command to run again.
     """
-    # Python calls what it reads from standard input "" or "-".
+    # sys.argv[0] is "" or "-" when Python reads the program from standard input.
     if is_interactive() or sys.argv[0] in ("", "-"):
         raise UserError(
             "an interactive session, or a script on standard input, has no command that could be "
             "started once a rank; use strategy='ddp_notebook', write a script, or use torchrun"
         )
-    # That only this user can open: on one node the ranks' store is in it.
+    # Readable by this user only: on one node it contains the store of the ranks.
     with tempfile.TemporaryDirectory(prefix="trainer-launch-") as private:
         place = Place(processes, Path(private), layout)
         failure = Watcher(partial(_start_all, place, directory), "fork", place).watch()
     if failure is None:
         sys.exit(0)
     if failure.rank >= 0 or failure.code == interruption.EXIT_CODE:
-        outcome.tell_failure(failure.message)
+        outcome.write_failure(failure.message)
         print(failure.message, file=sys.stderr, flush=True)
     sys.exit(failure.code)
 
@@ -69,5 +68,5 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     variables = {**os.environ, **place.variables(local_rank)}
     variables.setdefault("OMP_NUM_THREADS", threads_each(place.processes))
-    # A process group of its own, so that a rank's loader workers are ended with it.
+    # Use a separate process group so that a rank's DataLoader workers are terminated with it.
     return subprocess.Popen(command, env=variables, cwd=directory, process_group=0)

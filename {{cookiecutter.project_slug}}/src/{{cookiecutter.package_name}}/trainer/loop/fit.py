@@ -164,7 +164,7 @@ class FitLoop:
         """Whether training is done; raises Preempted where it is not, and a signal has come."""
         if self._is_done():
             return True
-        number = self.preemption.asked()
+        number = self.preemption.requested()
         if number:
             self._save_once()
             self.checkpoints.wait()

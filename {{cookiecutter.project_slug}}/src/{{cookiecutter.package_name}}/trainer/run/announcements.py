@@ -15,7 +15,7 @@ def opening(checked: Arguments, loop: FitLoop) -> list[str]:
         f"strategy {checked.strategy_name} on {checked.device.type}, precision "
         f"{checked.precision.name}, {processes} process{'es' * (processes > 1)}"
     ]
-    lines += gpu_backends.remarks(checked.device.type, checked.precision.name)
+    lines += gpu_backends.notes(checked.device.type, checked.precision.name)
     replicas, accumulate = checked.strategy.data_replicas, feed.accumulate
     if feed.samples_per_step:
         each = feed.samples_per_step // (replicas * accumulate)

@@ -138,7 +138,7 @@ def check(
     Raises:
         ConfigurationError: one line for every mistake.
     """
-    launch.disown()
+    launch.drop_inherited_variables()
     environment.warn()
     problems = Problems()
     # These have checks of their own: the older ones where they are translated.
@@ -270,7 +270,7 @@ def _check_run(given: dict[str, Any], layout: Layout, problems: Problems) -> Non
     resume = given["resume"]
     if resume == "auto":
         # torchrun's restarts name the run by its --rdzv-id.
-        name = restarts.name_of_run() if restarts.expected(layout) else None
+        name = restarts.run_name() if restarts.expected(layout) else None
         if (given["run_name"] or name) is None:
             problems.add(
                 "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, "

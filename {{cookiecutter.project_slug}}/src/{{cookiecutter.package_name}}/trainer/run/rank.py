@@ -75,7 +75,7 @@ class RankRun:
 
     def connect(self) -> None:
         """Take this process' place among its peers."""
-        forks.keep_garbage()
+        forks.freeze_garbage_in_children()
         checked = self.checked
         if checked.layout.source != "none":
             self._say(checked.layout.receipt())
@@ -137,7 +137,7 @@ class RankRun:
     def fit(self, module: TrainingModule, data: Data, val_dataloader: Loader | None) -> None:
         """Train."""
         if self.checked.layout.is_main:
-            outcome.forget()
+            outcome.remove()
         with contextlib.closing(RunLock()) as lock:
             chosen = self._choose(lock)
             self.directory = chosen.directory
@@ -160,7 +160,7 @@ class RankRun:
             self._say(f"resumed from {self.checked.shown(chosen.checkpoint)}")
             self._say(*(f"note: {remark}" for remark in remarks))
         if restarts.expected(self.checked.layout):
-            restarts.count(chosen.directory, self.global_step, self.checked.layout)
+            restarts.count_attempt(chosen.directory, self.global_step, self.checked.layout)
         if self.checked.layout.is_main:
             self._begin(loop, chosen)
         self._say(*announcements.opening(self.checked, loop))
@@ -193,7 +193,7 @@ class RankRun:
     def _train(self, loop: FitLoop, directory: Path) -> None:
         """Run the loop, and tell how it ended."""
         try:
-            with loop.preemption.noticing():
+            with loop.preemption.recording_signals():
                 self._run(loop, directory)
         except Preempted as asked:
             if asked.signal != signal.SIGINT:
@@ -218,13 +218,13 @@ class RankRun:
 
     def _tell(self, how: str, directory: Path) -> None:
         if self.checked.layout.is_main:
-            restarts.forget(directory)
-            outcome.tell(f"{how} step {self.global_step}")
+            restarts.reset(directory)
+            outcome.write(f"{how} step {self.global_step}")
 
     def _choose(self, lock: RunLock) -> Chosen:
         request, layout = self.checked.request, self.checked.layout
         if restarts.expected(layout) and request.resume in (None, "auto"):
-            name = request.name or restarts.name_of_run()
+            name = request.name or restarts.run_name()
             request = replace(request, name=name, resume="auto")
         return run_choice.choose(request, layout, lock)
 

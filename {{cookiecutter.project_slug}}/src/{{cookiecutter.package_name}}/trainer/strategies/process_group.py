@@ -84,7 +84,7 @@ class ProcessGroupStrategy(Strategy):
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
         # The ranks wait for one another twice: until all are there, and until all are connected.
         seconds = 2 * self.timeout_seconds + _SECONDS_FOR_TORCH
-        with rendezvous.ending_if_stuck(seconds, launch.end_process):
+        with rendezvous.exit_if_stuck(seconds, launch.end_process):
             dist.init_process_group(
                 backends(asked, device.type),
                 store=rendezvous.connect_store(layout, timeout),

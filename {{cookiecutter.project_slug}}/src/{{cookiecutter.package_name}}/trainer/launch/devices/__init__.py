@@ -1,1 +1,1 @@
-"""The devices of this machine: which there are, which are idle, and how values move to them."""
+"""Devices of this machine: which exist, which are idle, and why some cannot be used."""

@@ -1,4 +1,4 @@
-"""What a run sets in torch's GPU backends, for as long as it lasts: matrix precision, cuDNN.
+"""Settings of torch's GPU backends during a run: float32 matmul precision, cuDNN benchmark.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html,
 https://docs.pytorch.org/docs/stable/backends.html
@@ -17,11 +17,11 @@ PRECISIONS = ("highest", "high", "medium")
 
 
 def check(given: Mapping[str, Any], problems: Problems) -> None:
-    """Check ``matmul_precision`` and ``cudnn_benchmark`` of a trainer's arguments.
+    """Check ``matmul_precision`` and ``cudnn_benchmark``.
 
     Args:
-        given: by name.
-        problems: takes a line for each mistake.
+        given: The trainer's arguments, by name.
+        problems: Collects one line per error.
     """
     precision = given["matmul_precision"]
     if precision not in (None, *PRECISIONS):
@@ -35,11 +35,11 @@ def check(given: Mapping[str, Any], problems: Problems) -> None:
 
 @contextlib.contextmanager
 def applied(device_type: str, given: Mapping[str, Any]) -> Iterator[None]:
-    """Set torch's backends as a trainer's arguments say, and put them back afterward.
+    """Apply the trainer's arguments to torch's backends, and restore the settings on exit.
 
     Args:
-        device_type: on CPUs nothing is set.
-        given: the trainer's arguments.
+        device_type: On ``"cpu"`` nothing is set.
+        given: The trainer's arguments.
     """
     if device_type != "cuda":
         yield
@@ -57,12 +57,12 @@ def applied(device_type: str, given: Mapping[str, Any]) -> Iterator[None]:
         torch.backends.cudnn.benchmark = benchmark
 
 
-def remarks(device_type: str, precision: str) -> list[str]:
-    """One line if float32 matrix products are computed in less than float32 now.
+def notes(device_type: str, precision: str) -> list[str]:
+    """Return one line if float32 matrix products now run in lower precision than float32.
 
     Args:
-        device_type: of the run.
-        precision: of the run; where autocast or parameters are in half, there are few such.
+        device_type: Device type of the run.
+        precision: Precision of the run; in half precision there are few float32 products.
     """
     if device_type != "cuda" or precision != "32-true":
         return []
@@ -72,26 +72,26 @@ def remarks(device_type: str, precision: str) -> list[str]:
 
 
 class _Precisions:
-    """Of float32 matrix products, as the program has set them.
+    """The program's settings for the precision of float32 matrix products.
 
-    torch has two interfaces to them. The older one sets both of the newer one's, and can be read
-    only where these do not contradict it; torch.compile reads both. So the older one is what sets
-    them here, and both are put back.
+    torch has two APIs for them. The older one sets both settings of the newer one, and can be read
+    only if they agree; torch.compile reads both. Here the older API sets them, and both are
+    restored.
     """
 
     def __init__(self) -> None:
-        self._older = "highest"  # which alone contradicts the newer one
+        self._older = "highest"  # the only value at which both APIs can disagree
         with contextlib.suppress(RuntimeError):
             self._older = torch.get_float32_matmul_precision()
         self._newer = [each.fp32_precision for each in _matmul_backends()]
 
     @property
     def are_chosen(self) -> bool:
-        """Whether the program has said what it wants on GPUs."""
+        """Whether the program has set the precision on GPUs."""
         return str(self._newer[0]) != "none"
 
     def restore(self) -> None:
-        """Put them back."""
+        """Restore the settings."""
         _set_matmul_precision(self._older)
         for backend, precision in zip(_matmul_backends(), self._newer, strict=True):
             backend.fp32_precision = precision
@@ -103,6 +103,6 @@ def _matmul_backends() -> tuple[Any, Any]:
 
 def _set_matmul_precision(precision: str) -> None:
     with warnings.catch_warnings():
-        # Some versions of torch recommend the newer interface, which its compiler does not take.
+        # Some versions of torch recommend the newer API, which torch.compile does not support.
         warnings.filterwarnings("ignore", "Please use the new API settings")
         torch.set_float32_matmul_precision(precision)

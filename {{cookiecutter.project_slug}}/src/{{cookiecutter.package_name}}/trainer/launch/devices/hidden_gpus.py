@@ -1,4 +1,4 @@
-"""GPUs that this machine has and torch cannot use, and why: such a run is slow without a word."""
+"""Warn if this machine has GPUs that torch cannot use: the run would silently use the CPU."""
 
 import ctypes
 import os
@@ -17,29 +17,29 @@ _warned: list[str] = []
 
 
 def describe() -> str | None:
-    """How many GPUs there are that torch cannot use, why, and what to do; ``None``: there are none.
+    """How many GPUs torch cannot use, why, and what to do; ``None`` if there are no GPUs.
 
-    To be asked where torch sees no GPU.
+    Call it if torch sees no GPU.
     """
     nodes = _nodes()
     count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(nodes)
     if count == 0:
         return None
     have = f"this machine has {count} GPU{'s' * (count > 1)}, which torch cannot use: "
-    return have + (_of_torch() or _of_process(nodes) or too_old() or _of_cuda())
+    return have + (_torch_reason() or _process_reason(nodes) or too_old() or _cuda_reason())
 
 
 def warn() -> None:
-    """Print a line if there are GPUs that torch cannot use; once."""
+    """Print a warning once if there are GPUs that torch cannot use."""
     if not _warned and (line := describe()) is not None:
         _warned.append(line)
         sys.stderr.write(f"warning: this run is on the CPU: {line}\n")
 
 
 def too_old() -> str | None:
-    """Why a driver is too old for this build of torch; ``None`` if it is not.
+    """Why the driver is too old for this build of torch; ``None`` if it is not.
 
-    torch finds GPUs with such a driver, too, and fails when it uses one.
+    torch also lists GPUs with such a driver, and fails when it uses one.
     """
     needed, supported = torch.version.cuda, _supported()
     if needed is None or supported is None or supported // 1000 >= int(needed.partition(".")[0]):
@@ -52,7 +52,7 @@ def too_old() -> str | None:
 
 
 def _supported() -> int | None:
-    """The newest CUDA that the driver supports, 12020 for 12.2; asking it starts nothing.
+    """The newest CUDA version that the driver supports, 12020 for 12.2; does not initialize CUDA.
 
     Source: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VERSION.html
     """
@@ -68,7 +68,7 @@ def _nodes() -> list[Path]:
     return [path for path in sorted(_DEVICES.glob("nvidia*")) if path.name[6:].isdecimal()]
 
 
-def _of_torch() -> str | None:
+def _torch_reason() -> str | None:
     if torch.version.cuda is not None:
         return None
     built = "built for ROCm" if torch.version.hip else "a CPU build"
@@ -78,8 +78,8 @@ def _of_torch() -> str | None:
     )
 
 
-def _of_process(nodes: list[Path]) -> str | None:
-    """What keeps this process from the GPUs."""
+def _process_reason(nodes: list[Path]) -> str | None:
+    """Why this process cannot access the GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
         return (
@@ -91,7 +91,7 @@ def _of_process(nodes: list[Path]) -> str | None:
             f"there is no {_DEVICES}/nvidia0 in this container; start it with GPUs "
             "(docker run --gpus all, apptainer exec --nv), or set accelerator='cpu'"
         )
-    refusals = [refusal for path in nodes if (refusal := _refusal(path)) is not None]
+    refusals = [refusal for path in nodes if (refusal := _open_error(path)) is not None]
     if len(refusals) == len(nodes):
         return (
             f"{nodes[0]} cannot be opened ({refusals[0]}); in a SLURM job ask for GPUs by "
@@ -100,7 +100,7 @@ def _of_process(nodes: list[Path]) -> str | None:
     return None
 
 
-def _refusal(path: Path) -> str | None:
+def _open_error(path: Path) -> str | None:
     try:
         os.close(os.open(path, os.O_RDWR))
     except OSError as error:
@@ -108,7 +108,7 @@ def _refusal(path: Path) -> str | None:
     return None
 
 
-def _of_cuda() -> str:
+def _cuda_reason() -> str:
     if _supported() is None:
         return (
             f"the driver's library {_LIBRARY} is not found; in a container set "

@@ -1,4 +1,4 @@
-"""``auto_select_gpus``: which GPUs to train on where others train too."""
+"""``auto_select_gpus``: select idle GPUs on a shared machine."""
 
 import importlib
 import os
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigurationError
 
-_NO_CHOICE = (
+_MIG_HINT = (
     "of which CUDA shows a process one alone; leave auto_select_gpus out, and name the part in "
     "CUDA_VISIBLE_DEVICES"
 )
@@ -17,7 +17,7 @@ ComputeMode = Literal["default", "exclusive", "prohibited"]
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU under torch's index, with the number of compute processes that it runs."""
+    """A GPU, with its index in torch and the number of compute processes running on it."""
 
     index: int
     name: str
@@ -27,36 +27,38 @@ class GPU:
 
 
 def choose(gpus: Sequence[GPU], count: int) -> list[int]:
-    """Indices of the GPUs to train on, the best first: idle ones, then those with most free memory.
+    """Select GPUs for training: idle ones first, then by free memory.
 
-    A GPU in exclusive mode that runs a process takes no other, and one in prohibited mode takes
-    none: both are passed over.
+    GPUs in exclusive mode that already run a process, and GPUs in prohibited mode, are skipped.
 
     Args:
-        gpus: all there are.
-        count: how many are wanted, at least 1.
+        gpus: All available GPUs.
+        count: Number of GPUs to select, at least 1.
+
+    Returns:
+        The selected indices, best first.
 
     Raises:
-        ConfigurationError: fewer can be used; the line says of each other GPU why not.
+        ConfigurationError: Too few GPUs can be used; the message gives the reason for each other.
     """
-    usable = [gpu for gpu in gpus if _hindrance(gpu) is None]
+    usable = [gpu for gpu in gpus if _obstacle(gpu) is None]
     if len(usable) < count:
-        hindrances = [
-            f"GPU {gpu.index} ({gpu.name}) {hindrance}"
+        obstacles = [
+            f"GPU {gpu.index} ({gpu.name}) {obstacle}"
             for gpu in gpus
-            if (hindrance := _hindrance(gpu)) is not None
+            if (obstacle := _obstacle(gpu)) is not None
         ]
         raise ConfigurationError(
             f"auto_select_gpus: {count} wanted, {len(usable)} of {len(gpus)} can be used"
-            + "".join(f"; {hindrance}" for hindrance in hindrances)
+            + "".join(f"; {obstacle}" for obstacle in obstacles)
             + "; ask for fewer"
-            + (" or wait" if hindrances else "")
+            + (" or wait" if obstacles else "")
         )
     usable.sort(key=lambda gpu: (gpu.processes > 0, -gpu.free_bytes, gpu.index))
     return [gpu.index for gpu in usable[:count]]
 
 
-def _hindrance(gpu: GPU) -> str | None:
+def _obstacle(gpu: GPU) -> str | None:
     if gpu.compute_mode == "prohibited":
         return "is in prohibited mode"
     if gpu.compute_mode == "exclusive" and gpu.processes > 0:
@@ -65,14 +67,14 @@ def _hindrance(gpu: GPU) -> str | None:
 
 
 def read_gpus() -> list[GPU]:
-    """The GPUs that torch sees, as NVML, the driver's library, describes them.
+    """Read the GPUs visible to torch through NVML, the driver's library.
 
-    CUDA stays as it is: neither started nor asked. In a container the driver may hide other
-    containers' processes; their memory still counts as taken.
+    CUDA is neither initialized nor queried. In a container, the driver may hide the processes of
+    other containers; their memory still counts as used.
 
     Raises:
-        ConfigurationError: NVML's package is missing, NVML fails, or it cannot be told which of its
-            GPUs are torch's.
+        ConfigurationError: NVML's package is missing, NVML fails, or its GPUs cannot be mapped to
+            torch's.
 
     Source: https://docs.nvidia.com/deploy/nvml-api/
     """
@@ -105,9 +107,9 @@ def _read(nvml: Any) -> list[GPU]:
     uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
     positions = visible(os.environ, names, uuids)
     for position in positions:
-        if _is_sharded(nvml, handles[position]):
+        if _is_mig_enabled(nvml, handles[position]):
             raise ConfigurationError(
-                f"auto_select_gpus: GPU {uuids[position]} is divided into parts (MIG), {_NO_CHOICE}"
+                f"auto_select_gpus: GPU {uuids[position]} is divided into parts (MIG), {_MIG_HINT}"
             )
     return [
         GPU(
@@ -121,10 +123,10 @@ def _read(nvml: Any) -> list[GPU]:
     ]
 
 
-def _is_sharded(nvml: Any, handle: Any) -> bool:
+def _is_mig_enabled(nvml: Any, handle: Any) -> bool:
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError:  # a model that cannot be
+    except nvml.NVMLError:  # the model does not support MIG
         return False
     return bool(current)
 
@@ -132,26 +134,25 @@ def _is_sharded(nvml: Any, handle: Any) -> bool:
 def visible(
     environment: Mapping[str, str], names: Sequence[str], uuids: Sequence[str]
 ) -> list[int]:
-    """Where NVML counts the GPUs that torch counts 0, 1, ….
+    """Map torch's device indices 0, 1, … to NVML's indices.
 
-    NVML counts all GPUs by PCI bus. CUDA counts those in ``CUDA_VISIBLE_DEVICES`` in the order
-    given there: UUIDs, of which a beginning is enough, or indices. Indices count by PCI bus under
-    ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, else the fastest first, which among equal GPUs is the same.
-    As in CUDA, what follows an entry that names no GPU is not read, and a GPU named twice leaves
-    none.
+    NVML numbers all GPUs by PCI bus. CUDA numbers those in ``CUDA_VISIBLE_DEVICES``, in the order
+    given there: UUIDs or prefixes of them, or indices. Indices count by PCI bus if
+    ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, else fastest first, which is the same among equal GPUs. As in
+    CUDA, entries after one that names no GPU are ignored, and a GPU named twice leaves none.
 
     Args:
-        environment: where these variables stand.
-        names, uuids: of all GPUs, in NVML's order.
+        environment: The environment variables.
+        names, uuids: Of all GPUs, in NVML's order.
 
     Raises:
-        ConfigurationError: GPUs of several models are counted the fastest first, or parts of GPUs
-            (MIG) are named.
+        ConfigurationError: GPUs of several models are numbered fastest first, or MIG instances are
+            named.
     """
     text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is not None and text.startswith("MIG-"):
         raise ConfigurationError(
-            f"auto_select_gpus: CUDA_VISIBLE_DEVICES names parts of GPUs (MIG), {_NO_CHOICE}"
+            f"auto_select_gpus: CUDA_VISIBLE_DEVICES names parts of GPUs (MIG), {_MIG_HINT}"
         )
     is_by_uuid = text is not None and text.startswith("GPU-")
     is_by_bus = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"

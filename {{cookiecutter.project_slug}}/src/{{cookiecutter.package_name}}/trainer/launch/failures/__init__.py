@@ -1,1 +1,1 @@
-"""How a run that fails says so: reports, stacks, and the threads that watch for hangs."""
+"""Failure handling: reports, stack traces, and threads that detect hangs."""

@@ -1,7 +1,7 @@
-"""Ends a process that has done its work, though a thread of the user's still runs.
+"""End a process whose work is done although a non-daemon thread of the program still runs.
 
-Python waits for every thread that is no daemon before it exits: one that never ends would keep a
-rank, and with it all the others' launcher, for ever.
+Python waits for every non-daemon thread before it exits. A thread that never ends would keep the
+rank alive, and with it the launcher of all ranks.
 """
 
 import atexit
@@ -19,23 +19,24 @@ _POLL_SECONDS = 0.2
 
 
 class _Watch:
-    """What ends this process; one of it is enough."""
+    """The thread that ends this process; one per process."""
 
     def __init__(self) -> None:
         self.code = 0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        if self._thread is None or not self._thread.is_alive():  # nor is it in a forked process
+        # A forked process has the object, but not the thread.
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="leftover-threads", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        # Of Python's own it is alive until the program has come to its end.
+        # Python's main thread object stays alive until the program has ended.
         while threading.main_thread().is_alive():
             time.sleep(_POLL_SECONDS)
         deadline = time.monotonic() + float(os.environ.get(SECONDS) or _DEFAULT_SECONDS)
-        while left := _left():
+        while left := _running_threads():
             if time.monotonic() > deadline:
                 self._end(left)
             time.sleep(_POLL_SECONDS)
@@ -54,10 +55,10 @@ _watch = _Watch()
 
 
 def end_with_main_thread(code: int | None = None) -> None:
-    """Have this process end some seconds after its main thread has.
+    """End this process a few seconds after its main thread.
 
     Args:
-        code: the exit code then; by default what was last given, or 1 after an uncaught error.
+        code: The exit code; default: the last one given, or 1 after an uncaught error.
     """
     if code is not None:
         _watch.code = code
@@ -65,19 +66,19 @@ def end_with_main_thread(code: int | None = None) -> None:
 
 
 def end_now(code: int) -> NoReturn:
-    """End this process at once: only atexit's functions are called, for some seconds at most.
+    """End this process now: only atexit handlers run, for a few seconds at most.
 
     Args:
-        code: the exit code.
+        code: The exit code.
     """
-    _within(_DEFAULT_SECONDS, atexit._run_exitfuncs)
+    _call_with_timeout(_DEFAULT_SECONDS, atexit._run_exitfuncs)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _left() -> list[str]:
+def _running_threads() -> list[str]:
     main = threading.main_thread()
     return [each.name for each in threading.enumerate() if each is not main and not each.daemon]
 
@@ -87,7 +88,7 @@ def _print(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _within(seconds: float, call: Callable[[], object]) -> None:
+def _call_with_timeout(seconds: float, call: Callable[[], object]) -> None:
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)

@@ -1,7 +1,7 @@
-"""Notices collectives over NCCL that do not complete, before NCCL aborts the process for them.
+"""Detect NCCL collectives that do not complete, before NCCL aborts the process.
 
-gloo raises an error where a collective takes too long. NCCL's own thread aborts the process, and
-nothing says where ranks stand. So a thread asks torch's flight recorder, which counts collectives.
+gloo raises an error if a collective takes too long. NCCL's own thread aborts the process, without
+the stacks of the ranks. So a thread reads torch's flight recorder, which counts collectives.
 
 Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
 """
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_SECONDS_BETWEEN_LOOKS = 1.0
-# NCCL's own timeout comes so much later: until then all is told.
+_POLL_SECONDS = 1.0
+# NCCL's own timeout is this much longer, so that all reports are written before it.
 _MARGIN_SECONDS = 120.0
 _STATES = ("last_enqueued_collective", "last_completed_collective")
 _Counts = tuple[str, ...]
@@ -27,34 +27,34 @@ _into: list[Path] = []
 
 
 def record_into(directory: Path) -> None:
-    """Say where the flight recorder's records are to be written when a collective hangs."""
+    """Set the directory for the flight recorder's records of a hanging collective."""
     _into[:] = [directory]
 
 
 class NCCLWatch:
-    """Watches this rank's collectives in a thread.
+    """Monitors this rank's collectives in a thread.
 
     Args:
-        rank: this one.
-        timeout_seconds: that a collective may take, from when it is started on the CPU.
-        end: called with what has not completed in that time; it ends this process.
+        rank: This rank.
+        timeout_seconds: Maximum time of a collective, from its launch on the CPU.
+        end: Called with a description of the collective that timed out; ends this process.
     """
 
     def __init__(self, rank: int, timeout_seconds: float, end: Callable[[str], object]) -> None:
         self._rank, self._timeout, self._end = rank, timeout_seconds, end
         self._unchanged: dict[str, tuple[_Counts, float]] = {}
         self._closed = threading.Event()
-        _have_nccl_wait(timeout_seconds + _MARGIN_SECONDS)
+        _set_nccl_timeout(timeout_seconds + _MARGIN_SECONDS)
         self._thread = threading.Thread(target=self._watch, name="nccl-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop the thread."""
         self._closed.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        seconds = min(_SECONDS_BETWEEN_LOOKS, self._timeout / 5)
+        seconds = min(_POLL_SECONDS, self._timeout / 5)
         while not self._closed.wait(seconds):
             if (hung := self.hung(time.monotonic())) is not None:
                 self._record()
@@ -62,16 +62,16 @@ class NCCLWatch:
                 return
 
     def hung(self, now: float) -> str | None:
-        """The collective that has been under way for too long; ``None``: there is none."""
+        """Description of the collective that has timed out; ``None`` if there is none."""
         waits = False
         for group, status in _recorded(collectives=False).get("pg_status", {}).items():
             counts = tuple(str(status[name]) for name in _STATES)
             before, since = self._unchanged.get(group, (None, now))
-            if counts != before or len(set(counts)) == 1:  # progress, or nothing is under way
+            if counts != before or len(set(counts)) == 1:  # progress, or no collective is pending
                 self._unchanged[group] = counts, now
             elif now - since >= self._timeout:
                 waits = True
-        # Asked for seldom: it is a long list. Counts alone could be those of a group that is idle.
+        # Read the long list only now. The counts alone may be those of an idle group.
         return _oldest() if waits else None
 
     def _record(self) -> None:
@@ -89,13 +89,13 @@ def _oldest() -> str | None:
 
 
 def _recorded(collectives: bool = True, active: bool = False) -> dict[str, Any]:
-    """The flight recorder's records; builds of torch without NCCL have none."""
+    """The flight recorder's records; empty in builds of torch without NCCL."""
     dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
     found: dict[str, Any] = json.loads(dump(collectives, active)) if dump is not None else {}
     return found
 
 
-def _have_nccl_wait(seconds: float) -> None:
+def _set_nccl_timeout(seconds: float) -> None:
     group: Any = dist.group.WORLD
     backend = group._get_backend(torch.device("cuda"))
     backend._set_default_timeout(datetime.timedelta(seconds=seconds))

@@ -1,4 +1,4 @@
-"""What a rank says of its failure, so that the first one is shown and not the last."""
+"""Failure reports of ranks, so that the launcher shows the first failure and not the last."""
 
 import contextlib
 import json
@@ -20,93 +20,94 @@ from ..preemption import Preempted
 from . import leftover_threads, stacks
 from .watchdog import DIRECTORY, watchdog
 
-# How long a rank that only lost its peer waits to be ended before it tells of its own loss.
-_YIELD_SECONDS = 8.0
+# How long a rank that only lost a peer waits for SIGTERM before it reports the loss.
+_TERMINATION_SECONDS = 8.0
 _USER_ERROR = 2
-# Set by our launcher: its process id; and by a rank: its own, which tells it from what it starts.
+# Set by our launcher to its process id, and by a rank to its own: child processes have another.
 PARENT = "TRAINER_PARENT_PID"
 RANK_PROCESS = "TRAINER_RANK_PID"
 _INTERRUPTED, _STARTED, _WORKING = "interrupted.json", "started", "working"
 
 
 class RankError(RuntimeError):
-    """Another rank than this process has failed; its text is all that is worth showing."""
+    """A rank other than this process failed; the message is all that is worth showing."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended a run: the rank that failed first, its exit code, and what to show."""
+    """The first rank that failed, its exit code, and the message to show."""
 
     rank: int
     code: int
     message: str
     is_user_error: bool = False
-    """Whether it is a mistake of the user's, which needs no traceback."""
+    """Whether the error is a ``UserError``, which is shown without a traceback."""
     interrupted: Interrupted | None = None
-    """What SIGINT has ended, after the ranks had saved."""
+    """The interrupt (SIGINT) that ended the run, if the ranks saved a checkpoint."""
 
     @property
     def lines(self) -> list[str]:
-        """The message's lines, without the words that say what they are."""
+        """The lines of the message, without the prefix ``rank N: error:``."""
         prefix = f"rank {self.rank}: error: "
         return [line.removeprefix(prefix) for line in self.message.splitlines()]
 
 
 def report_failure(error: BaseException, is_final: bool = False) -> RankError | None:
-    """Write down a rank's failure for its launcher: ours, or torchelastic's.
+    """Write a rank's failure report for its launcher: ours, or torchelastic.
 
-    A rank that only lost a peer first waits to be ended, so that the peer's error stands
-    alone. If nothing ends it, the peer hangs: then it is told where each rank stands.
+    A rank that only lost a peer first waits for the launcher to terminate it, so that only the
+    peer's error is reported. If it is not terminated, the peer hangs: then the report contains
+    the stack of each rank.
 
     Args:
-        error: what has ended the rank's work.
-        is_final: the process ends with it: our launcher acts on the report, and need not wait.
+        error: The error that ended the rank's work.
+        is_final: Whether the process ends with this error: our launcher then need not wait.
 
     Returns:
-        what to raise instead, where a peer is to blame.
+        The error to raise instead, if a peer caused the failure.
     """
     if isinstance(error, KeyboardInterrupt | Preempted):
         if isinstance(error, Interrupted):
-            _write_down_interrupted(error)
+            _write_interrupt(error)
         return None
     if isinstance(error, SystemExit):
-        watchdog.note_leave(f"called sys.exit({error.code!r})", error)
+        watchdog.record_exit(f"called sys.exit({error.code!r})", error)
         if not error.code:
-            return None  # perhaps all do so; if not, the others say that this one did
-    loss = _blame(error) if watchdog.is_armed and _is_lost_peer(error) else None
-    outcome.tell_failure(describe(loss or error, f"rank {collectives.rank()}: "))
-    _write_down(loss or error, is_final)
+            return None  # if not all ranks exit, the others report that this one did
+    loss = _lost_peer_error(error) if watchdog.is_armed and _is_lost_peer(error) else None
+    outcome.write_failure(describe(loss or error, f"rank {collectives.rank()}: "))
+    _write_report(loss or error, is_final)
     return loss
 
 
 def end_failed(error: BaseException) -> NoReturn:
-    """Report a rank's failure and end its process, without destroying its process group.
+    """Report a rank's failure and end its process without destroying its process group.
 
-    Over NCCL that would wait for peers, which wait in a collective for this rank.
+    With NCCL, destroying it would wait for peers, which wait in a collective for this rank.
     """
     shown = report_failure(error, is_final=True) or error
-    _end_shown(shown)
+    _exit_after_report(shown)
 
 
 def end_hung(reason: str) -> NoReturn:
-    """End this rank, whose main thread waits in a collective, and tell where each rank stands.
+    """Report the stack of each rank and end this rank, whose main thread hangs in a collective.
 
     Args:
-        reason: what has not completed, and in what time.
+        reason: Which collective timed out, and after what time.
     """
     position = stacks.of_main_thread()
-    told = _accusation(position, f"{reason}; the strategy's timeout_seconds sets how long")
-    if told is None:
-        rank, elsewhere = collectives.rank(), watchdog.elsewhere() or "all ranks wait"
-        told = f"rank {rank} waited at:\n{position}\nrank {rank}: {reason}; {elsewhere}"
-    error = RankError(told)
-    outcome.tell_failure(told)
-    _write_down(error, is_final=True)
-    _end_shown(error)
+    text = _describe_lost_peers(position, f"{reason}; the strategy's timeout_seconds sets how long")
+    if text is None:
+        rank, hint = collectives.rank(), watchdog.other_nodes_hint() or "all ranks wait"
+        text = f"rank {rank} waited at:\n{position}\nrank {rank}: {reason}; {hint}"
+    error = RankError(text)
+    outcome.write_failure(text)
+    _write_report(error, is_final=True)
+    _exit_after_report(error)
 
 
-def _end_shown(error: BaseException) -> NoReturn:
-    """End this process, its error written down, and shown here where nobody else does."""
+def _exit_after_report(error: BaseException) -> NoReturn:
+    """End this process after its report is written; print the error if no launcher does."""
     if not is_reported():
         _print(describe(error, f"rank {collectives.rank()}: "))
     watchdog.disarm()
@@ -114,49 +115,49 @@ def _end_shown(error: BaseException) -> NoReturn:
 
 
 def end_process(error: UserError) -> NoReturn:
-    """End this rank at once, and tell why: for a thread, where another is stuck in the kernel."""
+    """Report an error and end this rank at once: for a thread, if another hangs in the kernel."""
     text = describe(error, f"rank {os.environ.get('RANK', '0')}: ")
-    outcome.tell_failure(text)
-    _write_down(error)
+    outcome.write_failure(text)
+    _write_report(error)
     if not is_reported():
         _print(text)
     os._exit(_USER_ERROR)
 
 
 def _print(text: str) -> None:
-    # In one write, so that no other rank's line comes between; to a terminal that may be gone.
+    # Write once, so that lines of ranks do not mix. The terminal may be closed.
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
-def _blame(error: BaseException) -> RankError | None:
-    accusation = _accusation(stacks.of_error(error), _reason(error))
-    if accusation is not None:
-        return RankError(accusation)
-    if elsewhere := watchdog.elsewhere():
-        error.add_note(elsewhere)
+def _lost_peer_error(error: BaseException) -> RankError | None:
+    description = _describe_lost_peers(stacks.of_error(error), _reason(error))
+    if description is not None:
+        return RankError(description)
+    if hint := watchdog.other_nodes_hint():
+        error.add_note(hint)
     return None
 
 
-def _accusation(position: str, reason: str) -> str | None:
-    watchdog.note_loss(position)
-    watchdog.wait_to_be_ended(_YIELD_SECONDS)
-    accusation = watchdog.accuse(reason)
-    if accusation is not None and _directory() is None:  # our own launcher ends them
-        watchdog.end_silent_at_exit()
-    return accusation
+def _describe_lost_peers(position: str, reason: str) -> str | None:
+    watchdog.record_loss(position)
+    watchdog.wait_for_termination(_TERMINATION_SECONDS)
+    description = watchdog.describe_hang(reason)
+    if description is not None and _directory() is None:  # our launcher kills them itself
+        watchdog.kill_hung_peers_at_exit()
+    return description
 
 
 def _reason(error: BaseException) -> str:
-    """The first sentence of what gloo, NCCL or the store said, without the place in their code."""
+    """The first sentence of an error of gloo, NCCL or the store, without its C++ location."""
     text = re.sub(r"^\[[^]]*\]\s*", "", str(stacks.root(error)).strip())
     sentence = re.split(r"\.\s|\n", text, maxsplit=1)[0][:200]
     is_timeout = re.search("timed out|timeout", sentence, re.IGNORECASE)
     return sentence + ("; the strategy's timeout_seconds sets how long" if is_timeout else "")
 
 
-def _write_down(error: BaseException, is_final: bool = False) -> None:
+def _write_report(error: BaseException, is_final: bool = False) -> None:
     if not os.environ.get("RANK", "").isdecimal():
         return
     rank = int(os.environ["RANK"])
@@ -171,23 +172,23 @@ def _write_down(error: BaseException, is_final: bool = False) -> None:
             "is_final": is_final,
         }
         files.write_atomically(_report(directory, rank), json.dumps(report))
-        _leave_to_launcher(error)
+        _hide_traceback(error)
     elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        # As torch.distributed.elastic.multiprocessing.errors.ErrorHandler writes it, who would
-        # write the whole traceback of a mistake of the user's.
+        # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, which would
+        # write the whole traceback of a UserError.
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
         report = {"message": {"message": message, "extraInfo": more}}
         files.write_atomically(Path(file), json.dumps(report))
 
 
-def _write_down_interrupted(error: Interrupted) -> None:
+def _write_interrupt(error: Interrupted) -> None:
     if (directory := _directory()) and collectives.rank() == 0:
         report = [error.step, error.directory, error.is_command]
         files.write_atomically(directory / _INTERRUPTED, json.dumps(report))
 
 
 def interrupted(directory: Path) -> Interrupted | None:
-    """What SIGINT has ended, as rank 0 wrote it down; ``None`` if the ranks have not saved."""
+    """Read rank 0's record of an interrupt; ``None`` if the ranks did not save a checkpoint."""
     try:
         step, run, is_command = json.loads((directory / _INTERRUPTED).read_text())
     except OSError:
@@ -195,24 +196,24 @@ def interrupted(directory: Path) -> Interrupted | None:
     return Interrupted(step, run, is_command)
 
 
-def note_start() -> None:
-    """Tell a launcher of ours that this rank heeds SIGINT, and leave to it to say what was ended.
+def report_start() -> None:
+    """Report to our launcher that this rank handles SIGINT; the launcher prints the message.
 
-    Until then a rank would print where it stood in its imports.
+    Before that, a rank would print the traceback of its imports on SIGINT.
     """
     if directory := _directory():
         os.environ[RANK_PROCESS] = str(os.getpid())
-        interruption.show_nothing()
+        interruption.hide_keyboard_interrupt()
         with contextlib.suppress(OSError):
             (directory / f"{_STARTED}-{os.environ['RANK']}").touch()
-            # A script may catch an error and train again: what it caught must not be shown later.
+            # A script may catch an error and train again; then the old report must not be shown.
             _report(directory, os.environ["RANK"]).unlink(missing_ok=True)
-        preemption.hear_interrupts()
+        preemption.unblock_sigint()
 
 
 @contextlib.contextmanager
 def working() -> Iterator[None]:
-    """Tell a launcher of ours for a while that this rank must not end yet, even with code 0."""
+    """Tell our launcher that this rank must not end in this context, even with exit code 0."""
     directory = os.environ.get(DIRECTORY)
     path = Path(directory) / f"{_WORKING}-{os.environ['RANK']}" if directory else None
     if path is not None:
@@ -224,13 +225,13 @@ def working() -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def has_left(directory: Path, rank: int) -> bool:
-    """Whether a rank that has ended was still :func:`working`."""
+def ended_early(directory: Path, rank: int) -> bool:
+    """Whether a rank has ended while it was still :func:`working`."""
     return (directory / f"{_WORKING}-{rank}").exists()
 
 
 def has_started(directory: Path, rank: int) -> bool:
-    """Whether a rank has called :func:`note_start`."""
+    """Whether a rank has called :func:`report_start`."""
     return (directory / f"{_STARTED}-{rank}").exists()
 
 
@@ -240,8 +241,8 @@ def _code(error: BaseException) -> int:
     return _USER_ERROR if isinstance(error, UserError) else 1
 
 
-def _leave_to_launcher(error: BaseException) -> None:
-    """Have Python not print what the launcher prints, if it ends this process."""
+def _hide_traceback(error: BaseException) -> None:
+    """Print no traceback if this error ends the process: the launcher prints it."""
     print_error = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -252,7 +253,7 @@ def _leave_to_launcher(error: BaseException) -> None:
 
 
 def first_report(directory: Path) -> Failure | None:
-    """The failure that was written down first."""
+    """The earliest reported failure."""
     reports = _reports(directory)
     if not reports:
         return None
@@ -262,7 +263,7 @@ def first_report(directory: Path) -> Failure | None:
 
 
 def final(directory: Path) -> list[int]:
-    """Ranks that have written down a failure with which their processes end."""
+    """Ranks that have reported a failure that ends their process."""
     return [report["rank"] for report in _reports(directory) if report["is_final"]]
 
 
@@ -275,21 +276,21 @@ def _report(directory: Path, rank: int | str) -> Path:
 
 
 def is_reported() -> bool:
-    """Whether a launcher of ours shows this rank's failure, so that the rank need not.
+    """Whether our launcher prints this rank's failure, so that the rank need not.
 
-    Not where the variables were inherited from a rank: nobody would show what its command says.
+    False if the variables were inherited from a rank: the launcher does not print for commands.
     """
     return _directory() is not None and os.environ.get(PARENT) == str(os.getppid())
 
 
 def _directory() -> Path | None:
-    """Where this rank writes down what ends it, for a launcher of ours."""
+    """Directory of failure reports, if one of our launchers started this rank."""
     name = os.environ.get(DIRECTORY)
     return Path(name) if name and PARENT in os.environ and Path(name).is_dir() else None
 
 
 def describe(error: BaseException, prefix: str = "") -> str:
-    """What to show of an error: one line a problem for the user's, a traceback for all others."""
+    """Format an error: one line per problem for a ``UserError``, else the traceback."""
     if isinstance(error, UserError):
         return "\n".join(f"{prefix}error: {line}" for line in error.problems)
     if isinstance(error, EarlyExit):
@@ -303,7 +304,7 @@ def describe(error: BaseException, prefix: str = "") -> str:
 
 
 def _is_lost_peer(error: BaseException) -> bool:
-    """Whether an error only says that another rank has gone: its cause is there, not here."""
+    """Whether an error only reports a lost peer: the cause is in the peer, not here."""
     cause = stacks.root(error)
     if not isinstance(cause, RuntimeError):
         return False

@@ -1,7 +1,7 @@
-"""Where a process stands, as text: a line a call, the most recent last.
+"""Stack traces as text, one call per line, most recent call last.
 
-A process that has a :class:`Printer` prints its stacks into a file when it is sent a signal: in C,
-so that it also does so while native code holds the interpreter. Source:
+A process with a :class:`Printer` writes its stacks to a file when it receives a signal.
+faulthandler does so in C, so it also works while native code holds the GIL. Source:
 https://docs.python.org/3/library/faulthandler.html#faulthandler.register
 """
 
@@ -17,64 +17,64 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-_DEMAND = signal.SIGUSR2
+_SIGNAL = signal.SIGUSR2
 _SECONDS_TO_ANSWER = 3.0
 _FRAME = '  File "'
 _MOST_FRAMES = 30
-# All ranks have in common what called this: it says nothing.
+# The frames above this call are the same on all ranks, and are omitted.
 _OUTERMOST = "run_external"
 _COLLECTIVES = (
     "torch/distributed/",
     "torch/nn/parallel/distributed.py",
     " in _engine_run_backward",
 )
-# Calls that wait for a GPU, and so for the collectives that it was given before.
+# Calls that synchronize with a GPU, and so wait for the collectives enqueued on it.
 _ON_GPU = re.compile(r"\.(item|tolist|cpu|numpy)\(|\b(float|int|bool|synchronize)\(")
 _PLACE = re.compile(r'  File "(.+)", line (\d+) in ')
-_UNTOLD = ("_call_impl", "_wrapped_call_impl")
+_OMITTED = ("_call_impl", "_wrapped_call_impl")
 _STDERR = 2
 
 
 class Printer:
-    """Prints this process' stacks into a file when it is asked, and when a fault ends it.
+    """Writes this process' stacks to a file on a signal, and on a fatal error.
 
     Args:
-        path: of the file, which is made.
-        fatal_too: what a fault prints goes there too, and not to standard error.
+        path: The file, which is created.
+        fatal_too: Write fatal errors to the file too, instead of standard error.
     """
 
     def __init__(self, path: Path, fatal_too: bool) -> None:
         self._file = path.open("w")
         self._was_enabled = faulthandler.is_enabled()
-        faulthandler.register(_DEMAND, file=self._file, all_threads=True)
+        faulthandler.register(_SIGNAL, file=self._file, all_threads=True)
         if not self._was_enabled:
             faulthandler.enable(self._file if fatal_too else _STDERR)
 
     def close(self) -> None:
-        """Print no more."""
-        faulthandler.unregister(_DEMAND)
+        """Unregister the handlers."""
+        faulthandler.unregister(_SIGNAL)
         if not self._was_enabled:
             faulthandler.disable()
         self._file.close()
 
 
-def ask(process: int, path: Path) -> str:
-    """Where the main thread of a process stands that has a :class:`Printer` into a file."""
+def request(process: int, path: Path) -> str:
+    """Stack of the main thread of a process that has a :class:`Printer` for this file."""
     try:
         before = path.stat().st_size
-        os.kill(process, _DEMAND)
-        # In this order: a stopped process takes the first as it goes on, before anything else.
+        os.kill(process, _SIGNAL)
+        # In this order: a stopped process handles the first signal when it continues.
         os.kill(process, signal.SIGCONT)
         _wait_for_more(path, before)
         threads = _threads(path.read_text()[before:])
     except OSError as error:
         return f"  (unknown: {error.strerror})"
-    # The main thread stands last. Which one took the signal does not matter.
+    # faulthandler prints the main thread last, whichever thread handled the signal.
     return _shortened(threads[-1]) or "  (unknown: it does not even answer a signal)"
 
 
 def of_fault(path: Path) -> str:
-    """Where a process stood when a fault of its own ended it; empty if it printed nothing."""
+    """Stack of a process when a fatal error ended it; empty if it printed none."""
     try:
         _, fault, text = path.read_text().rpartition("Fatal Python error")
     except OSError:
@@ -84,14 +84,14 @@ def of_fault(path: Path) -> str:
 
 
 def of_error(error: BaseException) -> str:
-    """Where an error was raised."""
+    """Stack at which an error was raised."""
     frames = traceback.extract_tb(root(error).__traceback__)
     lines = [f'{_FRAME}{each.filename}", line {each.lineno} in {each.name}' for each in frames]
     return _shortened(lines) or "  (unknown)"
 
 
 def of_main_thread() -> str:
-    """Where this process' main thread stands; for another thread."""
+    """Stack of this process' main thread, for another thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = traceback.extract_stack(frame)
     lines = [f'{_FRAME}{each.filename}", line {each.lineno} in {each.name}' for each in frames]
@@ -99,12 +99,12 @@ def of_main_thread() -> str:
 
 
 def is_in_collective(position: str, on_gpu: bool = False) -> bool:
-    """Whether the last call is one in which a process waits for others, DDP's backward included.
+    """Whether the last call waits for peers; DDP's backward is included.
 
     Args:
-        position: calls, a line each.
-        on_gpu: whether the process computes on a GPU. NCCL's collectives return at once there, and
-            the process waits where it reads a value: in ``item()``, say.
+        position: A stack, one call per line.
+        on_gpu: Whether the process computes on a GPU. NCCL's collectives return at once there,
+            and the process waits where it reads a value, such as in ``item()``.
     """
     last = position.rpartition("\n")[2]
     if any(part in last for part in _COLLECTIVES):
@@ -116,7 +116,7 @@ def is_in_collective(position: str, on_gpu: bool = False) -> bool:
 
 
 def root(error: BaseException) -> BaseException:
-    """The error that others were raised for, or during the handling of which they were raised."""
+    """The original error of a chain of causes and contexts."""
     while True:
         is_hidden = error.__suppress_context__ and error.__cause__ is None
         origin = None if is_hidden else error.__cause__ or error.__context__
@@ -126,7 +126,7 @@ def root(error: BaseException) -> BaseException:
 
 
 def _wait_for_more(path: Path, size: int) -> None:
-    """Until a file has grown, and grows no longer."""
+    """Wait until a file has grown and no longer grows."""
     before = size
     deadline = time.monotonic() + _SECONDS_TO_ANSWER
     while time.monotonic() < deadline:
@@ -138,15 +138,15 @@ def _wait_for_more(path: Path, size: int) -> None:
 
 
 def _threads(text: str) -> list[list[str]]:
-    """Each thread's calls, the most recent last, in what faulthandler has printed."""
+    """The calls of each thread, most recent last, in faulthandler's output."""
     threads = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)
     frames = ([line for line in each.splitlines() if line.startswith(_FRAME)] for each in threads)
     return [lines[::-1] for lines in frames]
 
 
 def _shortened(lines: Sequence[str]) -> str:
-    """The calls that say something."""
+    """The relevant calls of a stack."""
     outermost = [number for number, line in enumerate(lines) if line.endswith(f" in {_OUTERMOST}")]
-    told = lines[outermost[-1] + 1 :] if outermost else lines
-    kept = [line for line in told if line.rpartition(" in ")[2] not in _UNTOLD]
+    inner = lines[outermost[-1] + 1 :] if outermost else lines
+    kept = [line for line in inner if line.rpartition(" in ")[2] not in _OMITTED]
     return "\n".join(kept[-_MOST_FRAMES:])

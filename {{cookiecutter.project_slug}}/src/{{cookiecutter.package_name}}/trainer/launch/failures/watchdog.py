@@ -1,6 +1,6 @@
-"""Says where every rank stands when some have lost another: which one hangs, and in what.
+"""Report the stack of every rank when a peer is lost: which rank hangs, and in what call.
 
-Each rank tells its peers its process id, and of those on its own node it can learn the rest.
+Each rank publishes its process id to its peers; peers on the same node can inspect the process.
 """
 
 import atexit
@@ -21,7 +21,7 @@ import torch
 from .. import collectives, files
 from . import stacks
 
-# Set by our launcher: where a rank tells of its failure.
+# Set by our launcher: the directory for failure reports.
 DIRECTORY = "TRAINER_FAILURE_DIR"
 _SECONDS_FOR_A_LAUNCHER = 3.0
 _SECONDS_FOR_A_LOWER_RANK = 5.0
@@ -47,21 +47,21 @@ class _Peer:
 
     @property
     def stack(self) -> Path:
-        """Where its stacks are printed."""
+        """The file of its stacks."""
         return Path(self.directory) / _STACK
 
     @property
     def loss(self) -> Path:
-        """Where it stood when it lost a peer."""
+        """The file of its stack when it lost a peer."""
         return Path(self.directory) / _LOSS
 
     @property
     def leave(self) -> Path:
-        """How it left the run by itself, and below that, where it stood."""
+        """The file that says how it left the run by itself, with its stack."""
         return Path(self.directory) / _LEAVE
 
     def state(self) -> str | None:
-        """As the kernel writes it (``T`` is stopped); ``None`` if the process has ended."""
+        """The kernel's process state (``T`` is stopped); ``None`` if the process has ended."""
         status = _status(self.process)
         if status is None or status[1] != self.started or status[0] in "ZX":
             return None
@@ -69,26 +69,26 @@ class _Peer:
 
 
 class Watchdog:
-    """What a rank knows of its peers."""
+    """What a rank knows about its peers."""
 
     def __init__(self) -> None:
         self._own: _Peer | None = None
         self._printer: stacks.Printer | None = None
         self._temporary: str | None = None
         self._peers: list[_Peer] = []
-        self._elsewhere: list[_Peer] = []
+        self._peers_on_other_nodes: list[_Peer] = []
         self._losses: dict[int, str] = {}
 
     @property
     def is_armed(self) -> bool:
-        """Whether there are peers, and known."""
+        """Whether peers exist and are known."""
         return self._own is not None
 
     def arm(self) -> None:
-        """Tell the peers of this process group where this rank is, and be ready to print stacks.
+        """Exchange process ids with the peers of this process group, and prepare to print stacks.
 
-        What it tells lies in the directory of our launcher, which removes it; otherwise in
-        torchelastic's, or in a temporary one that :meth:`disarm` removes.
+        The files are in our launcher's directory, which the launcher removes; otherwise in
+        torchelastic's directory, or in a temporary one that :meth:`disarm` removes.
         """
         self.disarm()
         if collectives.world_size() == 1:
@@ -102,9 +102,9 @@ class Watchdog:
         own = _Peer(rank, _host(), os.getpid(), started, str(directory))
         self._own = own
         self._printer = stacks.Printer(own.stack, fatal_too=failure_directory is not None)
-        told = [_Peer(**each) for each in collectives.gather(asdict(own))]
-        self._peers = [each for each in told if each.host == own.host and each != own]
-        self._elsewhere = [each for each in told if each.host != own.host]
+        lines = [_Peer(**each) for each in collectives.gather(asdict(own))]
+        self._peers = [each for each in lines if each.host == own.host and each != own]
+        self._peers_on_other_nodes = [each for each in lines if each.host != own.host]
 
     def _make_directory(self) -> str:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -119,99 +119,99 @@ class Watchdog:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
         self._own, self._printer, self._temporary = None, None, None
-        self._peers, self._elsewhere, self._losses = [], [], {}
+        self._peers, self._peers_on_other_nodes, self._losses = [], [], {}
 
-    def note_loss(self, position: str) -> None:
-        """Tell the peers that this rank has noticed, and where: it is not the one that hangs."""
+    def record_loss(self, position: str) -> None:
+        """Record this rank's stack when it lost a peer: it is not the rank that hangs."""
         if self._own is not None:
             self._losses[self._own.rank] = position
             files.write_atomically(self._own.loss, position)
 
-    def note_leave(self, words: str, error: BaseException) -> None:
-        """Tell the peers that this rank leaves the run by itself, in words, and where."""
+    def record_exit(self, words: str, error: BaseException) -> None:
+        """Record for the peers why this rank leaves the run, and its stack."""
         if self._own is not None:
             files.write_atomically(self._own.leave, f"{words}\n{stacks.of_error(error)}")
 
-    def wait_to_be_ended(self, seconds: float) -> None:
-        """Give a launcher time to end this rank, and the peers time to notice the loss too.
+    def wait_for_termination(self, seconds: float) -> None:
+        """Wait for a launcher to terminate this rank, and for peers to notice the loss.
 
         Args:
-            seconds: to wait. A peer that has ended shortens it: a launcher has seen that too, or
-                does not act on it. A lower rank that will speak for this one lengthens it.
+            seconds: Time to wait. Shorter if a peer has ended: a launcher has seen that too, or
+                does not act on it. Longer if a lower rank will report for this one.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if any(each.state() is None for each in self._silent()):
+            if any(each.state() is None for each in self._silent_peers()):
                 deadline = min(deadline, time.monotonic() + _SECONDS_FOR_A_LAUNCHER)
             time.sleep(0.1)
-        self._silent()
+        self._silent_peers()
         if self._own is not None and min(self._losses) < self._own.rank:
             time.sleep(_SECONDS_FOR_A_LOWER_RANK)
 
-    def accuse(self, reason: str) -> str | None:
-        """Where each rank on this node stands, and in the last line, which have been lost.
+    def describe_hang(self, reason: str) -> str | None:
+        """Describe the stack of each rank on this node, and in the last line the lost ranks.
 
         Args:
-            reason: what the backend said.
+            reason: The backend's error.
 
         Returns:
-            ``None`` if no peer here is to blame.
+            The description; ``None`` if no peer on this node is lost.
         """
-        silent = self._silent()
+        silent = self._silent_peers()
         if not silent:
             return None
         waiting: dict[str, list[int]] = {}
         for rank, position in sorted(self._losses.items()):
             waiting.setdefault(position, []).append(rank)
-        told = [f"{_names(ranks)} waited at:\n{position}" for position, ranks in waiting.items()]
-        looks = [_look_at(each) for each in silent]
-        told += [look.told for look in looks if look.told]
-        # A rank that came later to where all wait has not waited long enough to notice.
-        fates = [look.fate for look in looks if not look.waits_too] or [look.fate for look in looks]
+        lines = [f"{_names(ranks)} waited at:\n{position}" for position, ranks in waiting.items()]
+        states = [_inspect(each) for each in silent]
+        lines += [state.details for state in states if state.details]
+        # A rank that entered the collective late has not waited long enough to notice the loss.
+        lost = [state for state in states if not state.is_waiting] or states
         waited = f"{_names(sorted(self._losses))} waited in vain ({reason})"
-        return "\n".join([*told, f"{', '.join(fates)}: {waited}"])
+        return "\n".join([*lines, f"{', '.join(state.summary for state in lost)}: {waited}"])
 
-    def end_silent_at_exit(self) -> None:
-        """Have the peers here that have not noticed killed, once this rank has told all.
+    def kill_hung_peers_at_exit(self) -> None:
+        """Kill the peers on this node that have not noticed the loss when this process exits.
 
-        They hang, and may not heed what a launcher sends them first.
+        They hang, and may not react to the signal that a launcher sends first.
         """
-        atexit.register(_end, self._silent())
+        atexit.register(_end, self._silent_peers())
 
-    def elsewhere(self) -> str | None:
-        """Where to look if no rank on this node hangs; ``None`` if all are on this one."""
-        nodes = sorted({each.host.partition(" ")[0] for each in self._elsewhere})
+    def other_nodes_hint(self) -> str | None:
+        """Names the other nodes, if no rank on this node hangs; ``None`` if there are none."""
+        nodes = sorted({each.host.partition(" ")[0] for each in self._peers_on_other_nodes})
         return f"no rank on this node hangs: look at {_listed(nodes)}" if nodes else None
 
-    def _silent(self) -> list[_Peer]:
-        """Those that have not noticed that anybody is lost."""
+    def _silent_peers(self) -> list[_Peer]:
+        """Peers on this node that have not recorded a loss."""
         for peer in self._peers:
-            # Remembered: a peer that has ended since may have taken its file along.
+            # Remember it: a peer that has ended may have removed its file.
             if peer.rank not in self._losses and (position := _read(peer.loss)):
                 self._losses[peer.rank] = position
         return [each for each in self._peers if each.rank not in self._losses]
 
 
 watchdog = Watchdog()
-"""This process'."""
+"""The watchdog of this process."""
 
 
 def fault(base: Path, rank: int) -> str:
-    """Where a rank stood when a fault ended it, for the launcher whose directory is given.
+    """Stack of a rank when a fatal error ended it, for the launcher with this directory.
 
-    Empty if it has not told.
+    Empty if the rank wrote none.
     """
     return stacks.of_fault(_directory(base, rank) / _STACK)
 
 
 def position(base: Path, rank: int, process: int) -> str:
-    """Where a rank that is alive stands, for the launcher whose directory is given."""
+    """Stack of a running rank, for the launcher with this directory."""
     directory = _directory(base, rank)
-    return _read(directory / _LOSS) or stacks.ask(process, directory / _STACK)
+    return _read(directory / _LOSS) or stacks.request(process, directory / _STACK)
 
 
 def _directory(base: str | Path, rank: int) -> Path:
-    """Where a rank keeps what it tells."""
+    """Directory of a rank's files."""
     return Path(base) / f"rank-{rank}"
 
 
@@ -222,30 +222,30 @@ def _end(peers: Sequence[_Peer]) -> None:
                 os.kill(each.process, signal.SIGKILL)
 
 
-class _Look(NamedTuple):
-    """What has become of a peer.
+class _PeerState(NamedTuple):
+    """The state of a peer.
 
-    ``told``: where it stands or stood, if that is known; ``waits_too``: for another, it seems.
+    ``details``: its stack, if known; ``is_waiting``: whether it seems to wait for another rank.
     """
 
-    fate: str
-    told: str
-    waits_too: bool
+    summary: str
+    details: str
+    is_waiting: bool
 
 
-def _look_at(peer: _Peer) -> _Look:
+def _inspect(peer: _Peer) -> _PeerState:
     name = f"rank {peer.rank}"
     if left := _read(peer.leave):
-        fate, _, position = left.partition("\n")
-        return _Look(f"{name} {fate}", f"{name} {fate}, at:\n{position}", False)
+        summary, _, position = left.partition("\n")
+        return _PeerState(f"{name} {summary}", f"{name} {summary}, at:\n{position}", False)
     state = peer.state()
     if state is None:
-        return _Look(f"{name} has ended", "", False)
-    position = stacks.ask(peer.process, peer.stack)
+        return _PeerState(f"{name} has ended", "", False)
+    position = stacks.request(peer.process, peer.stack)
     what = f"{name} (process {peer.process}) {_STATES.get(state, 'is alive')}"
-    on_gpu = torch.cuda.is_initialized()  # here, and so there
-    waits_too = state not in "Tt" and stacks.is_in_collective(position, on_gpu)
-    return _Look(f"{name} hangs", f"{what}, at:\n{position}", waits_too)
+    on_gpu = torch.cuda.is_initialized()  # the peer uses the same kind of device
+    is_waiting = state not in "Tt" and stacks.is_in_collective(position, on_gpu)
+    return _PeerState(f"{name} hangs", f"{what}, at:\n{position}", is_waiting)
 
 
 def _names(ranks: Sequence[int]) -> str:
@@ -265,7 +265,7 @@ def _read(path: Path) -> str:
 
 
 def _host() -> str:
-    """This machine, and which of its containers: process ids mean the same in one only."""
+    """Host name and PID namespace: process ids are unique only within a namespace."""
     try:
         container = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -274,7 +274,7 @@ def _host() -> str:
 
 
 def _status(process: int) -> tuple[str, str] | None:
-    """State and start time of a process; the time tells it from a later one of the same id."""
+    """State and start time of a process; the time distinguishes processes that reuse an id."""
     try:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -285,7 +285,7 @@ def _status(process: int) -> tuple[str, str] | None:
 
 
 def _status_by_signal(process: int) -> tuple[str, str] | None:
-    """What can be known where there is no /proc: whether such a process exists."""
+    """Like :func:`_status` without /proc: only whether the process exists."""
     try:
         os.kill(process, 0)
     except OSError:

@@ -142,8 +142,9 @@ bench-memory: $(TOOLS)  ## compare the memory of a rank under the strategies tha
 	$(IN_PROJECT) build/bench-memory/my-project setup VENV=$(PROJECT_VENV)
 	$(PROJECT_VENV)/bin/python benchmarks/memory.py $(ARGS)
 
-docs: $(TOOLS)  ## write the table of options into docs/options.md
+docs: $(TOOLS)  ## update the generated parts of the docs: the table of options and the maps of trainer/
 	$(BIN)/python tests/options_table.py
+	$(BIN)/python tests/structure_table.py
 
 # The benchmark's torch and what that needs come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import structure_table
 from options_table import PAGE, page
 from rendering import DEFAULTS, ROOT, TEMPLATE
 from test_update import PYTHON
@@ -25,6 +26,13 @@ def test_the_table_of_options_is_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert page(text) == text, "run `make docs`"
     assert "| `license` | License | `MIT` | `MIT` or `Apache-2.0` or" in text
+
+
+def test_the_maps_of_the_trainer_are_up_to_date() -> None:
+    for path, text in structure_table.pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run `make docs`"
+    assert "| `errors.py` |" in structure_table.short_map()
+    assert "    cluster/ " in structure_table.tree()
 
 
 def test_every_question_has_a_wording_and_is_checked_right_after_it() -> None:

@@ -13,7 +13,7 @@ class Entry:
     Args:
         name: in the report.
         divided: of parameters, gradients, and optimizer state: what each rank holds a part of.
-        by_hand: MiB above the base that a script by hand took on four ranks, for a model of as
+        script: MiB above the base that a plain script took on four ranks, for a model of as
             many parameters: after a step, and at most; ``None``: none was written. FSDP2's still
             held its gradients after a step.
         strategy: as the trainer knows it; by default its name.
@@ -24,7 +24,7 @@ class Entry:
 
     name: str
     divided: tuple[bool, bool, bool]
-    by_hand: tuple[float, float] | None
+    script: tuple[float, float] | None
     strategy: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     imports: tuple[str, ...] = ()

@@ -179,7 +179,7 @@ def plot(found: Found, entries: list[Entry]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{total}" '
             f'viewBox="0 0 800 {total}" font-family="sans-serif" font-size="13">',
             f'<rect width="800" height="{total}" fill="white"/>',
-            f'<text x="{left}" y="20">Memory of a rank above its base in MiB, {max(found)} ranks</text>',
+            f'<text x="{left}" y="20">Memory of a rank above its base, {max(found)} ranks</text>',
             *lines,
             "</svg>\n",
         ]

@@ -16,11 +16,11 @@ END = "<!-- end -->"
 
 
 def table() -> str:
-    """Return one row for each question: name, wording, default, what it takes."""
+    """Return one row for each question: name, wording, default, accepted answers."""
     from local_extensions import RULES
 
     settings = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
-    rows = ["| option | question | default | takes |", "|---|---|---|---|"]
+    rows = ["| option | question | default | accepts |", "|---|---|---|---|"]
     for name, rule in RULES.items():
         default = f"`{settings[name]}`" if settings[name] else "empty"
         takes = rule.says + (", or its number" if rule.menu else "")
@@ -35,7 +35,7 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """Return the page with its table made anew."""
+    """Return the page with its table regenerated."""
     before, rest = text.split(BEGIN)
     _old, after = rest.split(END)
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"

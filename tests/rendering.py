@@ -36,7 +36,7 @@ DEFAULTS = {
     "project_name": "My Project",
     "project_slug": "my-project",
     "package_name": "my_project",
-    "description": "A PyTorch project that trains alone or on many processes by one flag.",
+    "description": "A PyTorch project that trains on one or many processes.",
     "author_name": "Your Name",
     "author_email": "",
     "version": "0.1.0",

@@ -1,0 +1,107 @@
+"""How slurm/job.sh ends a job: its exit code, and whether it goes back into the queue."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+PREEMPTED = "JobId=1 JobName=fit PreemptTime=2026-01-01T00:00:00 Restarts=0"
+CANCELED = "JobId=1 JobName=fit PreemptTime=None Restarts=0"
+
+
+@dataclass
+class Job:
+    """What a job's script meets at its end.
+
+    `outcome`: what the trainer wrote; `signal`: what the script was sent; `facts`: what SLURM says.
+    """
+
+    outcome: str = ""
+    code: int = 0
+    signal: str = ""
+    restarts: int = 0
+    facts: str = CANCELED
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@pytest.fixture
+def folder(project: Path, tmp_path: Path) -> Path:
+    """Return a folder with the scripts, and a scontrol that notes what it is asked for."""
+    shutil.copytree(project / "slurm", tmp_path / "slurm")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/true")
+    scontrol = tools / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "$*" >> "$CALLS"\necho "$FACTS"\n', encoding="utf-8")
+    scontrol.chmod(0o755)
+    return tmp_path
+
+
+def conclude(folder: Path, job: Job) -> tuple[int, list[str]]:
+    """Return the exit code of a job's script, and what it asked of scontrol but for facts."""
+    calls = folder / "calls"
+    calls.touch()
+    lines = [
+        "source slurm/settings.sh; source slurm/job.sh",
+        f"signal={job.signal}",
+        f"if [ -n '{job.outcome}' ]; then echo '{job.outcome}' > \"$TRAINER_OUTCOME\"; fi",
+        f"conclude {job.code}",
+    ]
+    slurm = {
+        **{"SUBMIT_DIR": str(folder), "JOB_ID": "1", "JOB_NAME": "fit", "JOB_NUM_NODES": "1"},
+        "RESTART_COUNT": str(job.restarts),
+    }
+    variables = {"PATH": f"{folder}/tools:/usr/bin:/bin", "VENV": str(folder / "venv")}
+    variables |= {"CALLS": str(calls), "FACTS": job.facts} | job.variables
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        cwd=folder,
+        env=variables | {f"SLURM_{name}": value for name, value in slurm.items()},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert "command not found" not in done.stderr
+    asked = calls.read_text(encoding="utf-8").splitlines()
+    return done.returncode, [line for line in asked if " show " not in line]
+
+
+REQUEUED = (0, ["requeue 1"])
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (Job("finished step 9"), (0, [])),
+        # srun may end with 0 although a rank has failed.
+        (Job("failed rank 1: ValueError: bad", 0), (1, [])),
+        (Job("failed rank 1: ValueError: bad", 7), (7, [])),
+        (Job("", 0), (1, [])),
+        (Job("", 137), (137, [])),
+        (Job("preempted SIGUSR1 step 5", 1, "USR1"), REQUEUED),
+        (Job("preempted SIGUSR1 step 5", 1, "TERM"), (1, [])),
+        (Job("", 1, "USR1"), REQUEUED),
+        (Job("", 1, "TERM"), (1, [])),
+        (Job("preempted SIGTERM step 5", 1, "TERM", facts=PREEMPTED), REQUEUED),
+        (Job("preempted SIGTERM step 5", 1, "TERM"), (1, [])),
+    ],
+    ids=lambda value: (
+        f"{value.outcome} {value.code} {value.signal}" if isinstance(value, Job) else None
+    ),
+)
+def test_a_job_ends_as_its_run_has_ended(
+    folder: Path, job: Job, expected: tuple[int, list[str]]
+) -> None:
+    assert conclude(folder, job) == expected
+
+
+@pytest.mark.parametrize("restarts", range(4))
+def test_a_job_is_requeued_as_often_as_is_allowed(folder: Path, restarts: int) -> None:
+    stopped = Job("preempted SIGUSR1 step 5", 1, "USR1", restarts, variables={"MAX_REQUEUES": "2"})
+    assert conclude(folder, stopped) == (REQUEUED if restarts < 2 else (1, []))

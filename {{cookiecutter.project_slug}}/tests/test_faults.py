@@ -342,7 +342,7 @@ def test_a_stack_is_read_from_its_file(tmp_path):
         printer.close()
     assert [call.rpartition(" in ")[2] for call in calls[-2:]] == [
         "test_a_stack_is_read_from_its_file",
-        "ask",
+        "request",
     ]
     assert stacks.of_fault(tmp_path / "stack") == ""
 
@@ -397,7 +397,7 @@ def test_a_rank_that_waits_for_its_gpu_is_not_said_to_hang(tmp_path, monkeypatch
     def ask(process: int, path: Path) -> str:
         return f'  File "{tmp_path}/model.py", line {stands[path.parent.name]} in step'
 
-    monkeypatch.setattr(watchdog.stacks, "ask", ask)
+    monkeypatch.setattr(watchdog.stacks, "request", ask)
     monkeypatch.setattr(watchdog._Peer, "state", lambda self: "S")
     guard = watchdog.Watchdog()
     guard._peers = [
@@ -406,7 +406,7 @@ def test_a_rank_that_waits_for_its_gpu_is_not_said_to_hang(tmp_path, monkeypatch
     guard._losses = {0: "  File x"}
     for on_gpu, fates in ((True, "rank 2 hangs"), (False, "rank 1 hangs, rank 2 hangs")):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda on_gpu=on_gpu: on_gpu)
-        told = guard.accuse("timed out")
+        told = guard.describe_hang("timed out")
         assert told.splitlines()[-1] == f"{fates}: rank 0 waited in vain (timed out)"
 
 
@@ -422,7 +422,7 @@ def test_where_none_hangs_here_the_other_nodes_are_named():
         return watchdog._Peer(number, f"{host} pid:[1]", 1, "1", "none")
 
     guard = watchdog.Watchdog()
-    guard._elsewhere = [rank(number, host) for number, host in enumerate(("b", "b", "c"))]
-    assert guard.elsewhere() == "no rank on this node hangs: look at b and c"
-    guard._elsewhere = []
-    assert guard.elsewhere() is None
+    guard._peers_on_other_nodes = [rank(number, host) for number, host in enumerate(("b", "b", "c"))]
+    assert guard.other_nodes_hint() == "no rank on this node hangs: look at b and c"
+    guard._peers_on_other_nodes = []
+    assert guard.other_nodes_hint() is None

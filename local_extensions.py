@@ -9,6 +9,9 @@ Cookiecutter renders a value given as `key=value`, or by a user's configuration,
 template of its own, outside any sandbox: `{{ cycler.__init__.__globals__.os.system('…') }}` would
 run. `Answers.preprocess` sees each such text before it is compiled and refuses those that are not
 the template's own.
+
+The project's tests are Python that runs as it stands: they import the package by its default name,
+`my_project`. `preprocess` has each of them rendered as it is, but for that name.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ GPU_COUNTS = tuple(map(str, range(65)))
 
 FOLDER = Path(__file__).resolve().parent
 PROJECT_FOLDER = "{{cookiecutter.project_slug}}"
+# What the project's tests call its package.
+PACKAGE = re.compile(r"\bmy_project\b")
 
 
 def _names(file: str) -> frozenset[str]:
@@ -195,7 +200,7 @@ RULES: dict[str, Rule] = {
     ),
     "package_name": Rule(
         "`a-z`, `0-9`, `_`, a letter first; no keyword, no module that Python or the project has",
-        100,
+        40,
         _package_fault,
     ),
     "description": Rule("one line of text", 200, may_be_empty=True),
@@ -238,7 +243,7 @@ def _plain_text_fault(answer: str) -> str | None:
 
 
 def refuse(name: str, answer: object, fault: str) -> NoReturn:
-    """Raise the refusal of one answer, its text shortened and its control characters spelled out."""
+    """Raise the refusal of one answer, its text shortened, its control characters escaped."""
     shown = repr(answer)
     shown = shown if len(shown) <= 60 else f"{shown[:50]}… ({len(str(answer))} characters)"
     raise AnswerRefused(f"{name} {shown} is refused: {fault}")
@@ -264,6 +269,12 @@ def checked(answer: object, name: str) -> str:
 def toml(answer: str) -> str:
     """Write a text as a TOML string; a JSON string is one, once no surrogates are in it."""
     return json.dumps(answer, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def with_package(source: str) -> str:
+    """Return the template of a Python file in which nothing but the package's name is an answer."""
+    named = PACKAGE.sub("{% endraw %}{{ cookiecutter.package_name }}{% raw %}", source)
+    return f"{{% raw %}}{named}{{% endraw %}}"
 
 
 def texts(value: object) -> Iterable[str]:
@@ -354,6 +365,8 @@ class Answers(Extension):
         folder. There all answers are checked once more, because some ways lead past the questions:
         a replay file, or a private value set in a user's configuration.
         """
+        if name is not None and name.endswith(".py"):
+            return with_package(source)
         if name is not None or self._all_checked or not JINJA.search(source):
             return source
         if source == PROJECT_FOLDER:

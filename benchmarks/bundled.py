@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from my_project.trainer import Trainer, TrainingModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from meter import Job, Meter
+from my_project.trainer import Trainer, TrainingModule
 from subjects import BATCH, WORLD_SIZE, Subject, build, optimizer_for
 
 

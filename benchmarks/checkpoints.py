@@ -20,6 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+
 from my_project.trainer import safetensors_writer
 from my_project.trainer.checkpoint.reading import Checkpoint, resolve
 from my_project.trainer.checkpoint.writing import Checkpoints

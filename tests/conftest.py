@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from rendering import ROOT, make_repository, render
 
+# Tests of the trainer run in the environment of a rendered project.
+collect_ignore = ["trainer"]
 # Scripts that are imported from the template's folder would leave files there and in renders.
 sys.dont_write_bytecode = True
 

@@ -167,7 +167,7 @@ def test_names_derived_from_a_hostile_project_name(area: Area, value: str) -> No
         assert area.the_project() == project
         assert value in TEXT
         slug = project.name
-        derived = {"project_slug": slug, "package_name": slug.replace("-", "_")}
+        derived = {"project_slug": slug, "package_name": slug.replace("-", "_")[:40]}
         check_works(project, DEFAULTS | {"project_name": HOSTILE[value]} | derived)
 
 
@@ -216,6 +216,7 @@ def test_code_as_a_default_of_a_prompt(area: Area) -> None:
         ("package_name", "conftest", "module or folder that the project uses"),
         ("package_name", "sitecustomize", "module or folder that the project uses"),
         ("package_name", "usercustomize", "module or folder that the project uses"),
+        ("package_name", "p" * 41, "at most 40 characters"),
         ("project_slug", "bash", "belongs to something"),
         ("project_slug", "env", "belongs to something"),
         ("project_slug", "srun", "belongs to something"),

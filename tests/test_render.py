@@ -22,6 +22,7 @@ from rendering import (
     render,
     template_files,
 )
+from tools import lint
 
 import local_extensions
 
@@ -124,6 +125,15 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
     check_works(project, answers)
     assert (project / "src" / "sizes").is_dir()
     assert "-m sizes fit" in (project / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", ["a", "zz", "p" * 40])
+def test_tests_are_in_form_whatever_the_package_is_called(tmp_path: Path, package: str) -> None:
+    """They import the package by its name, which neither order nor line breaks may hang on."""
+    project = render(tmp_path, {"package_name": package})
+    assert f"from {package}.trainer" in (project / "tests" / "test_tasks.py").read_text("utf-8")
+    assert lint("ruff", "check", "--no-cache", "tests", cwd=project) == ""
+    assert lint("ruff", "format", "--no-cache", "--check", "tests", cwd=project) == ""
 
 
 def test_derived_names(tmp_path: Path) -> None:

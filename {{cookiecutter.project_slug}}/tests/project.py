@@ -1,11 +1,6 @@
-"""The package under test, found below src/, so that no test spells its name.
-
-Use it as ``from .project import PACKAGE, trainer, load``: ``load("trainer.data.sampling")`` is a
-module of the package.
-"""
+"""Starts the package's commands for tests, and says what is missing for some."""
 
 import atexit
-import importlib
 import importlib.util
 import os
 import re
@@ -20,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -29,15 +23,7 @@ import pytest
 from . import fork_server
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = next(path.parent.name for path in sorted((ROOT / "src").glob("*/__init__.py")))
-
-
-def load(name: str) -> ModuleType:
-    """A module of the package, by its name inside it."""
-    return importlib.import_module(f"{PACKAGE}.{name}")
-
-
-trainer = load("trainer")
+PACKAGE = "my_project"
 
 # Seconds that a test waits for a process: no limit on a slow machine, but an end where one hangs.
 PATIENCE = 600.0

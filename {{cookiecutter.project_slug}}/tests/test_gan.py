@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-from .project import PACKAGE, ROOT, load, run, trainer
+from my_project import trainer
+from my_project.tasks.digits import Digits
+from my_project.tasks.gan import GAN
+from my_project.trainer.checkpoint import reading as checkpoint
 
-GAN = load("tasks.gan").GAN
-checkpoint = load("trainer.checkpoint.reading")
+from .project import PACKAGE, ROOT, run
 
 STRATEGIES = {"single_device": 1, "ddp": 2, "ddp_spawn": 2, "fsdp": 2}
 EPOCHS = 6
@@ -69,7 +71,7 @@ def untrained() -> float:
     """The distance of what an untrained generator makes."""
     torch.manual_seed(0)
     alone = trainer.Trainer(accelerator="cpu", devices=1, enable_progress_bar=False)
-    return alone.validate(GAN(), load("tasks.digits").Digits(batch_size=64))["val_distance"]
+    return alone.validate(GAN(), Digits(batch_size=64))["val_distance"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_a_trained_generator_is_tested(trained, processes):
 
 def test_a_trained_generator_generates(trained):
     alone = trainer.Trainer(accelerator="cpu", devices=1)
-    data = load("tasks.digits").Digits(batch_size=64)
+    data = Digits(batch_size=64)
     images = torch.cat(alone.predict(GAN(), data, str(trained("ddp"))))
     assert images.shape == (224, 1, 8, 8)
     assert 0 <= float(images.min()) < float(images.max()) <= 1

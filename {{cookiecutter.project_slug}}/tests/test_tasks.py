@@ -8,14 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from .project import load
-
-digits = load("tasks.digits")
-text = load("tasks.text")
-ImageClassifier = load("tasks.image_classifier").ImageClassifier
-LanguageModel = load("tasks.language_model").LanguageModel
-ConfigurationError = load("trainer.errors").ConfigurationError
-
+from my_project.tasks import digits, text
+from my_project.tasks.image_classifier import ImageClassifier
+from my_project.tasks.language_model import LanguageModel
+from my_project.trainer.errors import ConfigurationError
 
 # --- digits ----------------------------------------------------------------------------------
 

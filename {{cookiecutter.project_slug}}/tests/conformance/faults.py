@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from ..project import load
-
-ddp = load("trainer.strategies.replicated.ddp")
+from my_project.trainer.strategies.replicated import ddp
 
 
 class SumForMean(ddp.DDP):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..project import trainer
+from my_project import trainer
 
 SAMPLES = 101  # divides by nothing: the last batch of an epoch is uneven on any number of processes
 GLOBAL_BATCH = 24

@@ -10,13 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..project import load, run, run_nodes, trainer
+from my_project import trainer
+from my_project.trainer import strategies
+
+from ..project import run, run_nodes
 from .faults import FAULTS
 from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, QUICKLY, Launch
 from .subject import make
 from .worker import STOP
 
-strategies = load("trainer.strategies")
 WORKER = ("-m", "tests.conformance.worker")
 # A worker trains in every way of the matrix: more than a single test may take.
 SECONDS = 1800.0

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ..project import load, trainer
+from my_project import trainer
+from my_project.trainer import strategies
+from my_project.trainer.checkpoint import reading as checkpoint
+
 from .faults import FAULTS
 from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, Launch, Row
 from .subject import GLOBAL_BATCH, make
 
-checkpoint = load("trainer.checkpoint.reading")
-strategies = load("trainer.strategies")
 STOP = 3  # in the middle of the first epoch, and of two batches that are accumulated
 
 

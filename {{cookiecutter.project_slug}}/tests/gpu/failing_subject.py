@@ -15,7 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..project import load, trainer
+from my_project import trainer
+from my_project.trainer.run import device_choice
+from my_project.trainer.strategies import process_group
+
 from . import device
 from .subject import Sequences
 
@@ -46,15 +49,14 @@ def share_the_gpu() -> None:
     """Let two ranks use the one GPU, which the trainer refuses: they are to fail, and no more."""
     if device.IS_GPU:
         torch.cuda.device_count = lambda: 2
-        load("trainer.run.device_choice").torch_device = lambda *_: device.DEVICE
+        device_choice.torch_device = lambda *_: device.DEVICE
 
 
 def act_as_one_of_several() -> None:
     """Have the only rank fail as one that has peers, which NCCL does not allow on one GPU."""
     if device.IS_GPU:
-        load("trainer.strategies.process_group").ProcessGroupStrategy.waits_for_peers = (
-            lambda self: dist.is_initialized()
-        )
+        group = process_group.ProcessGroupStrategy
+        group.waits_for_peers = lambda self: dist.is_initialized()
 
 
 def main(kind: str, folder: Path) -> None:

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from ..conformance.matrix import MATRIX
-from ..project import load
+from my_project.trainer import strategies as registry
 
-registry = load("trainer.strategies")
+from ..conformance.matrix import MATRIX
 
 # The largest difference of a weight or a loss from the CPU's in float32. Half precision rounds by
 # 2^-9 (bfloat16) and 2^-12 (float16) of a value; in the "-true" ones weights too, in each step.

@@ -5,14 +5,14 @@ import os
 import pytest
 import torch
 
-from ..project import load
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.launch.devices import idle_gpus
+
 from . import device
 from .subject import Sequences
 from .training import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
-idle_gpus = load("trainer.launch.devices.idle_gpus")
-ConfigurationError = load("trainer.errors").ConfigurationError
 
 
 @pytest.fixture

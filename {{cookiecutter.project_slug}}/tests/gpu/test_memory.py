@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..checkpointed_subject import FEATURES, Network
-from ..project import load, trainer
+from my_project import trainer
+from my_project.trainer.memory import activation_checkpointing
+
 from . import device
+from .network import FEATURES, Network
 from .strategies import engine
 from .training import train
 
@@ -160,7 +162,7 @@ def test_activations_are_computed_again_in_less_memory(record_property):
         network = Network().to(device.DEVICE)
         batch = torch.randn(100_000 if device.IS_GPU else 10, FEATURES, device=device.DEVICE)
         device.forget_peak()
-        with load("trainer.memory.activation_checkpointing").applied(network, names):
+        with activation_checkpointing.applied(network, names):
             network(batch).square().mean().backward()
         peaks.append(device.peak())
         gradients.append([each.grad for each in network.parameters()])

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..project import fit, run, trainer
+from my_project import trainer
+
+from ..project import fit, run
 from . import device
 from .strategies import BOUNDS, options
 from .subject import Sequences

@@ -8,13 +8,13 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from ..project import load
+from my_project.trainer.checkpoint import dtensors
+
 from . import device
 from .subject import FEATURES, Sequences
 from .training import distance, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
-dtensors = load("trainer.checkpoint.dtensors")
 WIDTH = 1024
 BOUND = 1e-4
 

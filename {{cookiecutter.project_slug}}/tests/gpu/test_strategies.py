@@ -5,7 +5,6 @@ from functools import cache
 import pytest
 import torch
 
-from ..project import load
 from . import device
 from .strategies import BOUNDS, all_of, options, registry
 from .subject import Sequences
@@ -136,7 +135,8 @@ def test_the_default_precision_of_matrix_products_is_near(folder, reference, rec
 
 
 def test_dp_runs_two_replicas_on_one_device():
-    dp = load("trainer.strategies.replicated.dp")
+    from my_project.trainer.strategies.replicated import dp
+
     module = torch.nn.Linear(3, 2).to(device.DEVICE)
     x = torch.randn(5, 3)
     outputs = [

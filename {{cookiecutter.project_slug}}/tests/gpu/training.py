@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..project import load, trainer
+from my_project import trainer
+from my_project.trainer.checkpoint import reading as checkpoint
+
 from . import device
 
-checkpoint = load("trainer.checkpoint.reading")
 STEPS = 5
 STOP = 3
 

@@ -1,0 +1,103 @@
+"""Trains with activation checkpointing and without; started by test_activation_checkpointing.py.
+
+``python -m checkpointed_subject FOLDER OPTIONS`` takes the trainer's options as JSON and
+writes the weights of three runs: ``kept`` keeps all activations, ``again`` computes them again in
+backward, and ``resumed`` was stopped on the way.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tests.gpu.network import FEATURES, Block, Network
+from torch import Tensor
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from my_project import trainer
+from my_project.trainer.checkpoint import reading as checkpoint
+
+STOP = 3
+
+
+class Model(trainer.TrainingModule):
+    """The network on made-up data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = Network()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = mse_loss(self.network(x), y)
+        self.log("forwards", float(Block.forwards), on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        before = Block.forwards
+        self.network(batch[0])
+        self.log("forwards_in_validation", float(Block.forwards - before))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        x = torch.randn(48, FEATURES, generator=torch.Generator().manual_seed(1))
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
+
+
+def train(
+    folder: Path, name: str, options: dict[str, Any], **more: Any
+) -> tuple[dict[str, Tensor], Path]:
+    """Weights and metrics after a run, and where it lies."""
+    Block.forwards = 0
+    run = trainer.Trainer(
+        **{
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "global_batch_size": 12,
+            "loggers": [],
+            "enable_progress_bar": False,
+            "default_root_dir": folder,
+            "run_name": name,
+            **options,
+            **more,
+        }
+    )
+    model = Model()
+    run.fit(model)
+    metrics = {f"metrics.{key}": torch.tensor(value) for key, value in run.metrics.items()}
+    found = {**_weights(model, run), **metrics}
+    if run.global_rank == 0:
+        save_file({key: each.contiguous() for key, each in found.items()}, folder / f"{name}.file")
+    return found, run.run_directory
+
+
+def _weights(model: Model, run: Any) -> dict[str, Tensor]:
+    """Whole, whether the strategy keeps them so or in parts."""
+    if run._checked.strategy.shards_parameters:
+        return checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
+    return model.state_dict()
+
+
+def main(folder: Path, options: dict[str, Any]) -> None:
+    """Train in each way."""
+    again = {"activation_checkpointing": ["Block", "network.images"]}
+    train(folder, "kept", options)
+    train(folder, "again", options, **again)
+    _, stopped = train(
+        folder, "stopped", options, **again, max_steps=STOP, checkpoint_every_n_steps=1
+    )
+    train(folder, "resumed", options, **again, resume=str(stopped))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

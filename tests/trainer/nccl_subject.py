@@ -1,0 +1,101 @@
+"""Models whose ranks are over NCCL, as far as the trainer can see; named in test_nccl.py.
+
+What NCCL does where a peer has gone is simulated: the process group cannot be destroyed, and a rank
+that waits is aborted from a thread of NCCL's own.
+"""
+
+import atexit
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from my_project.tasks import image_classifier as classifier
+from my_project.trainer.launch.devices import devices
+
+
+class OverNCCL(classifier.ImageClassifier):
+    """Rank 1 raises in its third step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 0:
+            dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"
+            dist.destroy_process_group = lambda group=None: time.sleep(10_000)
+        if batch_idx == 2:
+            self.fail()
+        return super().training_step(batch, batch_idx)
+
+    def fail(self) -> None:
+        if self.global_rank == 1:
+            atexit.register(Path("at exit").touch)
+            raise ArithmeticError("planted on rank 1")
+
+
+class Aborts(OverNCCL):
+    """NCCL aborts rank 0 when its peer has gone."""
+
+    def fail(self) -> None:
+        if self.global_rank == 0:
+            while not list(Path(os.environ["TRAINER_FAILURE_DIR"]).glob("rank-1.json")):
+                time.sleep(0.01)
+            os.abort()
+        super().fail()
+
+
+class AbortsBeside(OverNCCL):
+    """Rank 1 is killed, and NCCL aborts rank 0 for that."""
+
+    def fail(self) -> None:
+        if self.global_rank == 1:
+            Path("process").write_text(str(os.getpid()))
+            time.sleep(10_000)
+        while not Path("process").exists() or not Path("process").read_text():
+            time.sleep(0.01)
+        os.kill(int(Path("process").read_text()), 9)
+        os.abort()
+
+
+class Hangs(classifier.ImageClassifier):
+    """Rank 1 never comes to a collective, in which rank 0 waits as over NCCL: in silence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if "RANK" in os.environ:  # not in the launcher
+            pretend_nccl()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 2:
+            if self.global_rank == 1:
+                wait_for_ever()
+            recorded["pg_status"]["0"]["last_enqueued_collective"] = "8"
+            wait_in_silence()
+        return super().training_step(batch, batch_idx)
+
+
+recorded: dict[str, Any] = {
+    "pg_status": {"0": {"last_enqueued_collective": "7", "last_completed_collective": "7"}},
+    "entries": [{"profiling_name": "nccl:all_reduce", "retired": False}],
+}
+
+
+def pretend_nccl() -> None:
+    """Have the trainer take the process group, which gloo forms, for one of NCCL's."""
+    dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"
+    dist.destroy_process_group = lambda group=None: time.sleep(10_000)
+    devices.check_one_each = lambda device: None
+    from my_project.trainer.launch.failures import nccl_watch as watch
+
+    watch._have_nccl_wait = lambda seconds: None
+    watch._recorded = lambda **which: recorded
+
+
+def wait_for_ever() -> None:
+    time.sleep(10_000)
+
+
+def wait_in_silence() -> None:
+    threading.Event().wait(10_000)

@@ -1,0 +1,78 @@
+"""A model whose losses, or gradients, are not finite at a planted step; named by class path."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from my_project import trainer
+
+PLANTED = {"nan": float("nan"), "inf": float("inf")}
+
+
+class Root(torch.autograd.Function):
+    """A finite loss with an infinite gradient, as that of sqrt at 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * float("inf")
+
+
+class Diverges(trainer.TrainingModule):
+    """Twelve steps an epoch on one process.
+
+    Args:
+        what: ``"nan"``, ``"inf"``: the loss; ``"gradient"``: only its gradient is infinite.
+        step: the optimizer step, from 1, in which it is; in each later one too if ``ever``.
+        rank: on which.
+        manual: optimize manually.
+        ever: from that step on, and not in it alone.
+    """
+
+    def __init__(
+        self,
+        what: str = "nan",
+        step: int = 4,
+        rank: int = 0,
+        manual: bool = False,
+        ever: bool = False,
+    ) -> None:
+        super().__init__()
+        self.what, self.step, self.rank, self.ever = what, step, rank, ever
+        self.automatic_optimization = not manual
+        self.linear = nn.Linear(1, 1)
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+        self.frozen = nn.Parameter(torch.tensor([float("-inf")]), requires_grad=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        loss = self.linear(batch[0]).square().mean()
+        step = self.global_step + 1
+        if self.global_rank == self.rank and (
+            step == self.step or (self.ever and step > self.step)
+        ):
+            loss = Root.apply(loss) if self.what == "gradient" else loss * PLANTED[self.what]
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return None
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.ones(24, 1)), batch_size=2)
+
+
+class Data(trainer.DataModule):
+    """The batches of :class:`Diverges`."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.ones(24, 1)), batch_size=2)

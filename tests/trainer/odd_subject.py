@@ -1,0 +1,292 @@
+"""Models that engines easily get wrong; each rank writes what it has seen.
+
+``python -m odd_subject FOLDER SUBJECT OPTIONS`` fits a subject with a trainer's options
+(JSON), and writes ``notes-RANK.json`` into the folder.
+"""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from my_project import trainer
+from my_project.trainer.checkpoint.dtensors import is_sharded
+
+WIDTH = 8
+NOTES: list[dict[str, Any]] = []
+
+
+class Base(trainer.TrainingModule):
+    """The same made-up data and parameters in every process."""
+
+    def start(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self.loader(48)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self.loader(37)
+
+    def loader(self, samples: int) -> DataLoader[Any]:
+        x = torch.randn(samples, WIDTH, generator=torch.Generator().manual_seed(2))
+        return DataLoader(TensorDataset(x, x.roll(1, dims=1).sin()), batch_size=4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return mse_loss(self(batch[0]), batch[1])
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", mse_loss(self(batch[0]), batch[1]))
+
+
+class Noting(torch.optim.Adam):
+    """Writes down what lies on this rank before each step."""
+
+    module: nn.Module
+
+    def step(self, closure: Any = None) -> Any:
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        state = [value for values in self.state.values() for value in values.values()]
+        NOTES.append(
+            {
+                "parameters": sum(each.numel() for each in self.module.parameters()),
+                "gradients": sum(each.numel() for each in gradients),
+                "state": sum(each.numel() for each in state if each.ndim > 0),
+                "norm": math.sqrt(sum(float(p.grad.double().square().sum()) for p in own)),
+            }
+        )
+        return super().step(closure)
+
+
+class Even(Base):
+    """Four layers of one size, which two or four ranks share evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)))
+        self.start()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        Noting.module = self
+        return Noting(self.parameters(), lr=0.01)
+
+
+class Odd(Base):
+    """What is easily got wrong: tied weights, a parameter of the root's own and one without
+    dimensions, attention, frozen and unused parameters, a buffer in float64, groups by shape, and
+    an optimizer that has a state from the start."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.attention = nn.MultiheadAttention(WIDTH // 2, 2, batch_first=True)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.frozen = nn.Linear(WIDTH, WIDTH)
+        self.unused = nn.Linear(3, 3)
+        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.start()
+        self.last.weight = self.first.weight
+        self.frozen.requires_grad_(False)
+        self.register_buffer("total", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.total += 0.1
+        x = self.first(x * self.scale + self.shift).view(-1, 2, WIDTH // 2)
+        x = self.attention(x, x, x)[0].reshape(-1, WIDTH)
+        for block in self.blocks:
+            x = block(self.frozen(x)).tanh()
+        return self.last(x)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        blocks = set(self.blocks.parameters())
+        rest = [each for each in self.parameters() if each not in blocks]
+        groups = [
+            {"params": [each for each in rest if each.ndim > 1], "weight_decay": 0.5},
+            {"params": [each for each in rest if each.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return [
+            # Not Adam: it makes steps of the zeros that some gradients of attention are.
+            torch.optim.SGD(groups, lr=0.05, momentum=0.9),
+            torch.optim.Adagrad(self.blocks.parameters(), lr=0.05, initial_accumulator_value=0.1),
+        ]
+
+
+class Waiting(Even):
+    """The gradient of its bias lies, of one sample, in memory that backward computes with yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        if x.requires_grad:
+            x.register_hook(lambda gradient: time.sleep(0.05))
+        return x + self.bias.view(1, -1)
+
+
+class Thawing(Odd):
+    """Its frozen layer is trained from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        self.frozen.requires_grad_(self.current_epoch > 0)
+
+
+class OddAtOnce(Odd):
+    """The same with one optimizer that computes element by element."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+class ThawingAtOnce(OddAtOnce, Thawing):
+    """A layer is thawed, and there is one optimizer."""
+
+
+class Freezing(OddAtOnce):
+    """A layer is trained in the first epoch only."""
+
+    def on_train_epoch_start(self) -> None:
+        self.blocks[0].requires_grad_(self.current_epoch == 0)
+
+
+class Changing(Even):
+    """Uses a layer in every second batch only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.side = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return mse_loss(self(self.side(x) if batch_idx % 2 == 0 else x), y)
+
+
+class Routed(Even):
+    """Each rank uses an expert of its own, all of one size, and none uses the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        for expert in self.chosen():
+            x = self.experts[expert](x)
+        return mse_loss(self(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    def chosen(self) -> list[int]:
+        """The experts of this rank in a step."""
+        return [self.global_rank]
+
+
+class RoutedLater(Routed):
+    """From the fourth step on, one rank leaves out an expert that all have used."""
+
+    def chosen(self) -> list[int]:
+        leaves_out = self.global_step >= 3 and self.global_rank == 1
+        return [0] if leaves_out else [0, 1]
+
+
+class RoutedLast(Routed):
+    """In its last step, one rank leaves out an expert that all have used."""
+
+    def chosen(self) -> list[int]:
+        leaves_out = self.global_step == 5 and self.global_rank == 1
+        return [0] if leaves_out else [0, 1]
+
+
+class RoutedTogether(Routed):
+    """All ranks change their expert in every step."""
+
+    def chosen(self) -> list[int]:
+        return [self.global_step % 2]
+
+
+class RoutedRaw(Routed):
+    """The experts are no modules, which could be seen to be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.experts
+        self.weights = nn.ParameterList(torch.eye(WIDTH) for _ in range(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return mse_loss(self(x @ self.weights[self.global_rank]), y)
+
+
+class Overflowing(Even):
+    """In the third step one rank's loss overflows."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        # Small enough that nothing else overflows at the scaler's first scale.
+        loss = super().training_step(batch, batch_idx) * 1e-3
+        overflows = self.global_step == 2 and self.global_rank == 1
+        return loss * float("inf") if overflows else loss
+
+
+class Twice(Even):
+    """A parameter in two optimizers."""
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+
+class ByWholes(Even):
+    """An optimizer that looks at a parameter as a whole."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adafactor(self.parameters())
+
+
+class Double(Even):
+    """One layer in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1].double()
+
+
+def main(folder: Path, subject: str, options: str) -> None:
+    """Fit, test what came of it, and test it again from its checkpoint."""
+    torch.set_num_threads(1)
+    module = globals()[subject]()
+    defaults = {"accelerator": "cpu", "enable_progress_bar": False, "loggers": ["csv"]}
+    run = trainer.Trainer(
+        **{**defaults, "default_root_dir": folder, "run_name": "run", **json.loads(options)}
+    )
+    run.fit(module)
+    facts = {"notes": NOTES, "scale": run._checked.precision.state().get("scale")}
+    if any(map(is_sharded, module.parameters())):
+        module = globals()[subject]()
+    else:
+        facts["tested"] = run.test(module)["test_loss"]
+    tested = run.test(module, checkpoint=str(run.run_directory))
+    facts["tested_from_checkpoint"] = tested["test_loss"]
+    (folder / f"notes-{run.global_rank}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

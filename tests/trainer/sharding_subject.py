@@ -1,0 +1,185 @@
+"""A language model with tied weights, and all that is done with it under a strategy.
+
+``python -m sharding_subject FOLDER STRATEGY DEVICES [meta]`` writes ``values.json`` and
+``weights.safetensors``, and each rank a line of what it holds; ``… overflow FOLDER STRATEGY
+DEVICES`` makes one step that must be left out.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from my_project import trainer
+from my_project.trainer.checkpoint import dtensors
+from my_project.trainer.checkpoint import reading as checkpoint
+
+TOKENS, WIDTH, LENGTH = 12, 8, 5
+SAMPLES = 25  # in evaluation the last batch has one sample: some rank has no part of it
+
+
+class Sequences(Dataset[Tensor]):
+    """Each token is followed by a fixed other one, but for a few."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Tensor:
+        start = torch.tensor([index, index * 5 + 1, index * 7 + 2])
+        return torch.cat([start, start[:2] * 3 + index // 4]) % TOKENS
+
+
+class Block(nn.Module):
+    """A residual layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.down(torch.tanh(self.up(self.norm(x))))
+        return result
+
+
+class Tied(trainer.TrainingModule):
+    """Its first and its last layer share their weights."""
+
+    def __init__(self, folder: str = ".") -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self.tokens = nn.Embedding(TOKENS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, TOKENS, bias=False)
+        self.head.weight = self.tokens.weight
+        self.accuracy = MulticlassAccuracy(TOKENS, average="micro")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+        self.log("largest", float(batch.max()), reduce_fx="max")
+        self.log("count", len(batch), reduce_fx="sum")
+        self.accuracy.update(self(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
+        self.log("accuracy", self.accuracy)
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self(batch)[:, -1]
+
+    def loss(self, batch: Tensor) -> Tensor:
+        return cross_entropy(self(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+    def configure_optimizers(self) -> Any:
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return self.optimizer
+
+    def on_train_epoch_end(self) -> None:
+        """Write down how many elements lie in this process."""
+        held = {
+            "parameters": elements(self.parameters()),
+            "states": elements(
+                each for state in self.optimizer.state.values() for each in state.values()
+            ),
+        }
+        (self.folder / f"held-{self.global_rank}.json").write_text(json.dumps(held))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Sequences(), batch_size=4)
+
+    val_dataloader = predict_dataloader = train_dataloader
+
+
+class Overflows(Tied):
+    """The gradient of one row alone, which lies in one process, overflows."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        row = torch.zeros(4 * WIDTH).index_fill(0, torch.tensor([-1]), 1e38)
+        return loss + (self.blocks[0].up(torch.ones(WIDTH)).float() * row).sum()
+
+
+def elements(tensors: Iterator[Tensor]) -> int:
+    """That lie here, in tensors of more than one."""
+    return sum(dtensors.local(each).numel() for each in tensors if each.numel() > 1)
+
+
+def main(folder: str, strategy: str, devices: str, *words: str) -> None:
+    """Train, and with the trained weights predict."""
+    options = {"unit_parameters": 200} if strategy in ("fsdp", "hsdp") else {}
+    run = trainer.Trainer(
+        accelerator="cpu",
+        devices=int(devices),
+        strategy=strategy,
+        strategy_options=options,
+        meta_device="meta" in words,
+        max_epochs=2,
+        global_batch_size=12,
+        log_every_n_steps=1,
+        loggers=["csv"],
+        enable_progress_bar=False,
+        default_root_dir=folder,
+        run_name="run",
+    )
+    with run.building():
+        module = Tied(folder)
+    run.fit(module)
+    metrics, directory = run.metrics, str(run.run_directory)
+    with run.building():
+        fresh = Tied(folder)
+    predictions = torch.cat(run.predict(fresh, checkpoint=directory))
+    threads = [(each / "comm").read_text() for each in Path("/proc/self/task").iterdir()]
+    (Path(folder) / f"threads-{run.global_rank}").write_text("".join(threads))
+    if run.global_rank == 0:
+        weights = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]
+        save_file(
+            {**{key: each.clone() for key, each in weights.items()}, "predictions": predictions},
+            Path(folder) / "weights.safetensors",
+        )
+        (Path(folder) / "values.json").write_text(json.dumps(metrics))
+
+
+def overflow(folder: str, strategy: str, devices: str) -> None:
+    """Make a step that must be left out; print what became of weights and scale."""
+    run = trainer.Trainer(
+        accelerator="cpu",
+        devices=int(devices),
+        strategy=strategy,
+        strategy_options={"unit_classes": ["Linear"]},  # one is called by itself
+        precision="16-mixed",
+        max_steps=1,
+        loggers=[],
+        enable_progress_bar=False,
+        default_root_dir=folder,
+    )
+    module = Overflows(folder)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    run.fit(module)
+    if run.global_rank == 0:
+        state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()
+        moved = [name for name in before if not before[name].equal(state["model"][name])]
+        print(json.dumps({"moved": moved, "scale": state["precision"]["scale"]}))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1] == "overflow":
+        overflow(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])

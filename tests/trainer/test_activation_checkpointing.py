@@ -1,0 +1,224 @@
+"""Activation checkpointing computes the same, to the last bit, and keeps less."""
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.project import run
+from torch import Tensor, nn
+
+from checkpointed_subject import FEATURES, Block, Model, Network, train
+from my_project import trainer
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.memory import activation_checkpointing
+
+applied = activation_checkpointing.applied
+
+
+def computed(names: list[str], half: bool = False) -> dict[str, Tensor]:
+    """Gradients and buffers after three batches, and the next random number."""
+    torch.manual_seed(0)
+    network = Network()
+    batches = torch.randn(3, 6, FEATURES)
+    with applied(network, names):
+        for batch in batches:
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                loss = network(batch).square().mean()
+            loss.backward()
+    gradients = {name: each.grad for name, each in network.named_parameters()}
+    return {**gradients, **dict(network.named_buffers()), "random": torch.rand(1)}
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["Block"],
+        ["layers.*"],
+        ["layers.[12]", "images"],
+        ["Linear", "layers.*.norm", "images.0"],
+        ["Block", "layers.*.norm", "layers.?.second"],  # one inside the other
+    ],
+)
+def test_gradients_and_buffers_are_equal_to_the_last_bit(names, half):
+    kept, again = computed([], half), computed(names, half)
+    assert len(kept) > 20
+    assert all(each.equal(again[name]) for name, each in kept.items())
+
+
+def test_less_is_kept():
+    def kept(names: list[str]) -> int:
+        """Bytes that wait for backward."""
+        total = 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal total
+            total += tensor.nbytes
+            return tensor
+
+        network = Network()
+        with applied(network, names), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            network(torch.randn(1000, FEATURES)).sum()
+        return total
+
+    everything, some, least = kept([]), kept(["layers.0"]), kept(["Block"])
+    assert 0 < least < 0.2 * everything
+    assert least < some < everything
+    assert kept(["Block", "layers.*.norm"]) == least
+
+
+def test_without_gradients_nothing_is_computed_twice(tmp_path):
+    forwards = {}
+    for names in ([], ["Block"]):
+        found, _ = train(tmp_path, f"run{len(names)}", {}, activation_checkpointing=names)
+        forwards[len(names)] = [
+            found[f"metrics.{name}"].item() for name in ("forwards", "forwards_in_validation")
+        ]
+    # Four blocks a batch; the last of four batches is counted before its backward.
+    assert forwards == {0: [16, 4], 1: [28, 4]}
+
+
+def test_the_model_stays_what_it_is():
+    network = Network()
+    before = dict(network.named_modules()), dict(network.named_parameters()), network.state_dict()
+    with applied(network, ["Block"]), applied(network, ["layers.*"]):
+        assert type(network.layers[0]) is Block
+        after = dict(network.named_modules()), dict(network.named_parameters())
+        assert after == before[:2]
+        assert list(network.state_dict()) == list(before[2])
+    assert all("forward" not in vars(each) for each in network.modules())
+
+
+def test_a_copy_computes_with_its_own_parameters():
+    network = Network()
+    with applied(network, ["Block"]):
+        copies = [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]  # noqa: S301
+        for each in copies:
+            each(torch.randn(4, FEATURES)).sum().backward()
+            assert all(one.grad is not None for one in each.parameters())
+            assert [layer.calls.item() for layer in each.layers] == [2, 1, 1]
+    assert all(each.grad is None for each in network.parameters())
+    assert [layer.calls.item() for layer in network.layers] == [0, 0, 0]
+
+
+def test_the_largest_batch_is_found_with_it(monkeypatch, tmp_path):
+    sizes = []
+    forward = Block.forward
+
+    def counts(self: Block, x: Tensor, **options: Any) -> Tensor:
+        sizes.append(len(x))
+        return forward(self, x, **options)
+
+    monkeypatch.setattr(Block, "forward", counts)
+    options = {"accelerator": "cpu", "max_steps": 1, "default_root_dir": tmp_path, "devices": 1}
+    for names, times in (([], 4), (["Block"], 8)):
+        sizes.clear()
+        model = Model()
+        for layer in model.network.layers:
+            layer.norm = nn.Identity()  # a BatchNorm takes no single sample
+        alone = trainer.Trainer(**options, activation_checkpointing=names)
+        assert alone.find_batch_size(model) == 48
+        assert sizes.count(48) == 2 * times  # steps
+
+
+@pytest.mark.parametrize(
+    ("names", "lines"),
+    [
+        (["Blok"], ["nothing in the model is named 'Blok'; did you mean 'Block'?"]),
+        (
+            ["netwrk.layers.*"],
+            [
+                "nothing in the model is named 'netwrk.layers.*'; did you mean 'network.layers.2' "
+                "or 'network.layers.1' or 'network.layers.0'?"
+            ],
+        ),
+        (
+            ["layers.*"],
+            [
+                "nothing in the model is named 'layers.*'; known: BatchNorm1d, Block, Dropout, "
+                "InstanceNorm1d, Linear, ModuleList, Network, Sequential, Tanh"
+            ],
+        ),
+        (
+            ["network.layers", "x"],
+            [
+                "'network.layers' is a ModuleList, which is never called itself; name what is in "
+                "it: 'network.layers.*'",
+                "nothing in the model is named 'x'; known: BatchNorm1d, Block, Dropout, "
+                "InstanceNorm1d, Linear, ModuleList, Network, Sequential, Tanh",
+            ],
+        ),
+    ],
+)
+def test_a_name_that_means_nothing_is_refused_before_anything_starts(names, lines):
+    asked = trainer.Trainer(
+        accelerator="cpu", devices=2, max_steps=1, activation_checkpointing=names
+    )
+    with pytest.raises(ConfigurationError) as raised:
+        asked.fit(Model())
+    assert raised.value.problems == [f"activation_checkpointing: {line}" for line in lines]
+
+
+def test_a_forward_that_was_put_on_an_object_is_not_replaced():
+    network = Network()
+    vars(network.head)["forward"] = nn.Identity()
+    with pytest.raises(ConfigurationError, match="of its own was given to a Linear"):
+        activation_checkpointing.select(network, ["head"])
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"activation_checkpointing": "Block"},
+            "activation_checkpointing='Block': give a list of names, say ['Block']",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(options, line):
+    with pytest.raises(ConfigurationError) as raised:
+        trainer.Trainer(accelerator="cpu", max_steps=1, **options)
+    assert raised.value.problems == [line]
+
+
+# Whatever strategy trains, a name and the options of its trainer.
+RUNS = {
+    "single_device": {"devices": 1},
+    "single_device, bf16": {"devices": 1, "precision": "bf16-mixed"},
+    "ddp": {"strategy": "ddp"},
+    "ddp, accumulation": {"strategy": "ddp", "accumulate_grad_batches": 2},
+    "ddp, sync batchnorm": {"strategy": "ddp", "sync_batchnorm": True},
+    "ddp, static graph": {"strategy": "ddp", "strategy_options": {"static_graph": True}},
+    "ddp, unused": {"strategy": "ddp", "strategy_options": {"find_unused_parameters": True}},
+    "ddp_zero1": {"strategy": "ddp_zero1"},
+    "ddp_fork": {"strategy": "ddp_fork"},
+    "ddp_spawn": {"strategy": "ddp_spawn"},
+    "dp": {"strategy": "dp"},
+    "ddp2": {"strategy": "ddp2"},
+    "fsdp": {"strategy": "fsdp", "strategy_options": {"unit_classes": ["Block"]}},
+    "fsdp, inner units": {"strategy": "fsdp", "strategy_options": {"unit_classes": ["Linear"]}},
+    "hsdp": {"strategy": "hsdp", "strategy_options": {"unit_parameters": 100}},
+}
+QUICK = ("single_device", "ddp", "dp")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in RUNS]
+)
+def test_every_strategy_trains_the_same(tmp_path, name):
+    options = json.dumps({"devices": 2, **RUNS[name]})
+    done = run(["-m", "checkpointed_subject", tmp_path, options])
+    assert done.returncode == 0, done.stderr
+    kept, again, resumed = (
+        load_file(tmp_path / f"{each}.file") for each in ("kept", "again", "resumed")
+    )
+    assert again.pop("metrics.forwards") > 1.5 * kept.pop("metrics.forwards")
+    assert all(each.equal(again[key]) for key, each in kept.items())
+    # A static graph resumes less exactly than to the last bit, with all activations kept too.
+    bound = 1e-6 if "static" in name else 0
+    weights = (key for key in kept if not key.startswith("metrics."))
+    assert all(float((again[key] - resumed[key]).abs().max()) <= bound for key in weights)

@@ -1,0 +1,421 @@
+"""The attack: each of the bad inputs ends with code 2 and a clear line for every mistake."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.project import PACKAGE, ROOT, run
+
+import bad_inputs
+from bad_inputs import Bad
+from my_project import cli, configuration, trainer
+from my_project.trainer import strategies
+from my_project.trainer.arguments import other_trainers as elsewhere
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.run import environment
+from my_project.trainer.trainer import _DEFAULTS as DEFAULTS
+
+SOURCES = ROOT / "src" / PACKAGE
+LONGEST = 1100
+
+
+class Model(trainer.TrainingModule):
+    """One that is right."""
+
+    def __init__(self, width: int = 1) -> None:
+        super().__init__()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> Any:
+        raise NotImplementedError
+
+
+class NeedsWidth(trainer.TrainingModule):
+    """One whose argument has no default."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+
+class Refuses(trainer.TrainingModule):
+    """One that refuses what it is given."""
+
+    def __init__(self, width: int = 0) -> None:
+        super().__init__()
+        if width < 1:
+            raise ValueError(f"width must be at least 1, not {width}")
+
+
+class Crashes(trainer.TrainingModule):
+    """One that cannot be made."""
+
+    def __init__(self, width: int = -3) -> None:
+        super().__init__()
+        self.layer = __import__("torch").nn.Linear(width, 1)
+
+
+class NoNumber(trainer.DataModule):
+    """Data whose error is an OSError without a number."""
+
+    def __init__(self, path: str = "") -> None:
+        raise OSError("the archive is damaged")
+
+
+MODEL = ("--model", f"{__name__}.Model")
+RIGHT = (*MODEL, "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [*bad_inputs.RANK, "TORCHELASTIC_RUN_ID", *environment.KNOWN]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / "runs").exists()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The lines that end a fit before it starts, each without its first word."""
+    code: object = None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(cli._COMMANDS, "fit", _fail)
+        try:
+            cli.main(["fit", *words])
+        except SystemExit as ended:
+            code = ended.code
+    output, error = capsys.readouterr()
+    assert code == 2, error[-2000:]
+    assert output == ""
+    lines = error.splitlines()
+    assert all(line.startswith("error: ") for line in lines), error[-2000:]
+    return [line.removeprefix("error: ") for line in lines]
+
+
+def _fail(run: Any) -> None:
+    raise AssertionError("it was not refused")
+
+
+def check(bad: Bad, lines: list[str]) -> None:
+    """Each line is clear, and each mistake has one."""
+    assert lines, bad
+    for line in lines:
+        assert 12 < len(line) < LONGEST, (bad.what, line)
+        assert "Traceback" not in line
+        assert not re.search(
+            r": None\b|<built-in|object at 0x", line.partition("expected")[0][-99:]
+        )
+    assert len(set(lines)) == len(lines), lines
+    for named in bad.named:
+        assert any(re.search(_pattern(named), line) for line in lines), (bad.what, named, lines)
+    assert len(lines) <= max(len(bad.named), 1), (bad.what, lines)
+
+
+def _pattern(named: str) -> str:
+    return "|".join(map(re.escape, named.split("|")))
+
+
+def attack(inputs: list[Bad], attempt: Callable[[Bad], list[str]]) -> None:
+    """Try all, and report all that are not refused as they should be; none of them starts."""
+    wrong = []
+    for bad in inputs:
+        try:
+            check(bad, attempt(bad))
+        except Exception as error:
+            wrong.append(f"{bad.what}: {type(error).__name__}: {str(error)[:700]}")
+    assert not wrong, f"{len(wrong)} of {len(inputs)}:\n" + "\n".join(wrong)
+
+
+KINDS: dict[str, Callable[[], list[Bad]]] = {
+    "options": lambda: list(bad_inputs.options()),
+    "files": lambda: list(bad_inputs.files()),
+    "environments": lambda: list(bad_inputs.environments()),
+    "arguments from Python": lambda: list(bad_inputs.arguments(DEFAULTS)),
+}
+
+
+def test_there_are_enough() -> None:
+    counts = {kind: len(make()) for kind, make in KINDS.items()}
+    assert sum(counts.values()) >= 600, counts
+
+
+# The quick tests try some of each kind, the slow ones all.
+some_or_all = pytest.mark.parametrize(
+    "step", [pytest.param(20, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+
+
+@some_or_all
+def test_bad_options(step: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def attempt(bad: Bad) -> list[str]:
+        return refused(capsys, *RIGHT, *bad.words)
+
+    attack(KINDS["options"]()[::step], attempt)
+
+
+@some_or_all
+def test_bad_files(step: int, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def attempt(bad: Bad) -> list[str]:
+        path = tmp_path / "bad.yaml"
+        path.write_bytes(bad.file or b"")
+        model = () if b"model" in (bad.file or b"") else MODEL
+        return refused(capsys, *model, *RIGHT[2:], "--config", str(path))
+
+    attack(KINDS["files"]()[::step], attempt)
+
+
+@some_or_all
+def test_bad_environments(
+    step: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attempt(bad: Bad) -> list[str]:
+        with monkeypatch.context() as patched:
+            for name, value in bad.variables.items():
+                patched.setenv(name, value)
+            devices = () if "RANK" in bad.variables else ("--trainer.devices", "2")
+            return refused(capsys, *RIGHT, *devices)
+
+    attack(KINDS["environments"]()[::step], attempt)
+
+
+def test_bad_arguments_from_python() -> None:
+    def attempt(bad: Bad) -> list[str]:
+        try:
+            trainer.Trainer(**{"max_epochs": 1, "accelerator": "cpu", **bad.arguments})
+        except ConfigurationError as error:
+            lines: list[str] = error.problems
+            return lines
+        return []
+
+    attack(KINDS["arguments from Python"](), attempt)
+
+
+# --- whatever it is -------------------------------------------------------------------------------
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda below: (
+        st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=5), below, max_size=3)
+    ),
+    max_leaves=5,
+)
+_UNHURRIED = settings(
+    deadline=None,
+    max_examples=100,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@_UNHURRIED
+@given(name=st.sampled_from(sorted(DEFAULTS)), value=_VALUES)
+def test_whatever_value_is_taken_or_refused_in_a_line(name: str, value: Any) -> None:
+    if name in ("compile", "deterministic") and value is True:
+        return  # a switch of the whole process
+    given = {"max_epochs": 1, "accelerator": "cpu", name: value}
+    assert_lines(lambda: trainer.Trainer(**given))
+
+
+@_UNHURRIED
+@given(content=st.dictionaries(st.sampled_from(["trainer", "model", "data", "x"]), _VALUES))
+def test_whatever_file_is_taken_or_refused_in_a_line(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    words = ["--config", str(path), *RIGHT]
+    assert_lines(lambda: configuration.read_run("program", "fit", words))
+
+
+def assert_lines(attempt: Callable[[], object]) -> None:
+    """Nothing is raised but a ConfigurationError of whole lines."""
+    lines = ["none"]
+    try:
+        attempt()
+    except ConfigurationError as error:
+        lines = error.problems
+    assert lines
+    assert all("\n" not in line and line.strip() for line in lines)
+
+
+# --- one by one -----------------------------------------------------------------------------------
+
+
+def test_all_mistakes_from_python_are_told_at_once() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        trainer.Trainer(
+            seed=None, num_nodes="2", loggers="csv", strategy=5, max_epochs=True,
+            gradient_clip_val=float("nan"), precision="double", accelerator="mps",
+        )  # fmt: skip
+    assert set(raised.value.problems) == {
+        "strategy=5: expected str | Strategy | None",
+        "num_nodes='2': expected int | None",
+        "max_epochs=True: expected int | None",
+        "seed=None: expected int",
+        "loggers='csv': expected Sequence[str]",
+        "precision='double' (double precision) is not built; use '32-true'",
+        "accelerator='mps' is for Apple GPUs, which are not supported; use accelerator='cpu'",
+        "gradient_clip_val=nan: give a number above 0, or none",
+    }
+
+
+def test_a_path_in_the_home_directory_and_in_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WORK", str(tmp_path / "work"))
+    (tmp_path / "c.yaml").write_text("trainer: {max_epochs: 1, default_root_dir: $WORK/r}")
+    for word in ("--config=~/c.yaml", "--config=$HOME/c.yaml"):
+        found = configuration.read_run("program", "fit", [*MODEL, word])
+        assert found.trainer.default_root_dir == tmp_path / "work" / "r"
+    (tmp_path / "earlier").mkdir()
+    made = trainer.Trainer(max_epochs=1, default_root_dir=Path("~/mine"), resume="~/earlier")
+    assert made.default_root_dir == tmp_path / "mine"
+    assert made._checked.given["resume"] == str(tmp_path / "earlier")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "line"),
+    [
+        (
+            "Refuses",
+            ("--model.width", "-2"),
+            r"model: Refuses\(width=-2\) was refused: width must be at least 1, not -2 "
+            r"\(test_bad_inputs\.py, line \d+\)",
+        ),
+        (
+            "Crashes",
+            (),
+            r"model: Crashes\(\) was refused: RuntimeError: Trying to create tensor with negative "
+            r"dimension -3.* \(test_bad_inputs\.py, line \d+\)",
+        ),
+        ("NeedsWidth", ("--model.width", "null"), r"model\.width=None: expected int"),
+    ],
+)
+def test_a_class_that_refuses_its_arguments_is_named_with_them(
+    name: str, words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = refused(capsys, *RIGHT[2:], "--model", f"{__name__}.{name}", *words)
+    assert re.fullmatch(line, found), found
+
+
+def test_an_oserror_without_a_number_says_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = refused(capsys, *RIGHT, "--data", f"{__name__}.NoNumber", "--data.path", "a")
+    assert line.startswith("data: NoNumber(path='a') was refused: the archive is damaged (")
+
+
+def test_no_name_that_is_not_built_is_registered() -> None:
+    assert not elsewhere.STRATEGIES.keys() & set(strategies.names())
+    assert len(elsewhere.STRATEGIES) > 60
+
+
+# --- variables ------------------------------------------------------------------------------------
+
+
+def test_every_variable_of_the_trainer_is_known() -> None:
+    text = "\n".join(path.read_text() for path in SOURCES.rglob("*.py"))
+    found = set(re.findall(r"\bTRAINER_[A-Z_]*[A-Z]\b", text))
+    assert found == environment.KNOWN
+
+
+def test_a_misspelt_variable_is_named_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_warned", set())
+    monkeypatch.setenv("TRAINER_CLUSTR", "none")
+    for _ in range(2):
+        trainer.Trainer(max_epochs=1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "warning: TRAINER_CLUSTR is no variable of the trainer; did you mean 'TRAINER_CLUSTER'"
+    )
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["a rank's variables", "the directory"])
+def test_what_a_rank_has_set_silences_no_command_that_it_starts(
+    is_whole: bool, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = bad_inputs.INHERITED if is_whole else {}
+    for name, value in {**rank, "TRAINER_FAILURE_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["fit", *RIGHT[2:], "--model", "nowhere.Nope"])
+    assert ended.value.code == 2
+    *notes, last = capfd.readouterr().err.splitlines()
+    assert last == "error: model.class_path='nowhere.Nope': No module named 'nowhere'"
+    note = (
+        "note: rank 1 of another run has started this process; that run's launch variables are "
+        "ignored"
+    )
+    assert notes == [note] * is_whole
+    assert list(tmp_path.iterdir()) == []
+
+
+_NESTED = f"""
+import os, subprocess, sys
+from {PACKAGE}.trainer import Trainer
+Trainer(accelerator="cpu", devices=2, strategy="ddp", max_steps=1)
+layout = "from {PACKAGE}.trainer import Trainer; t = Trainer(accelerator='cpu', max_steps=1)\\n"
+layout += "print(t.world_size, t.global_rank)"
+print(subprocess.run([sys.executable, "-c", layout], capture_output=True, text=True).stdout, end="")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_a_rank_starts_is_alone(tmp_path: Path) -> None:
+    rank = {
+        **bad_inputs.INHERITED,
+        "TRAINER_FAILURE_DIR": str(tmp_path),
+        "TRAINER_PARENT_PID": str(os.getpid()),
+        "TRAINER_RANK_PID": "",
+    }
+    done = run(["-c", _NESTED], extra=rank, fresh=True)
+    assert done.stdout == "1 0\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TORCH_LOGS", "nonsense"),
+        ("TORCH_DISTRIBUTED_DEBUG", "loud"),
+        ("TORCH_LOGS_OUT", "/gone/log"),
+    ],
+)
+def test_a_variable_that_torch_refuses_is_one_line(name: str, value: str) -> None:
+    done = run(["-m", PACKAGE, "fit"], extra={name: value}, fresh=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {name}={value!r}: ")
+    assert line.endswith("; unset it, or correct it")
+
+
+# --- the batch ------------------------------------------------------------------------------------
+
+
+def test_a_batch_larger_than_the_data_set_is_refused_before_the_first_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("--config", str(ROOT / "configs" / "digits.yaml"), "--trainer.accelerator", "cpu")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(
+            [
+                *("fit", *words, "--trainer.devices", "1", "--trainer.default_root_dir", "there"),
+                *("--trainer.global_batch_size", "64000"),
+                *("--trainer.learning_rate_scaling", "linear"),
+                *("--trainer.reference_batch_size", "64"),
+            ]
+        )
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: global_batch_size=64000: an optimizer step takes more samples than the 1349 of the "
+        "data set; use at most 1349\n"
+    )
+    assert not list(tmp_path.glob("there/*/metrics.csv"))

@@ -1,0 +1,89 @@
+"""git tells which commit a run is of, and starts nothing that the repository asks it to start."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from my_project.trainer.checkpoint import commit
+
+
+def git(*arguments: str, cwd: Path) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    command = ["git", *identity, "-c", "protocol.file.allow=always", *arguments]
+    done = subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def program(folder: Path, name: str) -> Path:
+    """A program that tells that it was started, and passes on what it is given."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho {name} >> '{folder}/started'\nexec cat\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a commit, a filtered file and a submodule; the working directory."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    folder, inner = tmp_path / "outer", tmp_path / "inner"
+    for each in (inner, folder):
+        each.mkdir()
+        git("init", "--quiet", cwd=each)
+        (each / ".gitattributes").write_text("*.dat filter=evil\n*.low filter=lower\n")
+        (each / "file.dat").write_text("content\n")
+        git("add", ".", cwd=each)
+        git("commit", "--quiet", "--message", "first", cwd=each)
+    git("submodule", "--quiet", "add", str(inner), "below", cwd=folder)
+    git("commit", "--quiet", "--message", "second", cwd=folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("process", ["clean", "process"])
+def test_a_hostile_repository_starts_nothing(
+    tmp_path: Path, repository: Path, process: str
+) -> None:
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    for hook in ("post-index-change", "reference-transaction", "fsmonitor-watchman"):
+        program(tmp_path, hook).rename(hooks / hook)
+    for each in (repository, repository / "below"):
+        git("config", "core.hooksPath", str(hooks), cwd=each)
+        git("config", f"filter.evil.{process}", str(program(tmp_path, "filter")), cwd=each)
+        git("config", "filter.evil.required", "true", cwd=each)
+        git("config", "core.fsmonitor", str(program(tmp_path, "monitor")), cwd=each)
+        (each / "file.dat").write_text("another\n")
+    head = git("rev-parse", "HEAD", cwd=repository)
+    started = tmp_path / "started"
+    started.unlink(missing_ok=True)
+    assert commit.read() == {"commit": head, "dirty": True}
+    assert not started.exists(), started.read_text()
+    # They are no made-up danger: git itself starts them.
+    subprocess.run(["git", "status"], cwd=repository, capture_output=True, check=False)
+    assert {"filter", "monitor"} <= set(started.read_text().split())
+
+
+def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path) -> None:
+    """As git-lfs does: what is in the working directory is not what was committed."""
+    path = repository / "some.low"
+    path.write_text("AbC\n")
+    git("config", "--global", "filter.lower.clean", "tr A-Z a-z", cwd=repository)
+    git("add", "some.low", cwd=repository)
+    git("commit", "--quiet", "--message", "third", cwd=repository)
+    path.write_text("aBc\n")
+    assert commit.read() == {"commit": git("rev-parse", "HEAD", cwd=repository), "dirty": False}
+
+
+def test_a_filter_that_cannot_be_switched_off_leaves_the_commit_out(
+    tmp_path: Path, repository: Path
+) -> None:
+    git("config", "filter.a=b.clean", str(program(tmp_path, "filter")), cwd=repository)
+    (repository / ".gitattributes").write_text("* filter=a=b\n")
+    assert commit.read() is None
+    assert not (tmp_path / "started").exists()

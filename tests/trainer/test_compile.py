@@ -1,0 +1,278 @@
+"""A compiled module, or each of its blocks, computes what it computes uncompiled."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.project import PACKAGE, fit, run
+from torch import Tensor, nn
+
+from checkpointed_subject import FEATURES, Model
+from my_project import trainer
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.loop import compilation
+
+SHORT = [
+    *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
+    *("--trainer.log_every_n_steps", "1", "--model.dropout", "0", "--trainer.run_name", "run"),
+]
+GPT = [
+    *("--config", Path(__file__).parent.parent / "configs" / "gpt.yaml"),
+    *("--model.width", "16", "--model.layers", "3", "--model.heads", "2", "--data.batch_size", "4"),
+    *("--data.context", "16", "--model.context", "16"),
+    *("--trainer.max_steps", "6", "--trainer.accelerator", "cpu"),
+    *("--trainer.log_every_n_steps", "1", "--model.dropout", "0", "--trainer.run_name", "run"),
+    *("--trainer.loggers", "[csv]", "--trainer.devices", "1"),
+]
+REGIONS = "{regional: true, mode: default}"
+
+
+def losses(folder: Path) -> list[float]:
+    """Of all steps of a run."""
+    rows = (folder / "run" / "metrics.csv").read_text().splitlines()
+    return [float(row.split(",")[3]) for row in rows if row.split(",")[2] == "loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.needs("g++")
+def test_equals_the_uncompiled(tmp_path, devices):
+    found = []
+    for name in ("true", "false"):
+        folder = tmp_path / name
+        done = run(
+            fit(
+                *SHORT,
+                *("--trainer.default_root_dir", folder, "--trainer.devices", devices),
+                *("--trainer.compile", name),
+            ),
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(losses(folder))
+    assert len(found[0]) == 22
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
+# --- with a backend that needs no compiler --------------------------------------------------------
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that torch.compile has captured, which are computed by torch's eager kernels."""
+    captured: list[Any] = []
+    make = torch.compile
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        captured.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    def compiled(model: Any, **options: Any) -> Any:
+        assert options.pop("mode", None) in (None, *compilation.MODES)
+        return make(model, backend=backend, **options)
+
+    torch._dynamo.reset()
+    monkeypatch.setenv("CXX", "true")
+    monkeypatch.setattr(torch, "compile", compiled)
+    return captured
+
+
+class Block(nn.Module):
+    """BatchNorm, dropout and a buffer that counts; called by keyword."""
+
+    def __init__(self, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 4 * FEATURES)
+        self.norm = nn.BatchNorm1d(4 * FEATURES, momentum=momentum)
+        self.dropout = nn.Dropout(0.3)
+        self.second = nn.Linear(4 * FEATURES, FEATURES)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
+        self.calls += 1
+        return x + scale * self.second(self.dropout(self.norm(self.first(x))).tanh())
+
+
+class Network(nn.Module):
+    """Blocks, one of them called twice, and other parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block(0.2), Block()])
+        self.head = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.new_ones(1) / 2
+        for layer in (*self.layers, self.layers[0]):
+            x = layer(x, scale=scale)
+        return self.head(x)
+
+
+def computed(value: Any, names: list[str]) -> dict[str, Tensor]:
+    """Gradients and buffers after three batches, and the next random number."""
+    torch.manual_seed(0)
+    network = Network()
+    with compilation.applied(network, value, names):
+        for batch in torch.randn(3, 6, FEATURES):
+            network(batch).square().mean().backward()
+    assert all("forward" not in vars(each) for each in network.modules())
+    gradients = {name: each.grad for name, each in network.named_parameters()}
+    return {**gradients, **dict(network.named_buffers()), "random": torch.rand(1)}
+
+
+WAYS = [  # the first two are quick
+    ({"regional": True}, [], 2),  # one block has another momentum
+    (True, ["Block"], 2),
+    (True, [], 1),
+    ({"regional": ["head"], "dynamic": False}, [], 1),
+    ({"regional": ["Block", "layers.*.norm"]}, [], 2),  # one inside the other
+    (True, ["Block", "layers.*.norm"], 2),  # the norms alone
+    ({"regional": True}, ["layers.1"], 1),
+    ({"regional": True, "mode": "max-autotune"}, ["layers.1", "head"], 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "names", "count"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (each not in WAYS[:2])) for each in WAYS],
+)
+def test_gradients_and_buffers_are_equal(graphs, value, names, count):
+    alone = computed(False, [])
+    assert graphs == []
+    found = computed(value, names)
+    assert len(graphs) >= count
+    assert all(float((each - found[key]).abs().max()) < 1e-6 for key, each in alone.items())
+
+
+class Plain(nn.Module):
+    """A block whose copies differ in nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x).tanh()
+
+
+@pytest.mark.parametrize("names", [[], ["Plain"]])
+def test_a_block_is_compiled_once_for_all_of_its_class(graphs, names):
+    network = nn.Sequential(
+        nn.Linear(FEATURES, FEATURES), nn.Sequential(*(Plain() for _ in range(12)))
+    )
+    with compilation.applied(network, {"regional": True}, names):
+        for _ in range(2):
+            network(torch.randn(2, FEATURES)).sum().backward()
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [({"mode": "default"}, []), ({"regional": True}, []), (True, ["Plain"]), (False, ["Plain"])],
+)
+def test_a_fit_compiles_for_as_long_as_it_lasts(graphs, tmp_path, value, names):
+    class Called(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = nn.Sequential(Plain(), Plain())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.network(x)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self(batch[0]).square().mean()
+
+    module = Called()
+    options = {"accelerator": "cpu", "max_steps": 2, "default_root_dir": tmp_path}
+    asked = trainer.Trainer(**options, compile=value, activation_checkpointing=names)
+    asked.fit(module, module.train_dataloader())
+    count = len(graphs)
+    assert (count > 0) is (value is not False)
+    module(torch.randn(7, FEATURES)).sum().backward()
+    assert len(graphs) == count
+
+
+# --- with torch's compiler ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.needs("g++")
+def test_blocks_compiled_and_computed_again_train_the_same(tmp_path):
+    found = {}
+    for name, options in {
+        "alone": [],
+        "regions": ["--trainer.compile", REGIONS],
+        "again": ["--trainer.compile", "true", "--trainer.activation_checkpointing", "[Block]"],
+    }.items():
+        where = ["--trainer.default_root_dir", tmp_path / name]
+        done = run(["-m", PACKAGE, "fit", *GPT, *where, *options])
+        assert done.returncode == 0, done.stderr
+        found[name] = losses(tmp_path / name)
+    assert len(found["alone"]) == 6
+    assert found["regions"] == pytest.approx(found["alone"], abs=1e-4)
+    assert found["again"] == pytest.approx(found["regions"], abs=1e-6)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["dp", "ddp2"])
+def test_replicas_refuse(strategy):
+    with pytest.raises(
+        trainer.ConfigurationError, match="takes no compile: a replica is made anew"
+    ):
+        trainer.Trainer(accelerator="cpu", max_steps=1, compile=True, strategy=strategy)
+
+
+def problems(value: Any) -> list[str]:
+    """What the trainer, and then a fit, say of a value."""
+    with contextlib.suppress(ConfigurationError):
+        made = trainer.Trainer(accelerator="cpu", max_steps=1, devices=2, compile=value)
+        with pytest.raises(ConfigurationError) as raised:
+            made.fit(Model())
+        return raised.value.problems
+    with pytest.raises(ConfigurationError) as raised:
+        trainer.Trainer(accelerator="cpu", max_steps=1, compile=value)
+    return raised.value.problems
+
+
+@pytest.mark.parametrize(
+    ("value", "lines"),
+    [
+        ({}, ["compile={}: give true, or options"]),
+        ({"mod": "default"}, ["compile has no option 'mod'; did you mean 'mode'?"]),
+        (
+            {"mode": "max-autotun", "dynamic": 2},
+            [
+                "compile.mode='max-autotun' is unknown; did you mean 'max-autotune'?",
+                "compile.dynamic=2: give true, false or null",
+            ],
+        ),
+        (
+            {"regional": "Block"},
+            ["compile.regional='Block': give true, or a list of names, say ['Block']"],
+        ),
+        ({"regional": []}, ["compile.regional=[]: give true, or a list of names, say ['Block']"]),
+        (
+            {"regional": ["Blok"]},
+            ["compile.regional: nothing in the model is named 'Blok'; did you mean 'Block'?"],
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(monkeypatch, value, lines):
+    monkeypatch.setenv("CXX", "true")  # a machine without a compiler has one problem more
+    assert problems(value) == lines
+
+
+def test_a_model_without_repeated_blocks_is_refused():
+    with pytest.raises(ConfigurationError, match="the model has no repeated blocks"):
+        compilation.select(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"regional": True}, [])
+    found = compilation.select(Network(), {"regional": True}, [])
+    assert [type(each) for each in found] == [Block, Block, Block]
+
+
+def test_without_a_compiler_one_line_says_so(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    line = "compile needs a C++ compiler: install g++, or name one in CXX"
+    assert problems(True) == problems({"mode": "default"}) == [line]

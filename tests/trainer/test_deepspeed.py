@@ -1,0 +1,449 @@
+"""DeepSpeed: its configuration, its launcher, and what only it does. The rest is in the matrix."""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.conformance.test_conformance import difference
+from tests.project import PACKAGE, ROOT, fit, missing, require, run
+
+from deepspeed_subject import GROUPED, RESUMED, WARMUP, WAYS, warmed_up
+from my_project import trainer
+from my_project.trainer import strategies
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.strategies.deepspeed import settings
+
+SHORT = [
+    *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
+    *("--trainer.log_every_n_steps", "1", "--model.dropout", "0", "--trainer.run_name", "run"),
+]
+STAGE_2 = ["--trainer.strategy", "deepspeed_stage_2"]
+COMPILED = "cpu adam"
+
+
+def problems(strategy: str = "deepspeed", **options: Any) -> list[str]:
+    """What a trainer says to options of a strategy; its own ones are under ``trainer``."""
+    given = {"accelerator": "cpu", "devices": 2, "strategy": strategy, **options.pop("trainer", {})}
+    try:
+        trainer.Trainer(**given, strategy_options=options)
+    except ConfigurationError as error:
+        return [each for each in error.problems if "needs the package" not in each]
+    return []
+
+
+def written(path: Path, content: Any) -> str:
+    """The path of a file that holds JSON."""
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+# --- configuration -------------------------------------------------------------------------------
+
+
+def test_a_configuration_is_a_dict_a_file_or_named_by_a_variable(tmp_path, monkeypatch):
+    own = {"zero_optimization": {"stage": 1}}
+    older = written(tmp_path / "older.json", {"zero_optimization": {"stage": 3}})
+    assert settings.read(None) is None
+    assert settings.read(own) == settings.read(written(tmp_path / "own.json", own)) == own
+    monkeypatch.setenv("PL_DEEPSPEED_CONFIG_PATH", older)
+    assert settings.read(None) == {"zero_optimization": {"stage": 3}}
+    monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", str(tmp_path / "own.json"))
+    assert settings.read(None) == own
+    assert settings.read({"bf16": {}}) == {"bf16": {}}
+
+
+def test_an_own_configuration_replaces_every_option():
+
+    ours = strategies.create("deepspeed", {"stage": 3, "reduce_bucket_size": 4_000})
+    theirs = strategies.create("deepspeed", {"stage": 3, "config": {"wall_clock_breakdown": False}})
+    assert ours.config["zero_optimization"]["stage"] == 3
+    assert ours.config["zero_optimization"]["reduce_bucket_size"] == 4_000
+    assert ours.shards_parameters
+    assert theirs.config == {"wall_clock_breakdown": False}
+    assert not theirs.shards_parameters
+
+
+def sizes(device_type: str, elements: int, **options: Any) -> tuple[Any, ...]:
+    """Of the buffers that DeepSpeed is given, and whether it averages beside backward."""
+    ours = strategies.create("deepspeed", options)
+    zero = settings.sized(settings.completed(ours.config), device_type, elements)[
+        "zero_optimization"
+    ]
+    ahead = ("prefetch_bucket_size", "max_live_parameters", "max_reuse_distance")
+    return (
+        zero["reduce_bucket_size"],
+        zero["allgather_bucket_size"],
+        *(zero[f"stage3_{name}"] for name in ahead),
+        zero["overlap_comm"],
+    )
+
+
+def test_buffers_are_as_small_as_ddp_s_on_cpus_and_deepspeed_s_own_on_gpus():
+    million = 10**6
+    large = 10_000 * million
+    small = (4 * million, 5 * million, 5 * million, 10 * million, 10 * million, False)
+    assert sizes("cpu", large) == sizes("cpu", large, stage=3) == small
+    own = (500 * million, 500 * million, 50 * million, 1000 * million, 1000 * million, True)
+    assert sizes("cuda", large) == sizes("cuda", large, stage=3) == own
+    # Several buckets of a smaller model, and none that is larger than it.
+    assert sizes("cuda", 124 * million)[:2] == (31 * million, 124 * million)
+    assert sizes("cuda", 9)[:2] == sizes("cpu", 9)[:2] == (10, 10)
+    assert sizes("cuda", 4 * million * 4 + 4)[0] == 4 * million + 2  # even
+    given = {"reduce_bucket_size": 8, "allgather_bucket_size": 6, "overlap_comm": False}
+    for device_type in ("cpu", "cuda"):
+        assert sizes(device_type, large, **given) == (8, 6, 6, 12, 12, False)
+
+
+def test_its_timer_that_waits_for_the_device_is_off_unless_asked_for():
+    assert settings.completed({})["timers"] == {"throughput": {"enabled": False}}
+    own = {"timers": {"throughput": {"enabled": True}}}
+    assert settings.completed(own)["timers"] == own["timers"]
+
+
+def test_clipping_is_off_unless_the_trainer_clips():
+    # DeepSpeed's own default is 1.0.
+    assert settings.completed({})["gradient_clipping"] == 0.0
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "broken.json").write_text("{")
+    missing, broken = tmp_path / "missing.json", tmp_path / "broken.json"
+    listed = written(tmp_path / "list.json", [1])
+    assert problems(config=str(missing)) == [
+        f"strategy_options.config={str(missing)!r}: no such file; give DeepSpeed's JSON file"
+    ]
+    assert problems(config=str(broken))[0].startswith(
+        f"strategy_options.config={str(broken)!r} is not JSON: "
+    )
+    assert problems(config=listed) == [
+        f"strategy_options.config={listed!r} holds a list; give a JSON object"
+    ]
+    assert problems(config=3) == [
+        "strategy_options.config=3: expected Mapping[str, Any] | str | PathLike[str] | None"
+    ]
+    monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", str(missing))
+    assert problems() == [
+        f"TRAINER_DEEPSPEED_CONFIG={str(missing)!r}: no such file; give DeepSpeed's JSON file"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "parts"),
+    [
+        ({"gradient_clipping": 1.0}, {}, ["gradient_clipping=1.0", "gradient_clip_val=None"]),
+        ({"gradient_accumulation_steps": 4}, {}, ["accumulate_grad_batches=1"]),
+        ({"train_batch_size": 64}, {"global_batch_size": 32}, ["global_batch_size=32"]),
+        ({"train_micro_batch_size_per_gpu": 8}, {}, ["what the loader gives"]),
+        ({"fp16": {"enabled": True}}, {}, ["fp16 in the DeepSpeed configuration", "'16-mixed'"]),
+        ({"bf16": {"enabled": True}}, {}, ["bf16 in the DeepSpeed configuration", "'bf16-mixed'"]),
+        ({"tensor_parallel": {"autotp_size": 2}}, {}, ["divides batches over all processes"]),
+        ({"optimizer": {"params": {}}}, {}, ["optimizer in", "'type'"]),
+        ({"optimizer": {"type": "LBFGS"}}, {}, ["optimizer 'LBFGS'", "is not one of those"]),
+        ({"scheduler": {"type": "WarmupRL"}}, {}, ["'WarmupRL'", "did you mean 'WarmupLR'"]),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            {},
+            ["offload_param to 'nvme'", "use 'cpu'"],
+        ),
+        (
+            {"optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 2}},
+            {},
+            ["OneBitAdam", "ZeRO stage 2", "set zero_optimization.stage to 0"],
+        ),
+        (
+            {"optimizer": {"type": "OneBitAdam"}},
+            {"gradient_clip_val": 1.0},
+            ["OneBitAdam", "leave gradient_clip_val out"],
+        ),
+    ],
+)
+def test_a_contradiction_is_one_line(own, given, parts):
+    (line,) = problems(config=own, trainer=given)
+    assert all(part in line for part in parts), line
+
+
+def test_what_agrees_is_taken():
+    own = {
+        "gradient_clipping": 0.5,
+        "gradient_accumulation_steps": 2,
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": "auto",
+        "fp16": {"enabled": "auto"},
+        "bf16": {"enabled": False},
+    }
+    given = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2, "global_batch_size": 64}
+    assert problems(config=own, trainer=given) == []
+
+
+def test_all_mistakes_are_said_at_once():
+    own = {"gradient_clipping": 1.0, "fp16": {"enabled": True}, "scheduler": {}}
+    found = problems(config=own, trainer={"max_steps": 0})
+    assert [line.split(" ")[0] for line in found] == [
+        "max_steps=0:",
+        "gradient_clipping=1.0",
+        "fp16",
+        "scheduler",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "part"),
+    [
+        ("deepspeed", {"stage": 4}, "stage=4: give 0, 1, 2 or 3"),
+        ("deepspeed", {"offload_parameters": True}, "stage 2 keeps them whole; use 3"),
+        ("deepspeed", {"stage": 0, "offload_optimizer": True}, "stage 0 divides nothing"),
+        ("deepspeed", {"reduce_bucket_size": 3}, "give an even number"),
+        ("deepspeed_stage_2", {"stage": 3}, "the strategy's name gives it"),
+        ("deepspeed_stage_2", {"config": {}}, "zero_optimization.stage=0"),
+        ("deepspeed_stage_4", {}, "is unknown; did you mean"),
+    ],
+)
+def test_options_that_cannot_be(strategy, options, part):
+    (line,) = problems(strategy, **options)
+    assert part in line
+
+
+@pytest.mark.needs("deepspeed")
+def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
+    own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": -1}}
+    assert problems(config=own) == [
+        "reduce_bucket_size in the DeepSpeed configuration: Input should be greater than 0"
+    ]
+    assert "has been removed" in problems(config={"elasticity": {"enabled": True}})[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "part"),
+    [
+        ({"optimizer": "two"}, None, "configure_optimizers gave 2 optimizers, and DeepSpeed steps"),
+        (
+            {"schedule": True},
+            {"optimizer": {"type": "Adam", "params": {"torch_adam": True}}},
+            "give a scheduler there too",
+        ),
+    ],
+)
+@pytest.mark.needs("deepspeed")
+def test_one_optimizer_with_one_scheduler(given, own, part):
+    made = trainer.Trainer(
+        accelerator="cpu",
+        devices=2,
+        max_steps=1,
+        strategy="deepspeed",
+        strategy_options={} if own is None else {"config": own},
+    )
+    with pytest.raises(ConfigurationError, match=part):
+        made.check_fit(load_subject(**given))
+
+
+def load_subject(**given: Any) -> Any:
+    """A subject of the conformance tests."""
+    from tests.conformance.subject import make
+
+    return make(**given)
+
+
+def test_an_optimizer_that_cannot_be_divided_is_refused():
+    from my_project.trainer.strategies.deepspeed import optimizers as optimizer
+    from my_project.trainer.strategies.optimizers import Optimization
+
+    found = Optimization([torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])], [])
+    stage_2: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
+    (line,) = optimizer.problems_of(found, stage_2)
+    assert line.startswith("LBFGS cannot be divided by ZeRO, which cuts parameters into slices")
+    assert optimizer.problems_of(found, {}) == []
+    assert optimizer.problems_of(found, {**stage_2, "zero_allow_untested_optimizer": True}) == []
+
+
+def test_without_deepspeed_one_line_says_how_to_install_it():
+    code = f"import sys; sys.modules['deepspeed'] = None; from {PACKAGE}.cli import main; main()"
+    done = run(["-c", code, *fit(*SHORT, *STAGE_2)[2:]])
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: strategy='deepspeed_stage_2' needs the package deepspeed, which is not installed: "
+        "make deepspeed, or pip install '.[deepspeed]'"
+    ]
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folders of what two processes train with DeepSpeed, and of what one trains without."""
+    require(missing("deepspeed"))
+    folders = {number: tmp_path_factory.mktemp(f"on-{number}-") for number in (0, 2)}
+    for number, folder in folders.items():
+        train(folder, number, *(way for way in WAYS if way != COMPILED and "ddp" not in way))
+    return folders[2], folders[0]
+
+
+def train(folder: Path, processes: int, *ways: str, **more: Any) -> None:
+    arguments = [folder, str(processes), json.dumps(more), *ways]
+    done = run(["-m", "deepspeed_subject", *arguments], engine="deepspeed")
+    assert done.returncode == 0, done.stderr
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    """All values of a name in a run's log."""
+    with (folder / "metrics.csv").open() as file:
+        return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name]
+
+
+slow = pytest.mark.slow
+
+
+@slow
+@pytest.mark.parametrize(
+    ("way", "bound"),
+    [
+        ("warm-up", 1e-6),
+        ("own optimizer", 1e-5),
+        # Gradients far above DeepSpeed's own bound.
+        ("steep", 2e-5),
+        ("one-bit warm", 1e-5),
+        *((way, 1e-6) for way in WAYS if way.startswith("sometimes")),
+        *((way, 1e-5) for way in WAYS if way.startswith("grouped deepspeed")),
+    ],
+)
+def test_equals_one_process(trained, way, bound):
+    ours, alone = trained
+    assert difference(ours / f"{way}.safetensors", alone / f"{way}.safetensors") <= bound
+
+
+@slow
+@pytest.mark.parametrize("way", [way for way in RESUMED if way != COMPILED])
+def test_resumes_to_the_last_bit(trained, way):
+    assert_resumed(trained[0], way)
+
+
+def assert_resumed(folder: Path, way: str) -> None:
+    whole, stopped, resumed = (
+        load_file(folder / f"{way}{part}.safetensors") for part in ("", "-stopped", "-resumed")
+    )
+    assert len(stopped["losses"]) == 6
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+@slow
+@pytest.mark.needs("deepspeed", "g++")
+def test_its_own_adam_for_cpus_is_compiled_and_steps_as_torch_s(tmp_path):
+    ours, alone = tmp_path / "ours", tmp_path / "alone"
+    for folder, processes in ((ours, 2), (alone, 0)):
+        folder.mkdir()
+        train(folder, processes, COMPILED)
+    name = f"{COMPILED}.safetensors"
+    assert difference(ours / name, alone / name) <= 1e-5
+    assert_resumed(ours, COMPILED)
+
+
+def test_without_a_compiler_one_line_says_so(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    offloaded = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    adam = {"type": "Adam", "params": {"lr": 0.1}}
+    by_option = problems("deepspeed_stage_2_offload", cpu_adam=True)
+    by_configuration = problems(config={"zero_optimization": offloaded, "optimizer": adam})
+    assert by_option == by_configuration
+    (line,) = by_option
+    assert "this machine has no C++ compiler: apt-get install g++" in line
+    adam["params"]["torch_adam"] = True
+    assert problems(config={"zero_optimization": offloaded, "optimizer": adam}) == []
+
+
+@slow
+def test_rates_are_those_of_its_own_schedule(trained):
+    rates = logged(trained[0] / "runs" / "warm-up", "lr")
+    assert rates == pytest.approx([warmed_up(step) for step in range(10)])
+    assert rates[0] == WARMUP["warmup_min_lr"]
+    assert rates[-1] == WARMUP["warmup_max_lr"]
+
+
+@slow
+def test_one_bit_adam_trains_on_compressed_momentum(trained):
+    losses = load_file(trained[0] / "one-bit.safetensors")["losses"]
+    assert losses[5:].mean() < 0.8 * losses[:5].mean()
+    own = load_file(trained[0] / "one-bit mixed.safetensors")
+    assert all(torch.isfinite(each).all() for each in own.values())
+
+
+@slow
+def test_steps_that_overflow_are_left_out_and_the_scale_adapts(trained):
+    run_directory = trained[0] / "runs" / "overflow"
+    states = sorted(run_directory.glob("checkpoints/*/state.json"))
+    scale = json.loads(states[-1].read_text())["content"]["state"]["precision"]["scale"]
+    assert 128 < scale < 65536
+    losses = logged(run_directory, "loss")
+    assert torch.isfinite(torch.tensor(losses)).all()
+
+
+@slow
+def test_stage_3_evaluates_what_it_has_trained(trained):
+    ours, alone = trained
+    expected = logged(alone / "runs" / GROUPED.replace(" ", "-"), "val_loss")
+    assert len(expected) == 2
+    found = logged(ours / "runs" / GROUPED.replace(" ", "-"), "val_loss")
+    assert found == pytest.approx(expected, abs=1e-5)
+    again = json.loads((ours / "validated.json").read_text())
+    assert again["val_loss"] == pytest.approx(expected[-1], abs=1e-5)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("first", "on", "then", "there"),
+    [
+        (GROUPED, 2, "grouped ddp", 0),
+        ("grouped ddp", 2, GROUPED, 3),
+        (GROUPED, 3, "grouped deepspeed_stage_2", 2),
+        ("grouped deepspeed_stage_2", 2, GROUPED, 2),
+    ],
+)
+def test_goes_on_under_another_strategy(trained, tmp_path, first, on, then, there):
+    train(tmp_path / "first", on, first, max_steps=6)
+    stopped = tmp_path / "first" / "runs" / first.replace(" ", "-")
+    train(tmp_path / "then", there, then, resume=str(stopped))
+    whole = load_file(trained[1] / f"{GROUPED}.safetensors")
+    found = load_file(tmp_path / "then" / f"{then}.safetensors")
+    for key in whole.keys() - {"losses"}:
+        torch.testing.assert_close(found[key], whole[key], rtol=0, atol=1e-5)
+
+
+# --- launchers -----------------------------------------------------------------------------------
+
+
+@slow
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+@pytest.mark.needs("deepspeed")
+def test_is_started_by(tmp_path, launcher):
+    arguments = list(map(str, fit(*SHORT, *STAGE_2, "--trainer.default_root_dir", tmp_path)))
+    if launcher == "deepspeed":
+        # Its ranks read no stdin, and their Python is the launcher's own.
+        script = Path(sys.executable).with_name("deepspeed")
+        command = [script, "--num_gpus", "2", "--master_port", "29811", "--module", *arguments[1:]]
+    else:
+        torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+        command = [*torchrun, *arguments]
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = run(command, extra={"PYTHONPATH": paths}, fresh=True)
+    assert done.returncode == 0, done.stderr
+    source = {"deepspeed": "deepspeed", "torchrun": "torchelastic"}[launcher]
+    assert "2 processes on 1 node, this one rank 0 (local 0 of 2)" in done.stdout
+    assert f"read from {source}" in done.stdout
+    assert logged(tmp_path / "run", "loss")
+
+
+@slow
+@pytest.mark.needs("deepspeed")
+def test_what_it_says_itself_does_not_reach_stdout(tmp_path):
+    options = ["--trainer.devices", "2", "--trainer.default_root_dir", tmp_path]
+    done = run(fit(*SHORT, *STAGE_2, *options), fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "strategy deepspeed_stage_2 on cpu" in done.stdout
+    assert not [line for line in done.stdout.splitlines() if "DeepSpeed" in line or "[20" in line]
+    assert "deprecated" not in done.stderr

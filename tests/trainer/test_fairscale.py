@@ -1,0 +1,178 @@
+"""FairScale's strategies: what they keep, how they clip, and what they say where they cannot go on.
+
+That they compute what one process computes is shown by the conformance matrix, and here for models
+that are easily got wrong.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.project import PACKAGE, fit, missing, require, run
+
+from my_project.trainer.checkpoint import reading as checkpoint
+from test_launch import at_root
+
+# Several trainings a test, of several processes each.
+NAMES = ["ddp_sharded", "ddp_sharded_spawn", "fairscale_fsdp"]
+IN_UNITS = {"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}}
+SHARDED = {"strategy": "ddp_sharded"}
+LAYERS, LAYER = 4, 64  # of the subject Even
+
+
+def started(
+    folder: Path, subject: str, devices: int, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """A fit of a subject, and tests of what came of it."""
+    if options.get("strategy") is not None:
+        require(missing("fairscale"))
+    folder.mkdir(exist_ok=True)
+    given = json.dumps({"devices": devices, "max_steps": 6, "global_batch_size": 4, **options})
+    arguments = ["-m", "odd_subject", folder, subject, given]
+    return run(arguments, extra=at_root(), engine="fairscale")
+
+
+def fitted(folder: Path, subject: str, devices: int, **options: Any) -> list[dict[str, Any]]:
+    """What each rank has noted."""
+    done = started(folder, subject, devices, **options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return [json.loads((folder / f"notes-{rank}.json").read_text()) for rank in range(devices)]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Of the newest checkpoint."""
+    model = checkpoint.Checkpoint(checkpoint.resolve(folder / "run")).state()["model"]
+    return {name: value.double() for name, value in model.items()}
+
+
+def difference(one: Path, other: Path) -> float:
+    """Largest difference of a weight or a buffer."""
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process makes of the subject Odd."""
+    folder = tmp_path_factory.mktemp("alone")
+    fitted(folder, "Odd", 1)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize(
+    "options", [SHARDED, {"strategy": "fairscale_fsdp"}, IN_UNITS], ids=["sharded", "fsdp", "units"]
+)
+def test_a_model_that_is_easily_got_wrong(tmp_path, alone, options, devices):
+    # On four ranks, each has one sample: gradients then lie in the memory of others.
+    notes = fitted(tmp_path / "run", "Odd", devices, **options)
+    assert difference(tmp_path / "run", alone) < 1e-5
+    # The process that has trained goes on with the same module.
+    expected = json.loads((alone / "notes-0.json").read_text())["tested"]
+    for rank in notes:
+        assert rank["tested"] == pytest.approx(expected, abs=1e-5)
+        assert rank["tested_from_checkpoint"] == rank["tested"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [SHARDED, IN_UNITS], ids=["sharded", "units"])
+def test_a_layer_that_is_thawed_is_trained_from_then_on(tmp_path, options):
+    epochs = {"max_epochs": 2, "max_steps": None}
+    fitted(tmp_path / "alone", "Thawing", 1, **epochs)
+    fitted(tmp_path / "run", "Thawing", 2, **epochs, **options)
+    assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
+def test_each_rank_keeps_its_share_of_gradients_and_optimizer_states(tmp_path, devices):
+    last = [rank["notes"][-1] for rank in fitted(tmp_path, "Even", devices, **SHARDED)]
+    share = LAYERS * LAYER // devices
+    assert [each["parameters"] for each in last] == [LAYERS * LAYER] * devices
+    assert [each["gradients"] for each in last] == [share] * devices
+    assert [each["state"] for each in last] == [2 * share] * devices  # Adam's two moments
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
+def test_each_rank_keeps_its_slice_of_parameters_too(tmp_path, devices):
+    last = [rank["notes"][-1] for rank in fitted(tmp_path, "Even", devices, **IN_UNITS)]
+    share = LAYERS * LAYER // devices
+    for each in last:
+        assert each["parameters"] == each["gradients"] == each["state"] // 2 == share
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [SHARDED, IN_UNITS], ids=["sharded", "units"])
+def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path, options):
+    whole, bound = fitted(tmp_path / "alone", "Even", 1)[0]["notes"][0]["norm"], 0.01
+    notes = fitted(tmp_path / "run", "Even", 2, gradient_clip_val=bound, **options)
+    unclipped = fitted(tmp_path / "unclipped", "Even", 2, **options)
+    for ranks, norm in ((unclipped, whole), (notes, bound)):
+        parts = [rank["notes"][0]["norm"] for rank in ranks]
+        assert all(0.05 * norm < part < norm for part in parts)
+        assert sum(part**2 for part in parts) ** 0.5 == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [SHARDED, IN_UNITS], ids=["sharded", "units"])
+def test_all_ranks_skip_a_step_in_which_one_overflows(tmp_path, options):
+    notes = fitted(tmp_path, "Overflowing", 2, precision="16-mixed", **options)
+    assert [len(rank["notes"]) for rank in notes] == [5, 5]
+    assert [rank["scale"] for rank in notes] == [2.0**15, 2.0**15]
+    assert notes[0]["tested"] == notes[1]["tested"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_ranks(tmp_path):
+    chain: list[tuple[int, dict[str, Any]]] = [
+        (1, {}),
+        (2, SHARDED),
+        (3, IN_UNITS),
+        (2, {"strategy": "fairscale_fsdp"}),
+        (4, SHARDED),
+        (2, {"strategy": "ddp_zero1", "strategy_options": {"find_unused_parameters": True}}),
+    ]
+    resume: dict[str, Any] = {"global_batch_size": 12}
+    for steps, (devices, options) in enumerate(chain, start=1):
+        folder = tmp_path / str(steps)
+        fitted(folder, "Odd", devices, **options, **resume, max_steps=2 * steps)
+        resume["resume"] = str(folder / "run")
+    fitted(tmp_path / "alone", "Odd", 1, global_batch_size=12, max_steps=2 * len(chain))
+    assert difference(folder, tmp_path / "alone") < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("subject", "options", "reason"),
+    [
+        ("Twice", SHARDED, "layers.0.weight is in two optimizers"),
+        ("Double", SHARDED, "has parameters of torch.float32, torch.float64"),
+        ("Double", IN_UNITS, "layers.1.weight is torch.float64; FairScale takes"),
+        ("ByWholes", IN_UNITS, "Adafactor computes with parameters as wholes"),
+        ("Changing", SHARDED, "side.weight was used in a micro-batch of this step but not in its"),
+        ("Changing", IN_UNITS, "side.weight was used in a micro-batch of this step but not in its"),
+    ],
+)
+def test_says_what_it_would_compute_wrongly(tmp_path, subject, options, reason):
+    accumulate = {"accumulate_grad_batches": 2}
+    done = started(tmp_path, subject, 2, **options, **accumulate)
+    assert done.returncode != 0
+    assert reason in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_fairscale_one_line_says_how_to_install_it(name):
+    code = f"import sys; sys.modules['fairscale'] = None; from {PACKAGE}.cli import main; main()"
+    done = run(["-c", code, *fit("--trainer.strategy", name)[2:]])
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"error: strategy={name!r} needs the package fairscale, which is not installed: "
+        "make fairscale, or pip install '.[fairscale]'"
+    ]

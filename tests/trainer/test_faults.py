@@ -1,0 +1,428 @@
+"""Ranks that die, hang, leave or read less: the run ends, and says which one, and where."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import torch
+from tests.project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, run, start
+
+from my_project.trainer.launch.failures import reports as failures
+from my_project.trainer.launch.failures import stacks, watchdog
+
+SUBJECT = "fault_subject"
+TIMEOUT = 5.0
+# What may be added to timeout_seconds before a run has ended, on however busy a machine: half of
+# the timeout that holds unless another is given.
+MORE = 300.0
+# Where nobody waits for a timeout.
+SOON = 300
+EVERY = ["--trainer.max_epochs", "1", "--trainer.loggers", "[csv]"]
+LAUNCHERS = ["ours", "torchrun", "ddp_spawn", "ddp_fork"]
+slow = pytest.mark.slow
+
+
+def command(
+    launcher: str,
+    folder: Path,
+    *arguments: str | Path,
+    processes: int = 2,
+    timeout: float = TIMEOUT,
+) -> list[str | Path]:
+    """A fit on so many processes, by our own launcher, torchrun, or a strategy that launches."""
+    strategy = launcher if launcher.startswith("ddp_") else "ddp"
+    shared = fit(
+        *EVERY,
+        *("--trainer.strategy", strategy),
+        *("--trainer.strategy_options", f"{{timeout_seconds: {timeout}}}"),
+        *("--trainer.global_batch_size", str(8 * processes)),
+        *("--trainer.default_root_dir", folder),
+        *arguments,
+    )
+    if launcher == "torchrun":
+        torchrun = ["-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, f"--nproc-per-node={processes}", *shared]
+    return [*shared, "--trainer.devices", str(processes), "--trainer.accelerator", "cpu"]
+
+
+class Ended(NamedTuple):
+    """A run that has failed; ``seconds``: from the fault to the end."""
+
+    code: int
+    error: str
+    seconds: float
+
+    @property
+    def last(self) -> str:
+        """The line that a user reads first."""
+        return self.error.rstrip().rpartition("\n")[2]
+
+
+def fail(launcher: str, fault: str, folder: Path, rank: int = 1, processes: int = 2) -> Ended:
+    """Have a rank fail in its third step; nothing may be left of the run."""
+    model = ["--model", f"{SUBJECT}.Fails", "--model.fault", fault, "--model.rank", str(rank)]
+    arguments = command(launcher, folder, *model, processes=processes)
+    done = run(arguments, cwd=folder, extra=at_root())
+    seconds = time.time() - float((folder / "struck").read_text())
+    assert_nothing_left(folder)
+    return Ended(done.returncode, done.stderr, seconds)
+
+
+# --- a rank that dies ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("ddp_spawn", marks=slow), "ddp_fork"])
+def test_a_rank_that_is_killed_is_named(tmp_path, launcher):
+    ended = fail(launcher, "is_killed", tmp_path)
+    assert ended.seconds < SOON
+    assert ended.code == 1
+    assert ended.error == "rank 1 was killed by SIGKILL; if nobody sent it, memory ran out\n"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "code"), [pytest.param("ours", 128 + signal.SIGSEGV, marks=slow), ("ddp_fork", 1)]
+)
+def test_a_rank_that_a_fault_ends_is_shown_with_its_stack(tmp_path, launcher, code):
+    ended = fail(launcher, "faults", tmp_path)
+    assert ended.seconds < SOON
+    assert ended.code == code
+    assert ended.error.startswith("rank 1 stood at:\n  File ")
+    assert " in training_step\n" in ended.error
+    assert ended.last == "rank 1 was killed by SIGSEGV"
+
+
+def test_when_a_rank_aborts_it_is_said_where_the_others_stand(tmp_path):
+    # So NCCL ends a rank that has waited too long for another.
+    ended = fail("ddp_fork", "aborts", tmp_path, rank=0)
+    assert ended.last == "rank 0 was killed by SIGABRT"
+    assert re.search(r"in training_step\n  File .* in aborts\nrank 1 stands at:\n", ended.error)
+    assert ended.error.splitlines()[-2].endswith(" in _engine_run_backward")
+
+
+# --- a rank that hangs ---------------------------------------------------------------------------
+
+
+def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
+    """One rank alone is said to hang, where it does, and in time."""
+    assert ended.seconds < TIMEOUT + MORE
+    assert ended.code == 1
+    pattern = r"^rank (\d) \(process \d+\) [a-z ]+, at:\n((?:  File .*\n)+)"
+    [(number, stack)] = re.findall(pattern, ended.error, re.M)
+    assert int(number) == rank
+    calls = [line.rpartition(" in ")[2] for line in stack.splitlines()]
+    if fault == "is_stopped":
+        # Woken to tell where it is, it has perhaps gone on within its step.
+        assert "training_step" in calls
+    else:
+        assert calls[-2:] == ["training_step", fault]
+    others = " and ".join(str(each) for each in range(processes) if each != rank)
+    names = f"ranks {others}" if processes > 2 else f"rank {others}"
+    verdict = f"rank {rank} hangs: {names} waited in vain (Timed out waiting 5000ms for "
+    assert [line for line in ended.error.splitlines() if line.startswith(verdict)]
+    assert f"{names} waited at:\n" in ended.error
+
+
+@pytest.mark.parametrize(
+    ("launcher", "fault", "rank", "processes"),
+    [
+        ("ours", "is_stopped", 1, 2),
+        *(
+            pytest.param(launcher, fault, rank, processes, marks=slow)
+            for launcher, fault, rank, processes in [
+                ("ours", "loops", 1, 3),
+                ("ours", "holds_the_interpreter", 0, 2),
+                ("torchrun", "is_stopped", 0, 3),
+                ("torchrun", "loops", 1, 2),
+                ("torchrun", "holds_the_interpreter", 1, 2),
+                ("ddp_spawn", "is_stopped", 0, 2),
+                ("ddp_spawn", "loops", 1, 3),
+                ("ddp_fork", "is_stopped", 1, 2),
+                ("ddp_fork", "holds_the_interpreter", 0, 3),
+            ]
+        ),
+    ],
+)
+def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path, launcher, fault, rank, processes):
+    ended = fail(launcher, fault, tmp_path, rank, processes)
+    assert_accused(ended, fault, rank, processes)
+    if launcher != "torchrun":
+        assert ended.last.startswith(f"rank {rank} hangs")
+        assert "Traceback" not in ended.error
+
+
+@slow
+def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
+    model = ["--model", f"{SUBJECT}.Fails", "--model.fault", "loops", "--model.rank", "0"]
+    late = [*model, "--model.late", "1"]
+    done = run(
+        command("ours", tmp_path, *late, processes=3, timeout=15), cwd=tmp_path, extra=at_root()
+    )
+    assert re.search(r"^rank 1 \(process \d+\) waits, at:\n", done.stderr, re.M)
+    assert done.stderr.splitlines()[-1].startswith("rank 0 hangs: rank 2 waited in vain (")
+
+
+@slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.1])
+def test_a_rank_that_is_stopped_at_any_moment_is_named(tmp_path, launcher, seconds):
+    never = ["--model.fault", "loops", "--model.step", "1000000000", "--trainer.max_epochs", "1000"]
+    model = ["--model", f"{SUBJECT}.Fails", *never, "--trainer.checkpoint_every_n_steps", "5"]
+    process = start(command(launcher, tmp_path, *model), cwd=tmp_path, extra=at_root())
+    try:
+        rank = wait_for_rank(tmp_path / "rank-1")
+        time.sleep(seconds)
+        rank.send_signal(signal.SIGSTOP)
+        _, error = process.communicate(timeout=TIMEOUT + MORE)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 1
+    assert re.search(r"^rank 1 \(process \d+\) is stopped, at:\n  File ", error, re.M)
+    assert "rank 1 hangs: rank 0 waited in vain" in error
+    assert_nothing_left(tmp_path)
+
+
+def wait_for_rank(file: Path) -> psutil.Process:
+    """The rank that has written down its process id in a step."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if file.exists() and (text := file.read_text()):
+            return psutil.Process(int(text))
+        time.sleep(0.02)
+    raise TimeoutError(f"{file} was not written")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank"), [("ours", 1), pytest.param("torchrun", 0, marks=slow)]
+)
+def test_a_rank_that_never_comes_is_named(tmp_path, launcher, rank):
+    model = ["--model", f"{SUBJECT}.NeverComes", "--model.rank", str(rank)]
+    done = run(command(launcher, tmp_path, *model, timeout=3), cwd=tmp_path, extra=at_root())
+    assert time.time() - float((tmp_path / "struck").read_text()) < 3 + MORE
+    assert done.returncode == (1 if launcher == "torchrun" else 2)
+    assert f"error: rank {rank} did not come within 3 s" in done.stderr
+    assert launcher == "torchrun" or len(done.stderr.splitlines()) == 1
+    assert_nothing_left(tmp_path)
+
+
+# --- a rank that leaves, or raises ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank"),
+    [("ddp_fork", 1), *(pytest.param(each, 0, marks=slow) for each in LAUNCHERS)],
+)
+def test_a_rank_that_leaves_without_an_error_ends_all(tmp_path, launcher, rank):
+    ended = fail(launcher, "exits", tmp_path, rank)
+    assert ended.seconds < 20
+    assert ended.code == 1
+    told = f"rank {rank}: error: user code called sys.exit(0) in step 3, before fit ended (File "
+    assert told in ended.error
+    assert re.search(r"in exits\): return instead, or raise an error$", ended.error, re.M)
+
+
+@pytest.mark.parametrize("launcher", ["ddp_fork", pytest.param("ours", marks=slow)])
+def test_a_rank_that_is_gone_without_a_word_ends_all(tmp_path, launcher):
+    ended = fail(launcher, "leaves", tmp_path)
+    assert ended.seconds < SOON
+    assert ended.code == 1
+    assert ended.last == (
+        "rank 1 ended with exit code 0 before its work was done: user code, or a library, called "
+        "os._exit(0)"
+    )
+
+
+def test_a_rank_that_leaves_with_a_code_is_said_to(tmp_path):
+    ended = fail("ddp_fork", "exits_with_3", tmp_path)
+    assert ended.seconds < SOON
+    assert re.search(r"in training_step\n  File .* in exits_with_3\nrank 1: ", ended.error)
+    assert ended.last == "rank 1: sys.exit(3) was called"
+
+
+SCRIPT = f"""
+import sys
+from {PACKAGE}.trainer import Trainer
+from {PACKAGE}.tasks.digits import Digits
+from {SUBJECT} import Fails
+
+if __name__ == "__main__":
+    options = {{"max_epochs": 1, "devices": 2, "accelerator": "cpu", "loggers": ["csv"]}}
+    Trainer(strategy=sys.argv[1], **options).fit(Fails("raises"), Digits(batch_size=16))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=slow)])
+def test_a_script_s_error_is_shown_once(tmp_path, strategy):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run(["script.py", strategy], cwd=tmp_path, extra=at_root())
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "rank 1: ArithmeticError: planted"
+    assert done.stderr.count("raise ArithmeticError") == 1
+    assert_nothing_left(tmp_path)
+
+
+@slow
+def test_an_error_that_torchrun_shows_is_the_rank_s_own(tmp_path):
+    ended = fail("torchrun", "raises", tmp_path, processes=3)
+    assert "ArithmeticError: planted" in ended.error
+    assert "waited" not in ended.error
+    assert "Connection closed" not in ended.error
+
+
+# --- a rank with fewer batches -------------------------------------------------------------------
+
+UNEVEN = ["--data", f"{SUBJECT}.UnevenBatches", "--trainer.global_batch_size", "null"]
+
+
+@pytest.mark.parametrize(
+    "launcher", [*(pytest.param(each, marks=slow) for each in LAUNCHERS[:-1]), LAUNCHERS[-1]]
+)
+def test_loaders_of_different_lengths_are_refused(tmp_path, launcher):
+    done = run(command(launcher, tmp_path, *UNEVEN), cwd=tmp_path, extra=at_root())
+    line = (
+        "error: the ranks' loaders give different numbers of batches: rank 0 has 5, rank 1 has 4; "
+        "give each the same number, or set uneven_inputs='join'"
+    )
+    if launcher == "torchrun":
+        assert line in done.stderr.splitlines()
+        return
+    assert done.returncode == 2
+    assert [re.sub(r"^rank \d: ", "", text) for text in done.stderr.splitlines()] == [line]
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("ours", marks=slow), "ddp_fork"])
+def test_loaders_of_different_lengths_are_joined(tmp_path, launcher):
+    join = [*UNEVEN, "--trainer.uneven_inputs", "join"]
+    done = run(command(launcher, tmp_path, *join), cwd=tmp_path, extra=at_root())
+    assert done.returncode == 0, done.stderr
+    assert "done after 5 steps" in done.stdout
+
+
+# --- what is said of it --------------------------------------------------------------------------
+
+
+def lost() -> RuntimeError:
+    """What gloo says where a peer has gone."""
+    return RuntimeError(
+        "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+        "[127.0.0.1]:1253. This is typically caused by a remote worker crashing. GLHF!"
+    )
+
+
+def raised_for(first: Exception, then: Exception, explicit: bool) -> Exception:
+    """An error that was raised for another, or while that was handled."""
+    then.__context__ = first
+    if explicit:
+        then.__cause__ = first
+    return then
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_an_error_counts_as_what_it_was_raised_for(explicit):
+    of_user = raised_for(lost(), ValueError("while averaging"), explicit)
+    assert failures._is_lost_peer(of_user)
+    assert failures._reason(of_user) == "Connection closed by peer [127.0.0.1]:1253"
+    assert not failures._is_lost_peer(raised_for(ValueError("mine"), lost(), explicit))
+
+
+def test_a_stack_is_read_from_its_file(tmp_path):
+    printer = stacks.Printer(tmp_path / "stack", fatal_too=True)
+    try:
+        calls = stacks.request(os.getpid(), tmp_path / "stack").splitlines()
+    finally:
+        printer.close()
+    assert [call.rpartition(" in ")[2] for call in calls[-2:]] == [
+        "test_a_stack_is_read_from_its_file",
+        "request",
+    ]
+    assert stacks.of_fault(tmp_path / "stack") == ""
+
+
+FAULT = """\
+Fatal Python error: Aborted
+
+Thread 0x1 (most recent call first):
+  File "threading.py", line 1 in wait
+
+Current thread 0x2 (most recent call first):
+  File "model.py", line 2 in inner
+  File "module.py", line 5 in _call_impl
+  File "model.py", line 9 in outer
+  File "external.py", line 28 in run_external
+  File "cli.py", line 1 in main
+
+Extension modules: numpy (total: 1)
+"""
+
+
+def test_a_fault_s_stack_is_that_of_its_thread(tmp_path):
+    (tmp_path / "stack").write_text(FAULT)
+    expected = '  File "model.py", line 9 in outer\n  File "model.py", line 2 in inner'
+    assert stacks.of_fault(tmp_path / "stack") == expected
+    assert not stacks.is_in_collective(expected)
+    assert stacks.is_in_collective(f'{expected}\n  File "/v/torch/distributed/x.py", line 1 in f')
+
+
+WAITS = """\
+loss.item()
+values = logged.tolist()
+total = float(loss)
+data = next(batches)
+"""
+
+
+def test_a_gpu_is_waited_for_where_a_value_is_read(tmp_path):
+    (tmp_path / "model.py").write_text(WAITS)
+    places = [f'  File "{tmp_path}/model.py", line {line} in step' for line in (1, 2, 3, 4)]
+    waits = [stacks.is_in_collective(f"  File x\n{place}", on_gpu=True) for place in places]
+    assert waits == [True, True, True, False]
+    assert not any(stacks.is_in_collective(place) for place in places)
+    assert not stacks.is_in_collective('  File "gone.py", line 1 in step', on_gpu=True)
+
+
+def test_a_rank_that_waits_for_its_gpu_is_not_said_to_hang(tmp_path, monkeypatch):
+    """Rank 1 stands in `item()`, rank 2 elsewhere: rank 2 is the one that hangs."""
+    (tmp_path / "model.py").write_text(WAITS)
+    stands = {"1": 1, "2": 4}
+
+    def ask(process: int, path: Path) -> str:
+        return f'  File "{tmp_path}/model.py", line {stands[path.parent.name]} in step'
+
+    monkeypatch.setattr(watchdog.stacks, "request", ask)
+    monkeypatch.setattr(watchdog._Peer, "state", lambda self: "S")
+    guard = watchdog.Watchdog()
+    guard._peers = [
+        watchdog._Peer(rank, "here", os.getpid(), "", str(tmp_path / str(rank))) for rank in (1, 2)
+    ]
+    guard._losses = {0: "  File x"}
+    for on_gpu, fates in ((True, "rank 2 hangs"), (False, "rank 1 hangs, rank 2 hangs")):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda on_gpu=on_gpu: on_gpu)
+        told = guard.describe_hang("timed out")
+        assert told.splitlines()[-1] == f"{fates}: rank 0 waited in vain (timed out)"
+
+
+def test_a_process_that_cannot_be_asked_is_said_to(tmp_path):
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    (tmp_path / "stack").touch()
+    assert stacks.request(process.pid, tmp_path / "stack") == "  (unknown: No such process)"
+
+
+def test_where_none_hangs_here_the_other_nodes_are_named():
+    def rank(number: int, host: str) -> Any:
+        return watchdog._Peer(number, f"{host} pid:[1]", 1, "1", "none")
+
+    guard = watchdog.Watchdog()
+    guard._peers_on_other_nodes = [
+        rank(number, host) for number, host in enumerate(("b", "b", "c"))
+    ]
+    assert guard.other_nodes_hint() == "no rank on this node hangs: look at b and c"
+    guard._peers_on_other_nodes = []
+    assert guard.other_nodes_hint() is None

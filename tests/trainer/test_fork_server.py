@@ -1,0 +1,122 @@
+"""A forked process is what a started one would be, and does not outlive who asked for it."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from tests.fork_server import is_serving
+from tests.project import run, start
+
+pytestmark = pytest.mark.skipif(
+    not is_serving(), reason="processes are started, not forked, on this system"
+)
+
+REPORT = """
+import json, os, sys
+print(json.dumps({
+    "argv": sys.argv, "cwd": os.getcwd(), "path": sys.path[0], "name": __name__,
+    "variables": {key: os.environ.get(key) for key in ("ONLY_HERE", "OMP_NUM_THREADS")},
+    "group": os.getpgid(0) == os.getpid(), "torch": "torch" in sys.modules,
+}))
+"""
+
+
+@pytest.mark.parametrize("kind", ["module", "script", "code"])
+def test_it_is_what_a_fresh_interpreter_would_be(tmp_path, kind):
+    (tmp_path / "report.py").write_text(REPORT)
+    command = {"module": ["-m", "report"], "script": ["report.py"], "code": ["-c", REPORT]}[kind]
+    reports = [
+        json.loads(
+            run([*command, "1"], cwd=tmp_path, extra={"ONLY_HERE": "yes"}, fresh=fresh).stdout
+        )
+        for fresh in (True, False)
+    ]
+    assert [each.pop("torch") for each in reports] == [False, True]
+    assert reports[0] == reports[1]
+    assert reports[1]["variables"] == {"ONLY_HERE": "yes", "OMP_NUM_THREADS": "1"}
+    assert "ONLY_HERE" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [
+        ("raise SystemExit(7)", 7, ""),
+        ("import sys; sys.exit('no')", 1, "no\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
+        (
+            "import threading, sys; threading.Thread(target=sys.stderr.write, args='a').start()",
+            0,
+            "a",
+        ),
+    ],
+)
+def test_how_it_ends_is_told(code, status, error):
+    done = run(["-c", code])
+    assert (done.returncode, done.stderr) == (status, error)
+
+
+def test_ranks_hash_differently():
+    hashes = [
+        run(["-c", "print(hash('a'))"], extra={"RANK": str(rank)}).stdout for rank in range(4)
+    ]
+    assert hashes[0] == hashes[2]
+    assert hashes[1] == hashes[3]
+    assert hashes[0] != hashes[1]
+
+
+def test_numbers_drawn_without_a_seed_differ():
+    draw = "import random, numpy; print(random.random(), numpy.random.rand())"
+    drawn = {part for _ in range(2) for part in run(["-c", draw]).stdout.split()}
+    assert len(drawn) == 4
+
+
+LAUNCHER = """
+import os, subprocess, sys, time
+if len(sys.argv) == 1:
+    command = [sys.executable, "launcher.py", "rank"]
+    process = subprocess.Popen(command, env={**os.environ}, process_group=0)
+    print(process.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_process_ends_with_the_one_that_started_it(tmp_path):
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    with start(["launcher.py"], cwd=tmp_path) as process:
+        rank = psutil.Process(int(process.stdout.readline()))
+        assert rank.ppid() != process.pid  # forked by the server
+        os.kill(process.pid, signal.SIGKILL)
+        assert psutil.wait_procs([rank], timeout=60)[1] == []
+
+
+def test_a_wait_is_bounded():
+    with start(["-c", "import time; time.sleep(100)"]) as process:
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.communicate(timeout=0.1)
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+
+
+KILLED = """
+import os, sys
+from tests import fork_server
+
+with fork_server.serving():
+    process = fork_server.ForkedProcess([sys.executable, "-c", "import time; time.sleep(100)"])
+    print(process.pid, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_nothing_outlives_the_tests():
+    done = run(["-c", KILLED], fresh=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(int(done.stdout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

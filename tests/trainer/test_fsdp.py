@@ -1,0 +1,241 @@
+"""What the matrix does not say of fsdp: what a rank holds, evaluation, tied weights, units."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.project import PACKAGE, at_root, run
+from torch import nn
+
+from my_project import trainer
+from my_project.tasks.language_model import LanguageModel
+from my_project.trainer.errors import UserError
+from my_project.trainer.strategies.fsdp import units
+from my_project.trainer.strategies.fsdp.fsdp import FSDP
+from sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
+
+ON_THREE = pytest.param("fsdp", 3, marks=pytest.mark.slow)
+DIVIDED = pytest.mark.parametrize(
+    ("strategy", "devices"),
+    [("fsdp", 2), ON_THREE, pytest.param("hsdp", 3, marks=pytest.mark.slow)],
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory):
+    """Runs the subject once under a strategy, and gives its folder."""
+
+    @cache
+    def folder(strategy: str, devices: int, *words: str) -> Path:
+        path = tmp_path_factory.mktemp(f"{strategy}-{devices}-")
+        done = run(["-m", "sharding_subject", path, strategy, str(devices), *words])
+        assert done.returncode == 0, done.stderr
+        return path
+
+    return folder
+
+
+@DIVIDED
+@pytest.mark.parametrize("words", [(), ("meta",)])
+def test_tied_weights_train_and_predict_as_in_one_process(results, strategy, devices, words):
+    alone = load_file(results("single_device", 1, *words) / "weights.safetensors")
+    divided = load_file(results(strategy, devices, *words) / "weights.safetensors")
+    assert alone["predictions"].shape == (SAMPLES, TOKENS)
+    assert alone.keys() == divided.keys()
+    for key, value in alone.items():
+        assert torch.allclose(value, divided[key], rtol=0, atol=2e-5), key
+    assert torch.equal(divided["tokens.weight"], divided["head.weight"])
+
+
+@DIVIDED
+def test_validation_counts_each_sample_once(results, strategy, devices):
+    alone = json.loads((results("single_device", 1) / "values.json").read_text())
+    divided = json.loads((results(strategy, devices) / "values.json").read_text())
+    assert divided["count"] == alone["count"] == SAMPLES
+    assert divided["largest"] == alone["largest"]
+    assert divided["accuracy"] == pytest.approx(alone["accuracy"], abs=1e-6)
+    assert divided["val_loss"] == pytest.approx(alone["val_loss"], abs=1e-5)
+
+
+@DIVIDED
+def test_no_thread_of_a_process_group_is_left(results, strategy, devices):
+    # One of gloo's may abort the end of the interpreter.
+    for rank in range(devices):
+        threads = (results(strategy, devices) / f"threads-{rank}").read_text().splitlines()
+        assert threads
+        assert [each for each in threads if "gloo" in each] == []
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("fsdp", 2), ON_THREE])
+def test_a_rank_holds_its_part_of_everything(results, strategy, devices):
+    folder = results(strategy, devices)
+    held = [json.loads((folder / f"held-{rank}.json").read_text()) for rank in range(devices)]
+    whole = sum(each.numel() for each in Tied().parameters())
+    assert sum(each["parameters"] for each in held) == whole
+    assert sum(each["states"] for each in held) == 2 * whole
+    # Parameters are cut along their first dimension: into rows, which may not divide evenly.
+    assert max(each["parameters"] for each in held) <= whole / devices + 12 * 4 * WIDTH
+
+
+def test_a_module_that_lies_in_parts_is_not_tested_in_silence(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from {PACKAGE}.trainer import Trainer\n"
+        "from sharding_subject import Tied\n"
+        "run = Trainer(accelerator='cpu', devices=2, strategy='fsdp', max_steps=1,\n"
+        "              enable_progress_bar=False, loggers=[])\n"
+        "module = Tied()\n"
+        "run.fit(module)\n"
+        "run.validate(module)\n"
+    )
+    done = run([script], cwd=tmp_path, extra=at_root())
+    assert done.returncode != 0
+    assert "Tied lies in parts since it was trained; make it anew, and give a" in done.stderr
+
+
+def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
+    done = run(["-m", "sharding_subject", "overflow", tmp_path, "fsdp", "2"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"moved": [], "scale": 2.0**15}
+
+
+def test_units_by_size_are_the_smallest_that_are_large_enough():
+    model = Tied()
+    chosen = [name for name, _ in units.choose_units(model, None, 200)]
+    # A block has 16 + 288 + 264 parameters; the tied ones are the root's.
+    assert chosen == ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"]
+    assert [name for name, _ in units.choose_units(model, None, 500)] == ["blocks.0", "blocks.1"]
+    assert units.choose_units(model, None, 10_000) == []
+
+
+def test_repeated_blocks_may_be_left_whole():
+    for smallest in (200, 500):
+        found = units.choose_units(Tied(), None, smallest, whole_blocks=True)
+        assert [name for name, _ in found] == ["blocks.0", "blocks.1"]
+    block = nn.Sequential(*(Block() for _ in range(2)))
+    model = nn.ModuleDict({"first": Block(), "blocks": nn.ModuleList([block, nn.Linear(99, 9)])})
+    chosen = [name for name, _ in units.choose_units(model, None, 200, whole_blocks=True)]
+    assert chosen == ["blocks.0.0", "blocks.0.1", "first.up", "first.down", "blocks.1"]
+
+
+def test_a_call_inside_a_unit_is_explained():
+    def inside() -> None:
+        raise RuntimeError("aten.addmm.default got mixed torch.Tensor and DTensor, need to …")
+
+    with pytest.raises(UserError) as raised, units.explaining_calls_inside():
+        inside()
+    line = inside.__code__.co_firstlineno + 1
+    assert str(raised.value) == (
+        f"a parameter is used while it is sharded (test_fsdp.py, line {line}): a unit is gathered "
+        "while its own forward runs; call the whole block, or name smaller units, such as "
+        "--trainer.strategy_options.unit_classes [Linear]"
+    )
+    with pytest.raises(RuntimeError, match="another"), units.explaining_calls_inside():
+        raise RuntimeError("another")
+
+
+def test_a_gpt_of_twelve_layers_has_twelve_units_and_the_root_on_gpus():
+    with torch.device("meta"):
+        gpt = LanguageModel(layers=12, width=768, heads=12)
+    strategy = FSDP()
+    strategy.device = torch.device("cuda")
+    assert list(strategy._choose_units(gpt)) == [f"blocks.{layer}" for layer in range(12)]
+    strategy.device = torch.device("cpu")
+    assert len(strategy._choose_units(gpt)) == 37
+
+
+class InParts(trainer.TrainingModule):
+    """Is optimized by hand, and has parameters where they cannot be divided."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.ones(2))
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.parts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.parts[1].bias = self.parts[0].bias
+
+
+def test_by_hand_each_parameter_lies_in_one_part():
+    run_of = trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1)
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        run_of.check_fit(InParts())
+    assert [line.split(" of the")[0] for line in caught.value.problems] == [
+        "own lies in none",
+        "parts.0.bias lies in 2",
+    ]
+    assert all("strategy='ddp'" in line for line in caught.value.problems)
+
+
+def test_attention_is_one_unit():
+    with torch.device("meta"):
+        layer = nn.Sequential(nn.TransformerEncoderLayer(1024, 8, batch_first=True))
+    chosen = [name for name, _ in units.choose_units(layer, None, 1_000_000)]
+    assert chosen == ["0.self_attn", "0.linear1", "0.linear2"]
+    inner = [name for name, _ in units.choose_units(layer, ["NonDynamicallyQuantizableLinear"], 1)]
+    assert inner == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "bound"), [("32-true", 1e-5), ("bf16-mixed", 2e-2)])
+@pytest.mark.parametrize("smallest", [100, 1100, 3000])
+def test_torchs_own_transformer_trains_and_validates_as_in_one_process(
+    tmp_path, precision, bound, smallest
+):
+    found = []
+    for strategy, devices, options in (
+        ("single_device", 1, {}),
+        ("fsdp", 2, {"unit_parameters": smallest}),
+    ):
+        arguments = [tmp_path / strategy, strategy, str(devices), precision, json.dumps(options)]
+        done = run(["-m", "attention_subject", *arguments])
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    alone, divided = found
+    assert alone.keys() == divided.keys() >= {"loss", "val_loss"}
+    assert divided["loss"] == pytest.approx(alone["loss"], abs=bound)
+    assert divided["val_loss"] == pytest.approx(alone["val_loss"], abs=bound)
+
+
+def test_units_by_class():
+    found = units.choose_units(Tied(), ["Block"], 1)
+    assert [name for name, _ in found] == ["blocks.0", "blocks.1"]
+    nested = units.choose_units(Tied(), ["Linear", "Block"], 1)
+    assert [name for name, _ in nested][-2:] == ["blocks.0", "blocks.1"]
+    assert "head" not in dict(nested)
+
+
+def test_a_class_that_is_not_there_is_named():
+    with pytest.raises(UserError, match="no module of class 'Blok'; did you mean 'Block'"):
+        units.choose_units(nn.Sequential(Block()), ["Blok"], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"strategy_options": {"parameter_dtype": "bfloat16"}},
+            "strategy_options.parameter_dtype gathers in bfloat16 what is computed with "
+            "precision='32-true'; use precision='bf16-mixed'",
+        ),
+        (
+            {"strategy_options": {"reduce_dtype": "bf16"}},
+            "strategy_options.reduce_dtype='bf16' is unknown; did you mean 'bfloat16'?",
+        ),
+    ],
+)
+def test_a_mistake_is_a_line(options, line):
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1, **options)
+    assert caught.value.problems == [line]

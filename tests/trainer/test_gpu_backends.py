@@ -1,0 +1,149 @@
+"""What a run sets in torch's GPU backends: on CPUs nothing, on GPUs for as long as it lasts."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from my_project import trainer
+from my_project.trainer.launch.devices import gpu_backends
+from steps_subject import Reads
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """A trainer's arguments, as far as they matter here."""
+    return {"matmul_precision": None, "cudnn_benchmark": None, "deterministic": False, **options}
+
+
+def settings() -> tuple[Any, ...]:
+    """All that is set."""
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer interface has been used, and contradicts it
+        older = "unreadable"
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    return (
+        older,
+        *(each.fp32_precision for each in backends),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.conv.fp32_precision,
+    )
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Any:
+    """Whatever a test does, torch is left as it was."""
+    before = settings()
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.backends.mkldnn.matmul.fp32_precision = "none"
+    assert settings() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "precision", "benchmark"),
+    [
+        ({}, "high", True),
+        ({"matmul_precision": "highest"}, "highest", True),
+        ({"matmul_precision": "medium", "cudnn_benchmark": False}, "medium", False),
+        ({"deterministic": True}, "high", False),
+        ({"cudnn_benchmark": True}, "high", True),
+    ],
+)
+def test_on_gpus_it_is_set_and_put_back(options, precision, benchmark):
+    before = settings()
+    with gpu_backends.applied("cuda", given(**options)):
+        found = settings()
+        assert (found[0], found[3]) == (precision, benchmark)
+        assert torch.backends.cuda.matmul.allow_tf32 is (precision != "highest")
+        assert found[4] == before[4]  # convolutions stay as torch has them
+        if precision == "highest":  # the same in both of torch's interfaces
+            assert found[1] == "ieee"
+    assert settings() == before
+
+
+def test_it_is_put_back_after_an_error():
+    before = settings()
+    with pytest.raises(KeyError), gpu_backends.applied("cuda", given()):
+        raise KeyError
+    assert settings() == before
+
+
+@pytest.mark.parametrize("newer", ["ieee", "tf32"])
+def test_what_the_program_has_set_itself_stays_unless_the_option_says_otherwise(newer):
+    torch.backends.cuda.matmul.fp32_precision = newer
+    before = settings()
+    with gpu_backends.applied("cuda", given()):
+        assert settings()[:3] == before[:3]
+    with gpu_backends.applied("cuda", given(matmul_precision="medium")):
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert settings() == before
+
+
+def test_the_older_interface_counts_too():
+    torch.set_float32_matmul_precision("medium")
+    with gpu_backends.applied("cuda", given()):
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_less_than_float32_is_said_on_gpus_alone():
+    line = "float32 matrix products in TF32 (matmul_precision 'highest': in float32)"
+    with gpu_backends.applied("cuda", given()):
+        assert gpu_backends.notes("cuda", "32-true") == [line]
+        assert gpu_backends.notes("cuda", "bf16-mixed") == []
+        assert gpu_backends.notes("cpu", "32-true") == []
+    with gpu_backends.applied("cuda", given(matmul_precision="highest")):
+        assert gpu_backends.notes("cuda", "32-true") == []
+
+
+def test_a_run_on_cpus_changes_nothing(tmp_path):
+    class Looks(Reads):
+        def on_fit_start(self) -> None:
+            found.append(settings())
+
+    found: list[Any] = []
+    before = settings()
+    trainer.Trainer(
+        accelerator="cpu", max_steps=1, default_root_dir=tmp_path, matmul_precision="medium"
+    ).fit(Looks(tmp_path))
+    assert found == [before]
+
+
+def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
+    asked = []
+    applied = gpu_backends.applied
+
+    def as_on_a_gpu(device_type: str, arguments: dict[str, Any]) -> Any:
+        asked.append(device_type)
+        return applied("cuda", arguments)
+
+    class Looks(Reads):
+        def on_fit_start(self) -> None:
+            found.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark))
+
+    found: list[Any] = []
+    monkeypatch.setattr(gpu_backends, "applied", as_on_a_gpu)
+    trainer.Trainer(accelerator="cpu", max_steps=1, default_root_dir=tmp_path).fit(Looks(tmp_path))
+    assert (asked, found) == (["cpu"], [("high", True)])
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"matmul_precision": "hihg"},
+            "matmul_precision='hihg' is unknown; did you mean 'high'?",
+        ),
+        (
+            {"cudnn_benchmark": True, "deterministic": True},
+            "cudnn_benchmark=True with deterministic=True: which algorithm is fastest differs from "
+            "run to run, and so do the last bits; leave cudnn_benchmark out",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(options, line):
+    with pytest.raises(trainer.ConfigurationError) as raised:
+        trainer.Trainer(accelerator="cpu", max_steps=1, **options)
+    assert raised.value.problems == [line]

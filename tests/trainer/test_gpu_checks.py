@@ -1,0 +1,215 @@
+"""The checks for GPUs, tried without one: they run on the CPU, and what stands around them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.gpu import find_python, packages, report
+from tests.gpu.report import Result
+from tests.gpu.run import Part, parts, run_part
+from tests.project import ROOT, run
+
+DRY = {"GPU_TESTS_ON": "cpu"}
+DRY_RUN = ["-m", "pytest", "tests/gpu", "-m", "gpu", "-p", "no:cacheprovider", "-q", "-rfE", "-k"]
+
+
+# --- the checks ----------------------------------------------------------------------------------
+
+
+def test_some_checks_pass_on_the_cpu():
+    words = "[fsdp-32-true] or [None-fsdp-32-true] or fault or activations or single_device-False"
+    done = run([*DRY_RUN, f"not compiled and ({words})"], extra=DRY)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "4 passed, 3 skipped" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.needs("deepspeed", "fairscale", "horovod")
+def test_all_checks_pass_on_the_cpu():
+    """In one precision; compiled steps and the digits have tests of their own."""
+    words = "not compiled and not digits and not -16-mixed and not -bf16-mixed and not 16-true"
+    # A new interpreter, from which the fork servers can be asked.
+    done = run([*DRY_RUN, words], extra=DRY, fresh=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert re.search(r"\n\d{3} passed, \d\d skipped", done.stdout), done.stdout[-3000:]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_each_check_is_skipped_with_the_reason():
+    done = run([*DRY_RUN, "raises or waiting", "-rs"], extra={"GPU_TESTS_ON": "", "CI": "true"})
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" not in done.stdout
+    reason = f"torch {torch.__version__} (a CPU build) sees no GPU here"
+    assert re.search(
+        rf"SKIPPED \[22\] tests/gpu/conftest.py:\d+: {re.escape(reason)}\n", done.stdout
+    )
+
+
+def test_every_file_of_checks_is_run_by_make_test_gpu():
+    run_by_it = {name for part in parts() for name in part.files}
+    marked = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("tests/**/test_*.py")
+        if "pytest.mark.gpu" in path.read_text() and path != Path(__file__)
+    }
+    assert run_by_it == marked
+
+
+# --- the processes that run them -----------------------------------------------------------------
+
+BROKEN = """
+import os, pytest
+pytestmark = pytest.mark.gpu
+def test_a(record_property):
+    record_property("found", "1.5 s (bound 5 s)")
+def test_b():
+    os.abort()
+def test_c():
+    pytest.skip("not today")
+def test_d():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+@pytest.mark.parametrize("name", ["x-y"])
+def test_e(name):
+    assert os.environ["GPU_TESTS_ON"] == "cpu"
+"""
+
+
+def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
+    (tmp_path / "test_broken.py").write_text(BROKEN)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    results = list(run_part(Part((str(tmp_path / "test_broken.py"),)), "cpu", ""))
+    assert [each.outcome for each in results] == [
+        *("passed", "crashed", "skipped", "failed", "passed"),
+    ]
+    assert results[0].found == "1.5 s (bound 5 s)"
+    assert results[1].message.startswith("the process ended with -6")
+    assert results[2].message == "not today"
+    assert "illegal memory access" in results[3].message
+    assert "test_broken.py" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_imported_is_no_success(tmp_path):
+    (tmp_path / "test_broken.py").write_text("import nowhere")
+    (result,) = run_part(Part((str(tmp_path / "test_broken.py"),)), "cpu", "")
+    assert result.outcome == "crashed"
+    assert "nowhere" in result.message
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+FACTS = {"date": "2026-11-22 12:00 UTC", "device": "a GPU", "torch": "2.13.0"}
+RESULTS = [
+    *(Result(f"tests/gpu/test_a.py::test_near[x{i}-p]", "passed", f"{i}e-07") for i in range(6)),
+    Result("tests/gpu/test_a.py::test_soon", "failed", "7.0 s (bound 5 s)", "assert 7 < 5", 7),
+    Result("tests/gpu/test_a.py::test_not", "skipped", message="no engine"),
+]
+
+
+def test_the_page_has_every_result():
+    text = report.markdown(FACTS, RESULTS, 90)
+    assert text.startswith(
+        "2026-11-22 12:00 UTC, a GPU: 6 passed, 1 failed, 1 skipped, in 1.5 minutes.\n\n"
+        "- torch: 2.13.0\n"
+    )
+    for line in (
+        "| a: near | 6 | 0 | 0 | at most 5e-07 |",
+        "| a: soon | 0 | 1 | 0 | 7.0 s (bound 5 s) |",
+        "| a: not | 0 | 0 | 1 |  |",
+        "| x3 | 3e-07 |",
+        "- `test_a.py::test_soon` failed: assert 7 < 5",
+        "- 1 skipped: no engine",
+    ):
+        assert line in text.splitlines()
+
+
+def test_the_output_replaces_what_stands_between_its_marks(tmp_path):
+    page = tmp_path / "docs" / "gpu.md"
+    report.write(page, "one\n")
+    page.write_text("before\n" + page.read_text() + "after\n")
+    report.write(page, "two\n")
+    begin, end = report.marks("test-gpu")
+    assert page.read_text() == f"before\n# On a GPU\n\n{begin}\ntwo\n{end}\nafter\n"
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="has no lines"):
+        report.write(page, "three\n")
+    assert page.read_text() == "nothing"
+
+
+# --- the Python, and what it needs ---------------------------------------------------------------
+
+
+def fake(folder: Path, answer: str) -> str:
+    """A Python that answers so."""
+    path = folder / f"python-{len(list(folder.iterdir()))}"
+    path.write_text(f"#!/bin/sh\necho a warning\necho '{answer}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_first_python_whose_torch_sees_a_gpu_is_taken(tmp_path, monkeypatch, capsys):
+    without, good = fake(tmp_path, "has no torch"), fake(tmp_path, "ok")
+    monkeypatch.setattr(find_python, "candidates", lambda venv: [without, good])
+    assert find_python.main([]) == 0
+    assert capsys.readouterr().out == f"{good}\n"
+    assert find_python.main([without]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"no Python here whose torch sees a GPU: {without} has no torch; name")
+    assert error.count("\n") == 1
+
+
+def test_an_environment_comes_before_what_is_on_the_path(tmp_path, monkeypatch):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.touch()
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    found = find_python.candidates(str(tmp_path))
+    assert found[0] == str(python)
+    assert len(found) == len(set(found)) > 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_make_test_gpu_says_in_one_line_that_there_is_no_gpu():
+    done = subprocess.run(
+        ["make", "--silent", "test-gpu", f"PYTHON={sys.executable}"],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "MAKEFLAGS"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    line, *rest = done.stderr.splitlines()
+    assert line.startswith(
+        f"no Python here whose torch sees a GPU: {sys.executable} has torch {torch.__version__}"
+    )
+    assert not [each for each in rest if not each.startswith("make")]
+
+
+def test_missing_packages_are_named_in_one_line(monkeypatch):
+    assert packages.missing() is None
+    monkeypatch.setattr(packages, "IMPORTED", {"nowhere": "a-package", "os": "os"})
+    line = packages.missing()
+    assert line.startswith(f"{sys.executable} lacks a-package: run `make gpu-tools`")
+    assert "\n" not in line
+
+
+def test_the_packages_can_be_asked_for_alone(monkeypatch, capsys):
+    assert packages.main() == 0
+    monkeypatch.setattr(packages, "IMPORTED", {"nowhere": "a-package"})
+    assert packages.main() == 2
+    assert " lacks a-package: run `make gpu-tools`" in capsys.readouterr().err
+
+
+def test_what_is_installed_for_the_checks_is_locked_and_holds_no_torch():
+    text = packages.locked(packages.INSTALLED)
+    names = [line.partition("==")[0] for line in text.splitlines() if line[0] != " "]
+    assert names == packages.INSTALLED
+    assert not {"torch", "numpy", "triton"} & set(names)
+    assert text.count("--hash=sha256:") > len(names)
+    line = packages.command("file", "folder", "3.12")
+    assert {"--no-deps", "--require-hashes", "--target"} <= set(line)
+    assert line[line.index("--python-version") + 1] == "3.12"

@@ -1,0 +1,169 @@
+"""A machine has GPUs and torch cannot use them: the line that says why."""
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from my_project import trainer
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.launch.devices import devices, hidden_gpus
+
+HAVE = "this machine has 2 GPUs, which torch cannot use: "
+
+
+class Library:
+    """What of the driver's library is asked."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def cuDriverGetVersion(self, given: Any) -> int:
+        given._obj.value = self.version
+        return 0
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of two GPUs, with a driver for CUDA 13.1 and a torch for CUDA 13.0."""
+    for number in (0, 1):
+        (tmp_path / "gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
+        (tmp_path / f"nvidia{number}").touch()
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(hidden_gpus, "_DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(hidden_gpus, "_DEVICES", tmp_path)
+    monkeypatch.setattr(hidden_gpus, "_warned", [])
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(13010))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def test_a_cpu_build(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert hidden_gpus.describe() == (
+        f"{HAVE}torch {torch.__version__} is a CPU build; install the one for CUDA "
+        "(make setup VARIANT=cuda), or set accelerator='cpu'"
+    )
+
+
+@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
+def test_a_variable_that_hides_them(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    line = hidden_gpus.describe()
+    assert line.startswith(f"{HAVE}CUDA_VISIBLE_DEVICES={value!r} hides them; unset it (in a SLURM")
+
+
+@pytest.mark.parametrize("value", ["0", "1,0", "GPU-aa11", "MIG-aa11"])
+def test_a_variable_that_names_them_is_not_the_cause(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert "CUDA_VISIBLE_DEVICES" not in hidden_gpus.describe()
+
+
+def test_a_container_without_them(machine: Path) -> None:
+    for path in machine.glob("nvidia*"):
+        path.unlink()
+    line = hidden_gpus.describe()
+    assert line.startswith(f"{HAVE}there is no {machine}/nvidia0 in this container; start it with ")
+
+
+def test_no_permission(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, flags: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "open", refuse)
+    line = hidden_gpus.describe()
+    assert line.startswith(f"{HAVE}{machine}/nvidia0 cannot be opened (Operation not permitted); ")
+
+
+TOO_OLD = (
+    f"its driver supports CUDA 12.2 at most, and torch {torch.__version__} is built for CUDA 13.0; "
+    "update the driver, or install a torch that is built for CUDA 12.2"
+)
+
+
+def test_too_old_a_driver_is_refused_though_torch_finds_the_gpus(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # as NVML has it
+    assert devices.choose_accelerator("gpu") == devices.choose_accelerator("auto") == "cuda"
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(12020))
+    assert devices.choose_accelerator("auto") == "cpu"
+    with pytest.raises(ConfigurationError) as raised:
+        devices.choose_accelerator("gpu")
+    assert raised.value.problems == [f"accelerator='gpu': {HAVE}{TOO_OLD}"]
+
+
+def test_an_older_minor_version_of_the_driver_will_do(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(12000))
+    assert hidden_gpus.too_old() is None
+
+
+def test_no_driver_s_library(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    line = hidden_gpus.describe()
+    assert line.startswith(f"{HAVE}the driver's library libcuda.so.1 is not found; in a container")
+
+
+def test_otherwise_torch_is_asked(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA unknown error - this may be due to an incorrectly set up\nmore")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    line = f"{HAVE}CUDA unknown error - this may be due to an incorrectly set up more"
+    assert hidden_gpus.describe() == line
+
+
+def test_without_gpus_nothing_is_said(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in [*machine.glob("gpus/*"), machine / "gpus"]:
+        path.rmdir()
+    assert "2 GPUs" in hidden_gpus.describe()  # by their devices
+    for path in machine.glob("nvidia*"):
+        path.unlink()
+    assert hidden_gpus.describe() is None
+
+
+def test_a_run_that_is_on_the_cpu_for_that_says_so_once(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    trainer.Trainer(max_steps=1, accelerator="cpu")
+    assert capsys.readouterr().err == ""
+    trainer.Trainer(max_steps=1)
+    trainer.Trainer(max_steps=1)
+    line = f"warning: this run is on the CPU: {hidden_gpus.describe()}\n"
+    assert capsys.readouterr().err == line
+    with pytest.raises(ConfigurationError) as raised:
+        trainer.Trainer(max_steps=1, accelerator="gpu")
+    assert raised.value.problems == [f"accelerator='gpu': {hidden_gpus.describe()}"]
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_one_rank_says_so(
+    machine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: str,
+    lines: int,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    launch = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    launch |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    trainer.Trainer(max_steps=1)
+    assert capsys.readouterr().err.count("warning: this run is on the CPU: ") == lines

@@ -1,0 +1,137 @@
+"""Horovod under its own driver: rates by its size, and what it says where it cannot run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.project import PACKAGE, fit, horovodrun, mpirun, run
+
+from my_project.trainer.strategies.horovod.strategy import Horovod
+from test_fairscale import difference
+
+SHORT = [
+    *("--trainer.max_epochs", "2", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
+    *("--trainer.log_every_n_steps", "1", "--model.dropout", "0", "--trainer.run_name", "run"),
+    *("--trainer.global_batch_size", "64"),
+]
+HOROVOD = ["--trainer.strategy", "horovod"]
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    """All values of a name in a run's log."""
+    rows = (folder / "run" / "metrics.csv").read_text().splitlines()
+    return [float(row.split(",")[3]) for row in rows if row.split(",")[2] == name]
+
+
+def trained(folder: Path, *options: str, processes: int = 1) -> Path:
+    """A short run on the digits, of Horovod if on more than one process."""
+    by = horovodrun(processes) if processes > 1 else []
+    done = run(fit(*SHORT, "--trainer.default_root_dir", folder, *options), by=by)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("given", "on_cpus", "deterministic", "on_gpus"),
+    [(None, 0.0, 0.0, None), (16.0, 16.0, 16.0, 16.0), (0.0, 0.0, 0.0, 0.0)],
+)
+def test_fusion_is_off_where_sums_are_to_be_exact(given, on_cpus, deterministic, on_gpus):
+    made = Horovod(fusion_mb=given)
+    assert (made._fusion_mb("cpu"), made._fusion_mb("cuda")) == (on_cpus, on_gpus)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert made._fusion_mb("cuda") == deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("horovod")
+def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
+    scaled = trained(tmp_path / "scaled", *HOROVOD, processes=2)
+    not_scaled = trained(
+        tmp_path / "not",
+        *HOROVOD,
+        *("--trainer.strategy_options", "{scale_learning_rate: false}"),
+        processes=2,
+    )
+    alone = trained(tmp_path / "alone")
+    twice = trained(
+        tmp_path / "twice",
+        *("--trainer.learning_rate_scaling", "linear", "--trainer.reference_batch_size", "32"),
+    )
+    assert set(logged(scaled, "lr")) == {0.006}
+    assert set(logged(not_scaled, "lr")) == {0.003}
+    assert len(logged(scaled, "loss")) == 44
+    assert logged(not_scaled, "loss") == pytest.approx(logged(alone, "loss"), abs=1e-4)
+    assert logged(scaled, "loss") == pytest.approx(logged(twice, "loss"), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("subject", "processes"), [("Odd", 2), ("Odd", 4), ("Waiting", 4), ("Thawing", 2)]
+)
+@pytest.mark.needs("horovod")
+def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
+    short = {"devices": processes, "max_epochs": 2, "global_batch_size": 4}
+    horovod = {"strategy": "horovod", "strategy_options": {"scale_learning_rate": False}}
+    for name, options, by in (
+        ("alone", {**short, "devices": 1}, []),
+        ("run", {**short, **horovod}, horovodrun(processes)),
+    ):
+        (tmp_path / name).mkdir()
+        worker = ["-m", "odd_subject", tmp_path / name, subject, json.dumps(options)]
+        done = run(worker, by=by)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5
+
+
+def test_without_horovod_one_line_says_how_to_install_it():
+    code = f"import sys; sys.modules['horovod'] = None; from {PACKAGE}.cli import main; main()"
+    done = run(["-c", code, *fit(*SHORT, *HOROVOD)[2:]])
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: strategy='horovod' needs the package horovod, which is not installed: make horovod"
+    ]
+
+
+def test_it_does_not_start_processes_itself():
+    done = run(fit(*SHORT, *HOROVOD, "--trainer.devices", "2"))
+    assert done.returncode == 2
+    assert "strategy='horovod' on 2 devices is started by horovodrun -np N" in done.stderr
+
+
+def test_another_launcher_is_refused():
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    done = run([*torchrun, *fit(*SHORT, *HOROVOD)])
+    assert done.returncode != 0
+    assert "is started by horovodrun -np N … or mpirun -np N …, not by torchelastic" in done.stderr
+
+
+@pytest.mark.needs("horovod", "mpirun")
+def test_processes_that_do_not_see_one_another_are_refused(tmp_path):
+    # As where Horovod was built without MPI.
+    gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    options = [*SHORT, *HOROVOD, "--trainer.default_root_dir", tmp_path]
+    done = run(fit(*options), by=mpirun(2), extra=gloo)
+    assert done.returncode != 0
+    assert "Horovod counts 1 process(es) where openmpi started 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--trainer.precision", "bf16-mixed"], "Horovod's collectives know no bfloat16"),
+        (["--trainer.precision", "bf16-true"], "Horovod's collectives know no bfloat16"),
+        (
+            ["--trainer.learning_rate_scaling", "linear", "--trainer.reference_batch_size", "32"],
+            "Horovod multiplies rates by its size already",
+        ),
+        (["--trainer.strategy_options", "{compression: bf16}"], "compression='bf16' is unknown"),
+    ],
+)
+def test_refuses_with_the_reason(options, reason):
+    done = run(fit(*SHORT, *HOROVOD, "--trainer.devices", "1", *options))
+    assert done.returncode == 2
+    assert reason in done.stderr

@@ -1,0 +1,33 @@
+"""Where the command finds the user's classes: in its working directory, after all else."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.project import PACKAGE, at_root, run
+
+from my_project import cli
+
+CODE = f"from {PACKAGE}.cli import main; main([]); import json, own; print(json.__file__, own)"
+
+
+@pytest.mark.parametrize("given", [[], [""], ["HERE"]])
+def test_the_working_directory_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    """As a console script finds it, or where Python itself has it already."""
+    monkeypatch.chdir(tmp_path)
+    given = [str(tmp_path) if each == "HERE" else each for each in given]
+    monkeypatch.setattr(sys, "path", [*given, "/somewhere"])
+    cli.main([])
+    assert sys.path == ([*given, "/somewhere"] if given else ["/somewhere", str(tmp_path)])
+
+
+def test_python_s_own_way_to_leave_it_out_counts(tmp_path: Path) -> None:
+    (tmp_path / "own.py").touch()
+    assert run(["-c", CODE], cwd=tmp_path, extra=at_root(), fresh=True).returncode == 0
+    for how in ({"PYTHONSAFEPATH": "1"}, {}):
+        flag = [] if how else ["-P"]
+        done = run([*flag, "-c", CODE], cwd=tmp_path, extra=at_root() | how, fresh=True)
+        assert done.returncode == 1
+        assert "No module named 'own'" in done.stderr

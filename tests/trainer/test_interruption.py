@@ -1,0 +1,228 @@
+"""Ctrl-C: the first one saves and says how to resume, in a line; a second one ends at once."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, run, start
+
+from my_project.trainer.launch import interruption, outcome
+from preemption_subject import steps_of
+
+slow = pytest.mark.slow
+Arguments = list[str | Path]
+CPU = ["--trainer.accelerator", "cpu"]
+
+
+def wait_for(is_there: Callable[[], Any], process: "subprocess.Popen[str]") -> None:
+    """Wait until something has happened in a process that has not ended."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_there():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def has_noted_an_interrupt(process: int) -> bool:
+    """Whether a process that trains has had its first SIGINT: the next one ends it."""
+    status = Path(f"/proc/{process}/status").read_text()
+    caught = int(re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)[1], 16)
+    return not caught >> (signal.SIGINT - 1) & 1
+
+
+def interrupt(arguments: Arguments, folder: Path, *when: Callable[[], Any]) -> tuple[int, str]:
+    """Press Ctrl-C, which a terminal sends to all processes of its group; exit code and errors.
+
+    Args:
+        arguments: of Python.
+        folder: its working directory.
+        when: something has happened, each time.
+    """
+    extra = at_root() | {outcome.FILE: str(folder / "outcome")}
+    process = start(arguments, cwd=folder, extra=extra)
+    try:
+        for each in when:
+            wait_for(each, process)
+            os.killpg(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.communicate()
+    assert_nothing_left(folder)
+    return process.returncode, error
+
+
+def fit_of(devices: int, *more: str, model: str = "preemption_subject.Slow") -> Arguments:
+    """A fit that goes on until it is ended."""
+    size = ["--trainer.devices", str(devices), "--trainer.max_steps", "1000000"]
+    quiet = ["--trainer.loggers", "[csv]", "--trainer.enable_progress_bar=false"]
+    return fit(*CPU, "--model", model, *size, *quiet, *more)
+
+
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=slow), 2])
+def test_the_first_one_saves_and_prints_the_command_that_resumes(tmp_path, devices):
+    arguments = fit_of(devices, "--data.num_workers", "1", "--trainer.run_name", "run")
+    code, error = interrupt(arguments, tmp_path, lambda: len(steps_of(tmp_path)) > 3)
+    assert code == 130
+    found = re.fullmatch(r"interrupted: saved after step (\d+); resume with: (.*)\n", error)
+    assert found, error
+    step, command = int(found[1]), shlex.split(found[2])
+    assert (tmp_path / "outcome").read_text() == f"preempted SIGINT step {step}\n"
+    resumed = [sys.executable, *map(str, arguments), "--trainer.resume", "runs/run"]
+    assert command == resumed
+    two_more = ["--trainer.max_steps", str(step + 2)]
+    done = run([*command[1:], *two_more], cwd=tmp_path, extra=at_root())
+    assert done.returncode == 0, done.stderr
+    assert [each.step for each in steps_of(tmp_path)] == [*range(step), step, step + 1]
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [pytest.param(1, (-signal.SIGINT, ""), marks=slow), (2, (130, "interrupted\n"))],
+)
+def test_a_second_one_ends_at_once(tmp_path, devices, expected):
+    arguments = fit_of(devices, model="launch_subject.Sleeps")
+    ranks = [tmp_path / f"rank-{rank}" for rank in range(devices)]
+    ended = interrupt(
+        arguments,
+        tmp_path,
+        lambda: all(rank.exists() and rank.read_text() for rank in ranks),
+        lambda: all(has_noted_an_interrupt(int(rank.read_text())) for rank in ranks),
+    )
+    assert ended == expected
+    assert list(tmp_path.glob("runs/*/checkpoints/*")) == []
+
+
+def test_outside_a_fit_it_is_one_short_line(tmp_path):
+    config = fit()[3:]
+    arguments = ["-m", PACKAGE, "test", *config, *CPU, "--trainer.devices", "1"]
+    arguments += [
+        "--checkpoint",
+        "none",
+        "--data.num_workers",
+        "1",
+        "--model",
+        "interrupted_subject.SlowTest",
+    ]
+    code, error = interrupt(arguments, tmp_path, (tmp_path / "testing-0").exists)
+    assert (code, error) == (130, "interrupted\n")
+    assert (tmp_path / "outcome").read_text() == "failed interrupted\n"
+
+
+def test_while_torch_is_imported_it_is_one_short_line(tmp_path):
+    process = start(fit_of(1), cwd=tmp_path, extra=at_root(), fresh=True)
+    try:
+        maps = Path(f"/proc/{process.pid}/maps")
+        wait_for(lambda: "libtorch" in maps.read_text(), process)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, error) == (130, "interrupted\n")
+
+
+@slow
+def test_ranks_that_are_still_starting_print_nothing(tmp_path):
+    process = start(fit_of(2), cwd=tmp_path, extra=at_root(), fresh=True)
+    try:
+        parent = psutil.Process(process.pid)
+        wait_for(lambda: len(parent.children()) == 2, process)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, error) == (130, "interrupted\n")
+    assert_nothing_left(tmp_path)
+
+
+SCRIPT = f"""
+import sys
+from {PACKAGE}.tasks.digits import Digits
+from {PACKAGE}.trainer import Trainer
+from preemption_subject import Slow
+
+if __name__ == "__main__":
+    made = Trainer(
+        accelerator="cpu", devices=int(sys.argv[1]), max_steps=1000000, loggers=[], run_name="run",
+        enable_progress_bar=False,
+    )
+    try:
+        made.fit(Slow(0.05), Digits())
+    finally:
+        if made.global_rank == 0:
+            print(made.global_step, made.run_directory)
+"""
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=slow)])
+def test_a_script_ends_with_the_line_and_no_traceback(tmp_path, devices):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    code, error = interrupt([script, str(devices)], tmp_path, lambda: len(steps_of(tmp_path)) > 2)
+    assert code == 130
+    found = re.fullmatch(
+        r"interrupted: saved after step (\d+); resume with: Trainer\(resume='runs/run'\)\n", error
+    )
+    assert found, error
+    saved = json.loads(
+        (tmp_path / "runs/run/checkpoints" / f"step-{int(found[1]):08d}/state.json").read_text()
+    )
+    assert saved["content"]["state"]["position"]["global_step"] == int(found[1])
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--trainer.resume", "runs/old"],
+        ["--trainer.resume=runs/old"],
+        ["--trainer.resume_from_checkpoint", "runs/old"],
+        ["--trainer.resume", "a", "--trainer.resume=b"],
+    ],
+)
+def test_the_command_resumes_the_run_alone(options):
+    words = ["python", "-m", "p", "fit", *options, "--data.path", "my file"]
+    assert interruption.resuming(words, "runs/new") == [
+        *("python", "-m", "p", "fit", "--data.path", "my file"),
+        *("--trainer.resume", "runs/new"),
+    ]
+
+
+def test_the_command_is_quoted(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "p", "fit", "--data.path", "my file"])
+    assert str(interruption.Interrupted(7, "runs/a b", True)) == (
+        "interrupted: saved after step 7; resume with: "
+        "python -m p fit --data.path 'my file' --trainer.resume 'runs/a b'"
+    )
+    assert str(interruption.Interrupted(7, "runs/a", False)) == (
+        "interrupted: saved after step 7; resume with: Trainer(resume='runs/a')"
+    )
+
+
+def test_another_launcher_starts_the_command_again(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "p", "fit"])
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert str(interruption.Interrupted(7, "runs/a", True)).endswith(
+        "resume with: the same launcher and python -m p fit --trainer.resume runs/a"
+    )

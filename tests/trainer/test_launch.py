@@ -1,0 +1,197 @@
+"""Real launches: our own and torchrun's, to a good end and to a bad one."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, run, start
+
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+SUBJECT = "launch_subject"
+SHORT = ["--trainer.max_epochs", "1", "--trainer.loggers", "[csv]"]
+
+
+def launched(launcher: str, *arguments: str | Path) -> list[str | Path]:
+    """A fit on two processes by our own launcher or by torchrun."""
+    if launcher == "torchrun":
+        return [*TORCHRUN, *fit(*SHORT, *arguments)]
+    return fit("--trainer.devices", "2", *SHORT, *arguments)
+
+
+def model(name: str, folder: Path) -> list[str | Path]:
+    """Arguments that train a subject into a folder."""
+    return ["--model", f"{SUBJECT}.{name}", "--trainer.default_root_dir", folder]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "ours"])
+def test_trains_on_two_processes(tmp_path, launcher):
+    done = run(launched(launcher, "--trainer.default_root_dir", tmp_path), fresh=True)
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(next(tmp_path.glob("*/run.json")).read_text())["attempts"]
+    assert record["layout"]["world_size"] == 2
+    assert (
+        record["layout"]["source"] == {"torchrun": "torchelastic", "ours": "environment"}[launcher]
+    )
+    assert "layout: 2 processes on 1 node" in done.stdout
+    assert "effective batch size 64 (32 a device, 2 replicas, 1 accumulated)" in done.stdout
+    assert "steps per epoch 22, epochs 1, steps in all 22" in done.stdout
+
+
+@pytest.mark.slow
+def test_both_launchers_and_one_process_log_the_same_curve(tmp_path):
+    every = ["--model.dropout", "0", "--trainer.log_every_n_steps", "1"]
+    into = [*every, "--trainer.default_root_dir", tmp_path, "--trainer.run_name"]
+    for name, arguments in {
+        "ours": launched("ours", *into, "ours"),
+        "torchrun": launched("torchrun", *into, "torchrun"),
+        "alone": fit(*SHORT, *into, "alone"),
+    }.items():
+        done = run(arguments)
+        assert done.returncode == 0, (name, done.stderr)
+    ours, torchrun, alone = (losses(tmp_path / name) for name in ("ours", "torchrun", "alone"))
+    assert len(ours) == 22
+    assert ours == torchrun
+    assert alone == pytest.approx(ours, rel=1e-4)
+
+
+def losses(directory: Path) -> list[float]:
+    """The logged training losses of a run."""
+    rows = (directory / "metrics.csv").read_text().splitlines()
+    return [float(row.split(",")[3]) for row in rows if row.split(",")[2] == "loss"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "ours"])
+def test_a_rank_that_raises_ends_all_and_is_the_one_shown(tmp_path, launcher):
+    arguments = launched(launcher, *model("RaisesOnOneRank", tmp_path))
+    done = run(arguments, cwd=tmp_path, extra=at_root())
+    assert (
+        time.time() - float((tmp_path / "raised").read_text()) < 300
+    )  # not the 600 s of a collective
+    assert done.returncode == 1
+    assert "ArithmeticError: planted on rank 1" in done.stderr
+    assert "Connection closed" not in done.stderr
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "ours"])
+def test_a_rank_that_is_killed_ends_all(tmp_path, launcher):
+    arguments = launched(launcher, *model("DiesOnOneRank", tmp_path))
+    done = run(arguments, cwd=tmp_path, extra=at_root())
+    assert (
+        time.time() - float((tmp_path / "raised").read_text()) < 300
+    )  # not the 600 s of a collective
+    assert done.returncode != 0
+    assert re.search(r"rank 1 was killed by SIGKILL|exitcode\s*: -9", done.stderr)
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
+def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):
+    # A step that takes a minute is not waited for longer than this.
+    variables = at_root() | {"TRAINER_SAVE_SECONDS": "2"}
+    arguments = launched("ours", *model("Sleeps", tmp_path))
+    process = start(arguments, cwd=tmp_path, extra=variables, fresh=True)
+    try:
+        ranks = wait_for_ranks(tmp_path, process)
+        process.send_signal(number)
+        assert process.wait(PATIENCE) != 0
+        _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
+        assert alive == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_on_one_node_listens_on_loopback_only(tmp_path):
+    process = start(launched("ours", *model("Sleeps", tmp_path)), cwd=tmp_path, extra=at_root())
+    try:
+        family = [psutil.Process(process.pid), *wait_for_ranks(tmp_path, process)]
+        listening = [
+            connection.laddr.ip
+            for each in family
+            for connection in each.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert listening
+        assert set(listening) <= {"127.0.0.1", "::1"}
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_ranks(folder: Path, launcher: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Both ranks of ``Sleeps``, in their first step."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        files = sorted(folder.glob("rank-?"))
+        if len(files) == 2 and all(file.read_text() for file in files):
+            return [psutil.Process(int(file.read_text())) for file in files]
+        assert launcher.poll() is None, launcher.communicate()[1]
+        time.sleep(0.05)
+    raise TimeoutError("the ranks did not reach their first step")
+
+
+@pytest.mark.parametrize("processes", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_validation_counts_each_sample_once(tmp_path, processes):
+    values = validate(processes)
+    assert values["count"] == 1797
+    alone = validate(1)
+    # Sums of float32 means over other batches: to the last digits of a float32.
+    assert values["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-6)
+    assert values["val_accuracy"] == pytest.approx(alone["val_accuracy"], rel=1e-14)
+
+
+def validate(processes: int) -> dict[str, float]:
+    """Values of a validation of the untrained model on all digits."""
+    done = run(
+        [
+            *("-m", PACKAGE, "validate", "--trainer.devices", str(processes)),
+            *("--trainer.accelerator", "cpu"),
+            *("--model", f"{SUBJECT}.Counts", "--data", f"{SUBJECT}.AllDigits"),
+            *("--checkpoint", "none"),
+        ]
+    )
+    assert done.returncode == 0, done.stderr
+    pairs = (line.split(": ") for line in done.stdout.splitlines() if not line.startswith("layout"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_an_interactive_session_is_told_what_to_do():
+    code = f"""
+import sys; sys.ps1 = ">>> "
+from {PACKAGE}.tasks.image_classifier import ImageClassifier
+from {PACKAGE}.trainer import Trainer, UserError
+try:
+    Trainer(max_epochs=1, devices=2, accelerator="cpu", strategy="ddp").fit(ImageClassifier())
+except UserError as error:
+    print(error)
+"""
+    done = run(["-c", code])
+    assert "write a script, or use torchrun" in done.stdout
+
+
+def test_a_mistake_starts_no_process(tmp_path):
+    done = run(
+        fit("--trainer.devices", "2", "--trainer.strategy", "dpp"), cwd=tmp_path, extra=at_root()
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: strategy='dpp' is unknown; did you mean 'dp' or 'ddp'?"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_launch_needs_no_more_processes_than_there_are(tmp_path):
+    done = run([*TORCHRUN, *fit("--trainer.devices", "3", "--trainer.global_batch_size", "66")])
+    assert done.returncode != 0
+    assert "wants 3 processes a node, but torchelastic started 2" in done.stderr

@@ -1,0 +1,25 @@
+"""Real launches by hydra, the mpiexec of MPICH."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.project import at_root, run
+
+from test_launch import losses
+from test_launch_mpi import arguments
+
+HYDRA = ["mpiexec.hydra", "-n", "2"]
+
+
+@pytest.mark.needs("mpiexec.hydra")
+def test_two_processes_are_one_run(tmp_path: Path) -> None:
+    done = run(arguments(tmp_path, "run"), cwd=tmp_path, extra=at_root(), by=HYDRA)
+    assert done.returncode == 0, done.stderr
+    (attempt,) = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
+    layout = attempt["layout"]
+    assert (layout["source"], layout["world_size"], layout["num_nodes"]) == ("hydra", 2, 1)
+    assert [path.name for path in (tmp_path / "run" / "logs").iterdir()] == ["rank-1.log"]
+    assert "effective batch size 64 (32 a device, 2 replicas" in done.stdout
+    assert len(losses(tmp_path / "run")) == 22
+    assert not list(tmp_path.glob(".rendezvous*"))

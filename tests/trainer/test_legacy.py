@@ -1,0 +1,528 @@
+"""Older and newer spellings of the trainer's arguments mean what their documents say."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from my_project import trainer
+from my_project.trainer.arguments import legacy
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.launch.devices.devices import parse_devices
+from my_project.trainer.strategies import SingleDevice
+
+GPUS = 8
+NEWER = {
+    name: parameter.default
+    for name, parameter in inspect.signature(trainer.Trainer).parameters.items()
+    if name not in legacy.ARGUMENTS
+}
+K = 2  # for the documents' gpus=k
+
+
+class DeepSpeedPlugin(SingleDevice):
+    """A strategy object with arguments, as ``plugins`` takes it."""
+
+    def __init__(self, config: Any = None, **options: float) -> None:
+        super().__init__()
+
+
+DEEPSPEED = DeepSpeedPlugin()
+SEQUENTIAL = DeepSpeedPlugin([1, 1, 1, 1])
+
+
+def translate(**given: Any) -> dict[str, Any]:
+    translated: dict[str, Any] = legacy.translate(NEWER | given)
+    assert translated.keys() == NEWER.keys()
+    return translated
+
+
+def layout(**given: Any) -> tuple[str, list[int], Any, int | None]:
+    """Accelerator, device indices, strategy and nodes, on a machine with 8 GPUs."""
+    translated = translate(**given)
+    available = None if translated["accelerator"] == "cpu" else GPUS
+    indices = parse_devices(translated["devices"], available)
+    return translated["accelerator"], indices, translated["strategy"], translated["num_nodes"]
+
+
+def refusal(**given: Any) -> list[str]:
+    with pytest.raises(ConfigurationError) as raised:
+        legacy.translate(NEWER | given)
+    problems: list[str] = raised.value.problems
+    return problems
+
+
+ALL = list(range(GPUS))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        # GPU training (FAQ): "How should I adjust the batch size when using multiple devices?"
+        ({"accelerator": "gpu", "devices": 1}, ("gpu", [0], "auto", None)),
+        ({"accelerator": "gpu", "devices": 8, "strategy": "ddp"}, ("gpu", ALL, "ddp", None)),
+        (
+            {"accelerator": "gpu", "devices": 8, "num_nodes": 10, "strategy": "ddp"},
+            ("gpu", ALL, "ddp", 10),
+        ),
+        # "How do I use multiple GPUs on Jupyter or Colab notebooks?"
+        (
+            {"accelerator": "gpu", "devices": 4, "strategy": "ddp_notebook"},
+            ("gpu", [0, 1, 2, 3], "ddp_notebook", None),
+        ),
+        # "Select GPU devices"
+        ({"gpus": [0, 1]}, ("gpu", [0, 1], "auto", None)),
+        ({"gpus": "0, 1"}, ("gpu", [0, 1], "auto", None)),
+        ({"gpus": -1}, ("gpu", ALL, "auto", None)),
+        ({"gpus": "-1"}, ("gpu", ALL, "auto", None)),
+        # "Data Parallel"
+        ({"gpus": 2, "accelerator": "dp"}, ("gpu", [0, 1], "dp", None)),
+        # "Distributed Data Parallel"
+        ({"gpus": 8, "accelerator": "ddp"}, ("gpu", ALL, "ddp", None)),
+        ({"gpus": 8, "accelerator": "ddp", "num_nodes": 4}, ("gpu", ALL, "ddp", 4)),
+        # "Distributed Data Parallel 2"
+        ({"gpus": 8, "accelerator": "ddp2", "num_nodes": 4}, ("gpu", ALL, "ddp2", 4)),
+        # "Distributed Data Parallel Spawn"
+        ({"gpus": 8, "accelerator": "ddp_spawn"}, ("gpu", ALL, "ddp_spawn", None)),
+        # "Horovod": on GPUs, one a process; on CPUs, one process for each that horovodrun starts
+        ({"accelerator": "horovod", "gpus": 1}, ("gpu", [0], "horovod", None)),
+        ({"accelerator": "horovod"}, ("cpu", [0], "horovod", None)),
+        # "Distributed Modes": TPUs; cores were counted from 1
+        ({"tpu_cores": 8}, ("auto", ALL, "xla", None)),
+        ({"tpu_cores": [1]}, ("auto", [0], "xla", None)),
+        # "Distributed and 16-bit precision"
+        ({"gpus": 1, "precision": 16}, ("gpu", [0], "auto", None)),
+        ({"gpus": K, "accelerator": "dp"}, ("gpu", [0, 1], "dp", None)),
+        ({"gpus": K, "accelerator": "ddp"}, ("gpu", [0, 1], "ddp", None)),
+        ({"gpus": K, "accelerator": "ddp", "precision": 16}, ("gpu", [0, 1], "ddp", None)),
+        # "Sharded Training", "across all DDP variants"
+        ({"accelerator": "ddp", "plugins": "ddp_sharded"}, ("auto", ALL, "ddp_sharded", None)),
+        (
+            {"gpus": 4, "accelerator": "ddp_spawn", "plugins": "ddp_sharded"},
+            ("gpu", [0, 1, 2, 3], "ddp_sharded_spawn", None),
+        ),
+        # "DeepSpeed"
+        (
+            {"gpus": 4, "plugins": "deepspeed", "precision": 16},
+            ("gpu", [0, 1, 2, 3], "deepspeed", None),
+        ),
+        (
+            {"gpus": 4, "plugins": DEEPSPEED, "precision": 16},
+            ("gpu", [0, 1, 2, 3], DEEPSPEED, None),
+        ),
+        # "Sequential Model Parallelism with Checkpointing"
+        (
+            {"accelerator": "ddp", "gpus": 4, "plugins": [SEQUENTIAL]},
+            ("gpu", [0, 1, 2, 3], SEQUENTIAL, None),
+        ),
+        # "Batch size": accelerator='ddp|horovod' stands for either
+        ({"gpus": 8, "accelerator": "horovod"}, ("gpu", ALL, "horovod", None)),
+        ({"gpus": 8, "num_nodes": 10, "accelerator": "ddp"}, ("gpu", ALL, "ddp", 10)),
+        ({"gpus": 8, "num_nodes": 10, "accelerator": "horovod"}, ("gpu", ALL, "horovod", 10)),
+        ({"gpus": 8, "accelerator": "ddp2"}, ("gpu", ALL, "ddp2", None)),
+        ({"gpus": 8, "num_nodes": 10, "accelerator": "ddp2"}, ("gpu", ALL, "ddp2", 10)),
+        # "Elastic training": ddp and ddp2, both above
+        # Article on GPUs: "Data Parallel"
+        (
+            {"devices": 4, "accelerator": "gpu", "strategy": "dp"},
+            ("gpu", [0, 1, 2, 3], "dp", None),
+        ),
+        # "Distributed Data Parallel"
+        (
+            {"devices": 8, "accelerator": "gpu", "strategy": "ddp", "num_nodes": 4},
+            ("gpu", ALL, "ddp", 4),
+        ),
+        (
+            {"devices": 8, "accelerator": "gpu", "strategy": "ddp_spawn"},
+            ("gpu", ALL, "ddp_spawn", None),
+        ),
+        # "Distributed Data Parallel 2"
+        (
+            {"devices": 8, "accelerator": "gpu", "strategy": "ddp2", "num_nodes": 4},
+            ("gpu", ALL, "ddp2", 4),
+        ),
+        # "Horovod"; the second is said to be for CPUs, but asks for GPUs, and so gets all of them
+        (
+            {"accelerator": "gpu", "strategy": "horovod", "devices": 1},
+            ("gpu", [0], "horovod", None),
+        ),
+        ({"accelerator": "gpu", "strategy": "horovod"}, ("gpu", ALL, "horovod", None)),
+        # "Sharded training"
+        ({"accelerator": "gpu", "strategy": "ddp_sharded"}, ("gpu", ALL, "ddp_sharded", None)),
+    ],
+)
+def test_a_snippet_of_the_documents_means_its_layout(given: Any, expected: Any) -> None:
+    assert layout(**given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        # "Remove samplers"
+        ({"replace_sampler_ddp": False}, {"use_distributed_sampler": False}),
+        # "Distributed and 16-bit precision", "DeepSpeed"
+        ({"gpus": 1, "precision": 16}, {"precision": "16-mixed"}),
+        # "Mixed Precision (16-bit) Training"
+        ({"precision": 16, "amp_backend": "native"}, {"precision": "16-mixed"}),
+        # "Monitor the training": max_epochs beside a logger
+        ({"max_epochs": 10, "logger": "csv"}, {"max_epochs": 10, "loggers": ["csv"]}),
+    ],
+)
+def test_a_snippet_of_the_documents_means_its_setting(given: Any, expected: Any) -> None:
+    assert expected.items() <= translate(**given).items()
+
+
+def test_snippets_that_cannot_be_run_say_why() -> None:
+    # "Mixed Precision (16-bit) Training"
+    assert refusal(amp_backend="apex", precision=16) == [
+        "amp_backend='apex': apex has no mixed precision since 2025; use 'native', torch's own"
+    ]
+
+    # "Monitor the training with neptune.ai"
+    class NeptuneLogger:
+        pass
+
+    assert refusal(max_epochs=10, logger=NeptuneLogger()) == [
+        "logger=NeptuneLogger: loggers are given by name, say loggers=['csv', 'tensorboard']"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        # "Distributed Data Parallel Spawn", "DeepSpeed", and the runs of the sequential example
+        (["--accelerator", "ddp", "--gpus", "8"], ("gpu", ALL, "ddp", None)),
+        (
+            ["--plugins", "deepspeed", "--precision", "16", "--gpus", "4"],
+            ("gpu", [0, 1, 2, 3], "deepspeed", None),
+        ),
+        (["--plugins", "deepspeed"], ("auto", ALL, "deepspeed", None)),
+        (["--gpus", "2", "--accelerator", "ddp"], ("gpu", [0, 1], "ddp", None)),
+        (["--gpus", "1"], ("gpu", [0], "auto", None)),
+        # What a shell can say besides
+        (["--gpus", "0,1"], ("gpu", [0, 1], "auto", None)),
+        (["--gpus", "[1, 3]"], ("gpu", [1, 3], "auto", None)),
+        (["--gpus=-1"], ("gpu", ALL, "auto", None)),
+        (["--gpus=null"], ("cpu", [0], "auto", None)),
+        (["--gpus=3,"], ("gpu", [3], "auto", None)),
+        ([], ("auto", ALL, "auto", None)),
+    ],
+)
+def test_the_command_line_tells_given_from_not_given(words: list[str], expected: Any) -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(trainer.Trainer)
+    assert layout(**parser.parse_args(words).as_dict()) == expected
+
+
+REFUSED = None
+
+
+@pytest.mark.parametrize(
+    ("value", "older", "newer"),
+    [
+        (0, ("cpu", [0]), REFUSED),
+        (3, ("gpu", [0, 1, 2]), [0, 1, 2]),
+        (-1, ("gpu", ALL), ALL),
+        ("-1", ("gpu", ALL), ALL),
+        ([0], ("gpu", [0]), [0]),
+        ("0,", ("gpu", [0]), [0]),
+        ("0", ("gpu", [0]), REFUSED),
+        ("3", ("gpu", [3]), [0, 1, 2]),
+        ([1, 3], ("gpu", [1, 3]), [1, 3]),
+        ("1, 3", ("gpu", [1, 3]), [1, 3]),
+        (None, ("cpu", [0]), ALL),
+        ("auto", REFUSED, ALL),
+        ([1, 1], REFUSED, REFUSED),
+        ("1,1", REFUSED, REFUSED),
+        (-2, REFUSED, REFUSED),
+        ("-2", REFUSED, REFUSED),
+        ([0, -1], REFUSED, REFUSED),
+        ([8], REFUSED, REFUSED),
+        ("8", REFUSED, ALL),
+        (9, REFUSED, REFUSED),
+        (True, REFUSED, REFUSED),
+        (2.0, REFUSED, REFUSED),
+        ("two", REFUSED, REFUSED),
+        ({0}, REFUSED, REFUSED),
+        ({"0": 1}, REFUSED, REFUSED),
+        ("1, x", REFUSED, REFUSED),
+    ],
+)
+def test_the_table_of_device_spellings(value: Any, older: Any, newer: Any) -> None:
+    if older is REFUSED:
+        with pytest.raises(ConfigurationError, match=r"^(gpus|devices)="):
+            layout(gpus=value)
+    else:
+        assert layout(gpus=value)[:2] == older
+    if newer is REFUSED:
+        with pytest.raises(ConfigurationError, match=r"^devices="):
+            layout(devices=value, accelerator="gpu")
+    else:
+        assert layout(devices=value, accelerator="gpu")[:2] == ("gpu", newer)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"accelerator": "ddp_cpu", "num_processes": 2}, ("cpu", [0, 1], "ddp", None)),
+        ({"distributed_backend": "ddp_cpu"}, ("cpu", [0], "ddp", None)),
+        ({"distributed_backend": "ddp", "gpus": 2}, ("gpu", [0, 1], "ddp", None)),
+        (
+            {"distributed_backend": "dp", "accelerator": "gpu", "gpus": 2},
+            ("gpu", [0, 1], "dp", None),
+        ),
+        ({"distributed_backend": "ddp", "accelerator": "gpu"}, ("gpu", ALL, "ddp", None)),
+        ({"accelerator": "ddp"}, ("auto", ALL, "ddp", None)),
+        ({"accelerator": "ddp", "devices": 2}, ("auto", [0, 1], "ddp", None)),
+        ({"accelerator": "horovod", "devices": 2}, ("auto", [0, 1], "horovod", None)),
+        ({"distributed_backend": "horovod"}, ("cpu", [0], "horovod", None)),
+        (
+            {"distributed_backend": "horovod", "accelerator": "gpu"},
+            ("gpu", ALL, "horovod", None),
+        ),
+        ({"num_processes": 3}, ("cpu", [0, 1, 2], "auto", None)),
+        ({"num_processes": 3, "gpus": 0}, ("cpu", [0, 1, 2], "auto", None)),
+        ({"num_processes": 3, "gpus": None}, ("cpu", [0, 1, 2], "auto", None)),
+        ({"gpus": 0, "accelerator": "cpu"}, ("cpu", [0], "auto", None)),
+        ({"gpus": 2, "accelerator": "cuda"}, ("gpu", [0, 1], "auto", None)),
+        ({"gpus": 2, "accelerator": None, "strategy": None}, ("gpu", [0, 1], "auto", None)),
+        ({"gpus": 2, "strategy": "fsdp"}, ("gpu", [0, 1], "fsdp", None)),
+        ({"tpu_cores": "8", "gpus": None}, ("auto", ALL, "xla", None)),
+        ({"tpu_cores": "5,"}, ("auto", [4], "xla", None)),
+        ({"tpu_cores": "5"}, ("auto", [4], "xla", None)),
+        ({"tpu_cores": 1, "accelerator": "tpu"}, ("auto", [0], "xla", None)),
+        ({"gpus": 2, "plugins": ["ddp_sharded"]}, ("gpu", [0, 1], "ddp_sharded", None)),
+        (
+            {"accelerator": "ddp_cpu", "plugins": "ddp_sharded"},
+            ("cpu", [0], "ddp_sharded", None),
+        ),
+        (
+            {"gpus": 2, "accelerator": "ddp", "plugins": "deepspeed"},
+            ("gpu", [0, 1], "deepspeed", None),
+        ),
+    ],
+)
+def test_other_older_spellings(given: Any, expected: Any) -> None:
+    assert layout(**given) == expected
+
+
+def test_an_unknown_accelerator_is_left_to_who_looks_for_it() -> None:
+    translated = translate(gpus=2, accelerator="gpus")
+    assert (translated["accelerator"], translated["devices"]) == ("gpus", 2)
+
+
+@pytest.mark.parametrize("name", ["dp", "ddp", "ddp_spawn", "ddp2", "horovod"])
+def test_a_mode_of_either_older_argument_is_a_strategy(name: str) -> None:
+    assert layout(accelerator=name, gpus=2)[2] == name
+    assert layout(distributed_backend=name, gpus=2)[2] == name
+
+
+@pytest.mark.parametrize(
+    ("precision", "name"),
+    [
+        (16, "16-mixed"),
+        ("16", "16-mixed"),
+        (32, "32-true"),
+        ("32", "32-true"),
+        ("bf16", "bf16-mixed"),
+        ("16-true", "16-true"),
+        ("bf16-mixed", "bf16-mixed"),
+        ("17-mixed", "17-mixed"),  # what is wrong with it, precision.py says
+    ],
+)
+def test_a_precision_in_bits_is_a_format(precision: Any, name: str) -> None:
+    assert translate(precision=precision)["precision"] == name
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"replace_sampler_ddp": True}, {"use_distributed_sampler": True}),
+        ({"resume_from_checkpoint": "runs/a"}, {"resume": "runs/a"}),
+        ({"resume_from_checkpoint": Path("runs/a")}, {"resume": str(Path("runs/a"))}),
+        ({"logger": True}, {"loggers": ("csv", "tensorboard")}),
+        ({"logger": False}, {"loggers": ()}),
+        ({"logger": ["csv"], "loggers": ["csv", "tensorboard"]}, {"loggers": ["csv"]}),
+    ],
+)
+def test_a_renamed_argument_keeps_its_value(given: Any, expected: Any) -> None:
+    assert expected.items() <= translate(**given).items()
+
+
+def test_newer_values_pass_untouched() -> None:
+    given = NEWER | {
+        "accelerator": "gpu",
+        "devices": [0, 3],
+        "num_nodes": 2,
+        "strategy": DEEPSPEED,
+        "precision": "bf16-mixed",
+        "use_distributed_sampler": False,
+        "resume": "auto",
+        "loggers": ["csv"],
+    }
+    assert legacy.translate(given) == given
+    assert legacy.translate(NEWER) == NEWER
+    assert legacy.translate({"accelerator": "gpu"}) == {"accelerator": "gpu"}
+
+
+@pytest.mark.parametrize("value", [None, legacy.NOT_GIVEN])
+def test_older_arguments_that_were_not_given_say_nothing(value: str | None) -> None:
+    nothing = dict.fromkeys(legacy.ARGUMENTS, value) | {"gpus": legacy.NOT_GIVEN}
+    assert legacy.translate(NEWER | nothing) == NEWER
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"gpus": 8, "devices": 4},
+            "gpus=8 and devices=4 each say which devices; give devices alone",
+        ),
+        (
+            {"gpus": 2, "num_processes": 2},
+            "gpus=2 and num_processes=2 each say which devices; give devices alone",
+        ),
+        (
+            {"gpus": 2, "accelerator": "cpu"},
+            "accelerator='cpu' and gpus=2 contradict each other; give accelerator and devices",
+        ),
+        (
+            {"gpus": 0, "accelerator": "gpu"},
+            "accelerator='gpu' and gpus=0 contradict each other; give accelerator and devices",
+        ),
+        (
+            {"gpus": None, "accelerator": "gpu"},
+            "accelerator='gpu' and gpus=None contradict each other; give accelerator and devices",
+        ),
+        (
+            {"gpus": 2, "accelerator": "ddp_cpu"},
+            "accelerator='ddp_cpu' and gpus=2 contradict each other; give accelerator and devices",
+        ),
+        (
+            {"num_processes": 2, "accelerator": "gpu"},
+            "accelerator='gpu' and num_processes=2 contradict each other; give accelerator and "
+            "devices",
+        ),
+        (
+            {"distributed_backend": "ddp_cpu", "accelerator": "cuda"},
+            "distributed_backend='ddp_cpu' and accelerator='cuda' contradict each other; give "
+            "accelerator and devices",
+        ),
+        (
+            {"tpu_cores": 8, "accelerator": "gpu"},
+            "accelerator='gpu' and tpu_cores=8 contradict each other; give accelerator and devices",
+        ),
+        (
+            {"accelerator": "ddp", "gpus": 2, "strategy": "fsdp"},
+            "accelerator='ddp' and strategy='fsdp' each name a strategy; give strategy alone",
+        ),
+        (
+            {"accelerator": "ddp", "gpus": 2, "distributed_backend": "dp"},
+            "accelerator='ddp' and distributed_backend='dp' each name a strategy; give strategy "
+            "alone",
+        ),
+        (
+            {"accelerator": "dp", "gpus": 2, "plugins": "deepspeed"},
+            "accelerator='dp' and plugins='deepspeed' each name a strategy; give strategy alone",
+        ),
+        (
+            {"accelerator": "ddp_spawn", "gpus": 2, "plugins": "deepspeed"},
+            "accelerator='ddp_spawn' and plugins='deepspeed' each name a strategy; give strategy "
+            "alone",
+        ),
+        (
+            {"accelerator": "ddp", "gpus": 2, "plugins": "ddp_sharded", "strategy": "ddp"},
+            "accelerator='ddp' and plugins='ddp_sharded' and strategy='ddp' each name a strategy; "
+            "give strategy alone",
+        ),
+        (
+            {"plugins": [DEEPSPEED], "strategy": "ddp"},
+            "plugins=DeepSpeedPlugin and strategy='ddp' each name a strategy; give strategy alone",
+        ),
+        (
+            {"tpu_cores": 8, "strategy": "ddp"},
+            "tpu_cores=8 and strategy='ddp' each name a strategy; give strategy alone",
+        ),
+        (
+            {"replace_sampler_ddp": True, "use_distributed_sampler": False},
+            "replace_sampler_ddp=True and use_distributed_sampler=False say the same thing twice; "
+            "give use_distributed_sampler alone",
+        ),
+        (
+            {"resume_from_checkpoint": "a", "resume": "b"},
+            "resume_from_checkpoint='a' and resume='b' say the same thing twice; give resume alone",
+        ),
+        (
+            {"logger": False, "loggers": ["csv"]},
+            "logger=False and loggers=['csv'] say the same thing twice; give loggers alone",
+        ),
+    ],
+)
+def test_a_contradiction_is_refused_in_one_line(given: Any, line: str) -> None:
+    assert refusal(**given) == [line]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"gpus": True}, "gpus=True: give a number, a list of indices, or None for the CPU"),
+        ({"gpus": False}, "gpus=False: give a number, a list of indices, or None for the CPU"),
+        ({"gpus": 1.5}, "gpus=1.5: give a number, a list of indices, or None for the CPU"),
+        ({"gpus": (0, 1)}, "gpus=(0, 1): give a number, a list of indices, or None for the CPU"),
+        ({"gpus": "auto"}, "gpus='auto': give a number, a list of indices, or None for the CPU"),
+        ({"num_processes": 0}, "num_processes=0: give a whole number of at least 1"),
+        ({"num_processes": True}, "num_processes=True: give a whole number of at least 1"),
+        ({"tpu_cores": 0}, "tpu_cores=0: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": True}, "tpu_cores=True: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": [0]}, "tpu_cores=[0]: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": [9]}, "tpu_cores=[9]: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": [1, 8]}, "tpu_cores=[1, 8]: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": "x,"}, "tpu_cores='x,': give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": ""}, "tpu_cores='': give how many, or one of them as [1] to [8]"),
+        ({"plugins": []}, "plugins=[]: give one, or strategy in its place"),
+        ({"plugins": ["a", "b"]}, "plugins=['a', 'b']: give one, or strategy in its place"),
+        (
+            {"plugins": ArgumentParser()},
+            "plugins=ArgumentParser: give a strategy, by its name or made; others are not taken",
+        ),
+        (
+            {"distributed_backend": "ddp3"},
+            "distributed_backend='ddp3' is unknown; did you mean 'ddp' or 'ddp2' or 'dp'?",
+        ),
+        (
+            {"precision": 64},
+            "precision=64 (double precision) is not built; use '32-true'",
+        ),
+        (
+            {"precision": "64"},
+            "precision='64' (double precision) is not built; use '32-true'",
+        ),
+        ({"amp_backend": "amp"}, "amp_backend='amp' is unknown; known: native"),
+        ({"replace_sampler_ddp": 1}, "replace_sampler_ddp=1: give True or False"),
+        (
+            {"resume_from_checkpoint": 3},
+            "resume_from_checkpoint=3: give a run's directory or a checkpoint",
+        ),
+        ({"logger": 1}, "logger=1: loggers are given by name, say loggers=['csv', 'tensorboard']"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(given: Any, line: str) -> None:
+    assert refusal(**given) == [line]
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    lines = refusal(
+        gpus=8, devices=4, accelerator="ddp", strategy="fsdp", precision=64, amp_backend="apex"
+    )
+    assert [line.split("=")[0] for line in lines] == [
+        "accelerator",
+        "gpus",
+        "precision",
+        "amp_backend",
+    ]
+
+
+def test_the_defaults_that_translation_goes_by_are_the_trainer_s() -> None:
+    assert {name: NEWER[name] for name in legacy._DEFAULTS} == legacy._DEFAULTS

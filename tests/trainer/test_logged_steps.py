@@ -1,0 +1,124 @@
+"""Which steps a fit logs: the first, every N-th and the last; and what it leaves on the disk."""
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from my_project import trainer
+
+
+class Slope(trainer.TrainingModule):
+    """Logs the number of its steps as the loss, and has six batches an epoch."""
+
+    def __init__(self, batches: Any = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.batches = batches
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("loss", float(self.global_step + 1))
+        return self.weight * 1.0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", 0.5)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def train_dataloader(self) -> Any:
+        if self.batches is not None:
+            return self.batches
+        return DataLoader(TensorDataset(torch.zeros(12)), batch_size=2)
+
+
+class Endless(IterableDataset[Tensor]):
+    """Six samples, of which nobody knows the number before."""
+
+    def __iter__(self) -> Any:
+        return iter(torch.zeros(6))
+
+
+def fit(folder: Path, module: Any = None, **options: Any) -> Any:
+    """Train on six steps an epoch, and log every fifth."""
+    defaults = {"accelerator": "cpu", "devices": 1, "log_every_n_steps": 5, "loggers": ["csv"]}
+    made = trainer.Trainer(**{**defaults, "default_root_dir": folder, **options})
+    made.fit(module or Slope())
+    return made
+
+
+def rows(made: Any) -> list[list[str]]:
+    with (made.run_directory / "metrics.csv").open(newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+def losses(made: Any) -> list[tuple[int, float]]:
+    """Steps and values of the logged losses, which say the step too."""
+    return [(int(row[0]), float(row[3])) for row in rows(made) if row[2] == "loss"]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"max_epochs": 2}, [1, 5, 10, 12]),
+        ({"max_epochs": 2, "accumulate_grad_batches": 4}, [1, 4]),
+        ({"max_steps": 3}, [1, 3]),
+        ({"max_steps": 10}, [1, 5, 10]),
+        ({"max_steps": 1}, [1]),
+        ({"max_epochs": 1, "max_steps": 100, "log_every_n_steps": 50}, [1, 6]),
+    ],
+)
+def test_the_first_and_the_last_step_are_logged(tmp_path, capsys, options, steps):
+    made = fit(tmp_path, **options)
+    assert losses(made) == [(step, float(step)) for step in steps]
+    assert made.metrics["loss"] == steps[-1]
+    assert f"loss {steps[-1]}" in capsys.readouterr().out.splitlines()[-2]
+
+
+def test_the_last_step_of_a_loader_of_unknown_length_is_logged(tmp_path):
+    made = fit(tmp_path, Slope(DataLoader(Endless(), batch_size=1)), max_epochs=2)
+    assert losses(made) == [(step, float(step)) for step in (1, 5, 10, 12)]
+
+
+@pytest.mark.parametrize("shorter", [{"max_epochs": 1}, {"max_steps": 8}])
+def test_a_run_that_is_extended_logs_what_one_fit_does(tmp_path, shorter):
+    whole = fit(tmp_path, run_name="whole", max_epochs=3)
+    first = fit(tmp_path, run_name="two", **shorter)
+    assert losses(first)[-1][0] == (6 if "max_epochs" in shorter else 8)
+    second = fit(tmp_path, run_name="two", resume="auto", max_epochs=3)
+    assert rows(second) == rows(whole)
+
+
+def test_resuming_a_finished_run_leaves_its_log_as_it_was(tmp_path):
+    first = fit(tmp_path, run_name="run", max_epochs=1)
+    log = rows(first)
+    again = fit(tmp_path, run_name="run", max_epochs=1, resume="auto")
+    assert rows(again) == log
+    assert again.metrics == first.metrics
+
+
+@pytest.mark.parametrize(
+    ("umask", "file", "folder"), [(0o027, 0o640, 0o750), (0o002, 0o664, 0o775)]
+)
+def test_the_umask_decides_the_permissions_of_all_that_a_run_writes(tmp_path, umask, file, folder):
+    before = os.umask(umask)
+    try:
+        made = fit(tmp_path / "runs", max_steps=2, loggers=["csv", "tensorboard"])
+    finally:
+        os.umask(before)
+    found = {path: path.stat().st_mode & 0o777 for path in made.run_directory.rglob("*")}
+    assert {path.suffix for path in found} >= {".safetensors", ".json", ".csv"}
+    # Only their user's: they may hold secrets.
+    private = {"run.json"}
+    assert {found[path] for path in found if path.name in private} == {0o600}
+    wrong = {
+        str(path.relative_to(tmp_path)): oct(mode)
+        for path, mode in found.items()
+        if path.name not in private and mode != (folder if path.is_dir() else file)
+    }
+    assert wrong == {}

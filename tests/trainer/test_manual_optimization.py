@@ -1,0 +1,494 @@
+"""Optimizers in the hands of the training step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.project import missing, require, run
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from manual_subject import SAMPLES, Accumulates, ByHand, Clips
+from my_project import trainer
+from my_project.trainer.checkpoint import reading as checkpoint
+
+
+def fit(module: ByHand, folder: Path, **options: Any) -> Any:
+    """Train in this process; the trainer."""
+    alone = trainer.Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_epochs": 1,
+            "loggers": [],
+            "enable_progress_bar": False,
+            "default_root_dir": folder,
+            **options,
+        }
+    )
+    alone.fit(module)
+    return alone
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's parameters."""
+    return {name: each.detach().clone() for name, each in module.named_parameters()}
+
+
+class Once(ByHand):
+    """Does something in its only batch, and never steps."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=SAMPLES)
+        self.other = nn.Linear(4, 1)
+        self.did: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.do(batch)
+
+    def do(self, batch: Any) -> None:
+        raise NotImplementedError
+
+    def both(self, batch: Any) -> Tensor:
+        """A loss that needs both networks."""
+        return mse_loss(self.network(batch[0]) + self.other(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return [SGD(each.parameters(), lr=0.1) for each in (self.network, self.other)]
+
+
+# --- what a step is given --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_one_optimizer_or_a_list(tmp_path, count):
+    class Asks(Once):
+        def configure_optimizers(self) -> Any:
+            return [SGD(self.parameters(), lr=0.5 * (each + 1)) for each in range(count)]
+
+        def do(self, batch: Any) -> None:
+            self.did = [self.optimizers()]
+
+    fit(module := Asks(), tmp_path)
+    (found,) = module.did
+    assert isinstance(found, list) is (count > 1)
+    rates = [each.param_groups[0]["lr"] for each in (found if count > 1 else [found])]
+    assert rates == [0.5, 1.0, 1.5][:count]
+
+
+@pytest.mark.parametrize("call", [lambda m: m.optimizers(), lambda m: m.manual_backward(None)])
+def test_without_saying_so_nothing_is_done_by_hand(tmp_path, call):
+    class Forgets(ByHand):
+        automatic_optimization = True
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return call(self)
+
+    with pytest.raises(RuntimeError) as raised:
+        fit(Forgets(), tmp_path)
+    assert str(raised.value) == "Forgets: set automatic_optimization = False to optimize by hand"
+
+
+def test_without_a_run_there_are_no_optimizers():
+    with pytest.raises(RuntimeError, match="ByHand is not being trained"):
+        ByHand().optimizers()
+
+
+def test_steps_are_batches_and_what_is_returned_is_not_used(tmp_path):
+    class Returns(ByHand):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            super().training_step(batch, batch_idx)
+            return torch.full((3, 3), float("nan"))
+
+    module = Returns(accumulate=4)
+    assert fit(module, tmp_path).global_step == 6
+    assert all(each.isfinite().all() for each in weights(module).values())
+
+
+# --- toggling --------------------------------------------------------------------------------
+
+
+def test_a_toggled_model_alone_gets_gradients_and_all_is_as_before_afterwards(tmp_path):
+    class Toggles(Once):
+        def do(self, batch: Any) -> None:
+            self.network[0].bias.requires_grad_(False)
+            before = {name: each.requires_grad for name, each in self.named_parameters()}
+            for optimizer in self.optimizers():
+                with optimizer.toggle_model():
+                    during = {name for name, each in self.named_parameters() if each.requires_grad}
+                    self.manual_backward(self.both(batch))
+                after = {name: each.requires_grad for name, each in self.named_parameters()}
+                having = {name for name, each in self.named_parameters() if each.grad is not None}
+                self.did.append((before == after, during, having))
+                optimizer.zero_grad()
+
+    fit(module := Toggles(), tmp_path)
+    network = {"network.0.weight", "network.2.weight", "network.2.bias"}
+    other = {"other.weight", "other.bias"}
+    assert module.did == [(True, network, network), (True, other, other)]
+
+
+def test_an_error_inside_puts_everything_back(tmp_path):
+    class Fails(Once):
+        def do(self, batch: Any) -> None:
+            network, _ = self.optimizers()
+            self.other.bias.requires_grad_(False)
+
+            def fail() -> None:
+                with network.toggle_model(sync_grad=False):
+                    self.did.append(self.trainer.manual.synchronizes)
+                    raise ArithmeticError
+
+            with pytest.raises(ArithmeticError):
+                fail()
+            self.did.append(self.trainer.manual.synchronizes)
+
+    fit(module := Fails(), tmp_path)
+    assert module.did == [False, True]
+    frozen = [name for name, each in module.named_parameters() if not each.requires_grad]
+    assert frozen == ["other.bias"]
+
+
+def test_a_shared_parameter_belongs_to_both(tmp_path):
+    class Shares(Once):
+        def do(self, batch: Any) -> None:
+            for optimizer in self.optimizers():
+                with optimizer.toggle_model():
+                    self.did.append([each.requires_grad for each in self.parameters()])
+
+        def configure_optimizers(self) -> Any:
+            self.other.requires_grad_(False)
+            return [
+                SGD(self.network.parameters(), lr=0.1),
+                SGD(self.network[0].parameters(), lr=0.1),
+            ]
+
+    fit(module := Shares(), tmp_path)
+    assert module.did == [
+        [True, True, True, True, False, False],
+        [True, True, False, False, False, False],
+    ]
+
+
+# --- accumulation, clipping, schedulers, rates -----------------------------------------------
+
+
+def test_accumulated_batches_equal_one_large_one(tmp_path):
+    fit(accumulated := Accumulates(), tmp_path / "accumulated", max_epochs=3)
+    fit(whole := ByHand(), tmp_path / "whole", max_epochs=3)
+    start, found, wanted = weights(ByHand()), weights(accumulated), weights(whole)
+    for name, each in wanted.items():
+        torch.testing.assert_close(found[name], each, rtol=0, atol=1e-6)
+        assert (each - start[name]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(("value", "algorithm"), [(0.002, "norm"), (0.001, "value")])
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_clipping_is_of_one_optimizer_s_gradients(tmp_path, precision, value, algorithm):
+    class Clips(Once):
+        def do(self, batch: Any) -> None:
+            network, other = self.optimizers()
+            loss = self.both(batch) * 0.1
+            wanted = torch.autograd.grad(loss, other.parameters, retain_graph=True)
+            self.manual_backward(loss)
+            network.clip_gradients(value, algorithm)
+            other.clip_gradients(1e9)
+            gradients = [[each.grad for each in part.parameters] for part in (network, other)]
+            self.did = [*gradients, wanted]
+
+    fit(module := Clips(), tmp_path, precision=precision)
+    clipped, untouched, wanted = module.did
+    for found, expected in zip(untouched, wanted, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-4)
+    if algorithm == "norm":
+        norm = torch.stack([each.norm() for each in clipped]).norm()
+        assert float(norm) == pytest.approx(value, rel=1e-3)
+    else:
+        assert max(float(each.abs().max()) for each in clipped) == pytest.approx(value)
+    assert max(float(each.abs().max()) for each in untouched) > 5 * value
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_schedulers_are_stepped_by_hand_and_not_by_the_trainer(tmp_path, count):
+    class Schedules(Once):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 8
+
+        def do(self, batch: Any) -> None:
+            self.optimizers()[1].step()
+            schedulers = self.lr_schedulers()
+            assert isinstance(schedulers, list) is (count > 1)
+            if self.global_step % 2 == 0:
+                (schedulers if count == 1 else schedulers[0]).step()
+            self.did.append(self.optimizers()[0].param_groups[0]["lr"])
+
+        def configure_optimizers(self) -> Any:
+            optimizers = super().configure_optimizers()
+            schedules = [{"scheduler": StepLR(each, 1, 0.5)} for each in optimizers[:count]]
+            return optimizers, [each | {"interval": "step"} for each in schedules]
+
+    module = Schedules()
+    with pytest.warns(UserWarning, match="lr_scheduler.step"):
+        fit(module, tmp_path)
+    assert module.did == [0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125]
+
+
+def test_rates_are_scaled_in_a_step_and_their_own_before_and_after(tmp_path):
+    class Scaled(Once):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 8
+
+        def do(self, batch: Any) -> None:
+            optimizer = self.optimizers()[1]
+            self.other.weight.grad = torch.ones_like(self.other.weight)
+            before = self.other.weight[0, 0].item()
+            optimizer.step()
+            self.did.append(before - self.other.weight[0, 0].item())
+            assert optimizer.param_groups[0]["lr"] == 0.1
+
+    options = {"learning_rate_scaling": "linear", "reference_batch_size": 4}
+    fit(module := Scaled(), tmp_path, learning_rate_warmup_steps=4, **options)
+    assert module.did == pytest.approx([0.125, 0.15, 0.175, 0.2, 0.2, 0.2], rel=1e-5)
+
+
+# --- precision -------------------------------------------------------------------------------
+
+
+def test_forward_is_in_bf16_and_backward_in_fp32(tmp_path):
+    class Half(ByHand):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            with torch.autocast("cpu", enabled=False):
+                plain = self.network(batch[0]).dtype
+            self.seen = {"outside": plain, "inside": self.network(batch[0]).dtype}
+            super().training_step(batch, batch_idx)
+
+    fit(half := Half(), tmp_path / "half", precision="bf16-mixed")
+    fit(full := ByHand(), tmp_path / "full")
+    assert half.seen == {"outside": torch.float32, "inside": torch.bfloat16}
+    for name, each in weights(full).items():
+        difference = (weights(half)[name] - each).abs().max()
+        assert 0 < float(difference) < 2e-2
+
+
+class Scales(ByHand):
+    """Two optimizers under a gradient scaler; one's gradients overflow in the third step."""
+
+    def __init__(self) -> None:
+        super().__init__(accumulate=2, batch_size=4)
+        self.other = nn.Linear(4, 1)
+        self.scales: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        network, other = self.optimizers()
+        self.scales.append(network._optimization.strategy.precision.scaler.get_scale())
+        with network.toggle_model():
+            self.manual_backward(self.loss(batch) * 0.1)
+        with other.toggle_model():
+            factor = 1e38 if batch_idx == 5 else 0.1
+            self.manual_backward(self.other(batch[0]).float().mean() * factor)
+        if self.ends_step(batch_idx):
+            before = weights(self)
+            for optimizer in (network, other):
+                optimizer.clip_gradients(1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            for name in ("network.0.weight", "other.weight"):
+                same = torch.tensor(before[name].equal(weights(self)[name]))
+                self.see(f"{batch_idx}.{name}", same)
+
+    def configure_optimizers(self) -> Any:
+        return [SGD(self.network.parameters(), lr=0.1), Adam(self.other.parameters(), lr=0.1)]
+
+
+def test_an_overflow_skips_the_one_optimizer_and_halves_the_scale_once(tmp_path):
+    fit(module := Scales(), tmp_path, precision="16-mixed")
+    skipped = [name for name, same in module.seen.items() if bool(same)]
+    assert skipped == ["5.other.weight"]
+    assert len(module.seen) == 12
+    assert module.scales == [2.0**16] * 6 + [2.0**15] * 6
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (
+            {"gradient_clip_val": 1.0},
+            [
+                "gradient_clip_val: ByHand optimizes by hand; call clip_gradients of its "
+                "optimizers instead"
+            ],
+        ),
+        (
+            {"accumulate_grad_batches": 2},
+            [
+                "accumulate_grad_batches: ByHand optimizes by hand; let it step in every n-th "
+                "batch instead"
+            ],
+        ),
+        (
+            {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2, "strategy": "dp"},
+            [
+                "strategy='dp' takes no manual optimization, and ByHand optimizes by hand: "
+                "training_step runs once a replica; use strategy='ddp'",
+                "gradient_clip_val: ByHand optimizes by hand; call clip_gradients of its "
+                "optimizers instead",
+                "accumulate_grad_batches: ByHand optimizes by hand; let it step in every n-th "
+                "batch instead",
+            ],
+        ),
+    ],
+)
+def test_what_the_trainer_cannot_do_for_it(tmp_path, options, lines):
+    with pytest.raises(trainer.ConfigurationError) as raised:
+        fit(ByHand(), tmp_path, **options)
+    assert raised.value.problems == lines
+
+
+def test_what_is_automatic_may_be_asked_for(tmp_path):
+    class Automatic(ByHand):
+        automatic_optimization = True
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.loss(batch)
+
+    run_of = fit(Automatic(), tmp_path, gradient_clip_val=1.0, accumulate_grad_batches=2)
+    assert run_of.global_step == 3
+
+
+# --- two processes ---------------------------------------------------------------------------
+
+
+def train(processes: int, folder: Path, *options: str | Path) -> None:
+    """Train the models of the subject."""
+    done = run(["-m", "manual_subject", str(processes), folder, *options])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory):
+    """What two ranks saw, by the name of a model."""
+    folder = tmp_path_factory.mktemp("manual")
+    train(2, folder)
+    return lambda name: [load_file(folder / f"{name}.{rank}") for rank in range(2)]
+
+
+def test_two_processes_compute_what_one_does(ranks, tmp_path):
+    fit(alone := ByHand(batch_size=16), tmp_path)
+    for rank in ranks("Accumulates"):
+        for name, each in weights(alone).items():
+            torch.testing.assert_close(rank[name], each, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_sharded", "fsdp"])
+def test_two_processes_clip_as_one_does(tmp_path, strategy):
+    if strategy == "ddp_sharded":
+        require(missing("fairscale"))
+    train(2, tmp_path / "run", "--only", "Clips", "--strategy", strategy)
+    (directory,) = (tmp_path / "run" / "Clips").iterdir()
+    model = checkpoint.Checkpoint(checkpoint.resolve(directory)).state()["model"]
+    fit(alone := Clips(batch_size=16), tmp_path / "alone")
+    fit(free := ByHand(batch_size=16), tmp_path / "free")
+    for name, each in weights(alone).items():
+        torch.testing.assert_close(model[name], each, rtol=0, atol=1e-6)
+        assert not each.allclose(weights(free)[name], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["network", "other"])
+def test_nothing_is_sent_before_the_backward_that_synchronizes(ranks, name):
+    one, two = ranks("Watches")
+    assert [int(one[f"{batch}.{name}.collectives"]) for batch in range(2)] == [0, 2]
+    own = f"gradient.{name}."
+    keys = [key for key in one if key.startswith(f"0.{name}.{own}")]
+    assert keys
+    for key in keys:
+        assert not one[key].equal(two[key])
+        after = key.replace("0.", "1.", 1)
+        assert one[after].equal(two[after])
+
+
+def test_what_was_accumulated_is_averaged_when_its_own_backward_synchronizes(ranks):
+    one, two = ranks("Watches")
+    # While the first network synchronizes, the second keeps what it has.
+    for rank in (one, two):
+        for parameter in ("weight", "bias"):
+            kept = rank[f"1.network.gradient.other.{parameter}"]
+            assert kept.equal(rank[f"0.other.gradient.other.{parameter}"])
+    first = (one["0.other.gradient.other.bias"] + two["0.other.gradient.other.bias"]) / 2
+    whole = one["1.other.gradient.other.bias"]
+    assert not whole.equal(first)
+    assert not one["0.other.gradient.other.bias"].equal(two["0.other.gradient.other.bias"])
+
+
+def test_a_parameter_that_one_rank_alone_used_is_averaged_on_both(ranks):
+    one, two = ranks("Unused")
+    for rank in (one, two):
+        torch.testing.assert_close(rank["0.part"], one["0.alone"] / 2)
+        # In a batch that did not synchronize, and by nobody in the one that did.
+        torch.testing.assert_close(rank["2.part"], two["1.alone"] / 2)
+        assert rank["2.network"].equal(one["2.network"])
+    assert "1.part" not in one
+    assert two["1.part"].equal(two["1.alone"])
+
+
+def test_gradients_that_were_given_up_are_not_averaged(ranks):
+    for rank in ranks("Unused"):
+        assert "3.part" in rank
+        assert "4.part" not in rank
+
+
+@pytest.mark.parametrize("strategy", ["single_device", "ddp"])
+def test_what_is_frozen_stays_as_it_is_until_it_is_thawed(ranks, tmp_path, strategy):
+    seen = ranks("Frozen")
+    if strategy == "single_device":
+        train(1, tmp_path, "--only", "Frozen")
+        seen = [load_file(tmp_path / "Frozen.0")]
+    start = weights(ByHand())["network.0.weight"]
+    for rank in seen:
+        assert rank["0.weight"].equal(start)
+        assert not rank["2.weight"].equal(start)
+        assert rank["2.weight"].equal(seen[0]["2.weight"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, "ddp"), (1, "ddp")),
+        *(
+            pytest.param(before, after, marks=pytest.mark.slow)
+            for before, after in (
+                ((1, "ddp"), (2, "ddp")),
+                ((2, "fsdp"), (1, "ddp")),
+                ((2, "fsdp"), (4, "fsdp")),
+                ((2, "ddp"), (2, "fsdp")),
+            )
+        ),
+    ],
+)
+def test_accumulated_gradients_go_along_to_other_processes(tmp_path, before, after):
+    """Stopped between two batches that are accumulated; each reads the same global batches."""
+    only = ("--only", "Accumulates", "--global_batch_size", "8", "--strategy")
+    train(before[0], tmp_path / "stopped", *only, before[1], "--max_steps", "3")
+    stopped = next((tmp_path / "stopped" / "Accumulates").iterdir())
+    train(after[0], tmp_path / "resumed", *only, after[1], "--resume", stopped)
+    fit(whole := Accumulates(), tmp_path / "whole", global_batch_size=8)
+    model = checkpoint.Checkpoint(checkpoint.resolve(stopped)).state()["model"]
+    for name, each in weights(whole).items():
+        torch.testing.assert_close(model[name], each, rtol=0, atol=1e-6)
+
+
+def test_data_of_the_subject_differ_between_the_ranks():
+    loader = ByHand().train_dataloader()
+    assert isinstance(loader, DataLoader)
+    assert isinstance(loader.dataset, TensorDataset)
+    assert len(loader.dataset.tensors[0].unique(dim=0)) == SAMPLES

@@ -1,0 +1,245 @@
+"""What is logged becomes one number."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torchmetrics.aggregation import CatMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from my_project.trainer.errors import UserError
+from my_project.trainer.logging import metrics
+
+
+def make_recorder() -> Any:
+    """A recorder of one process."""
+    recorder = metrics.Recorder(lambda tensor, how: tensor, torch.device("cpu"))
+    recorder.recording = True
+    return recorder
+
+
+def test_a_mean_counts_every_sample_once() -> None:
+    recorder = make_recorder()
+    for samples, value in [(3, 1.0), (1, 5.0)]:
+        recorder.samples = samples
+        recorder.log("loss", torch.tensor(value), on_step=False, on_epoch=True)
+    assert recorder.take_epoch() == {"loss": 2.0}
+    assert recorder.take_epoch() == {}
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(-1e3, 1e3)), min_size=1, max_size=9))
+def test_means_of_parts_are_the_mean_of_the_whole(parts: list[tuple[int, float]]) -> None:
+    recorder = make_recorder()
+    for samples, value in parts:
+        recorder.samples = samples
+        recorder.log("x", value, on_step=False, on_epoch=True)
+    whole = [value for samples, value in parts for _ in range(samples)]
+    assert recorder.take_epoch()["x"] == pytest.approx(sum(whole) / len(whole), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("how", "result"), [("mean", 1.75), ("sum", 3.0), ("min", -2.0), ("max", 4.0)]
+)
+def test_reductions_over_a_step_s_micro_batches_and_over_the_epoch(how: str, result: float) -> None:
+    recorder = make_recorder()
+    for value, samples in [(4.0, 2), (-2.0, 1), (1.0, 1)]:
+        recorder.log("x", value, on_epoch=True, reduce_fx=how, batch_size=samples)
+    assert recorder.take_step() == {"x_step": result}
+    assert recorder.take_step() == {}
+    assert recorder.take_epoch() == {"x_epoch": result}
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "epoch"),
+    [
+        ({}, ["x"], []),
+        ({"on_epoch": True}, ["x_step"], ["x_epoch"]),
+        ({"on_step": False, "on_epoch": True}, [], ["x"]),
+        ({"on_step": False}, [], []),
+    ],
+)
+def test_names_in_training(options: dict[str, bool], step: list[str], epoch: list[str]) -> None:
+    recorder = make_recorder()
+    recorder.log("x", 1.0, **options)
+    assert list(recorder.take_step()) == step
+    assert list(recorder.take_epoch()) == epoch
+
+
+@pytest.mark.parametrize(
+    ("options", "epoch"),
+    [({}, ["x"]), ({"on_step": True}, ["x"]), ({"on_epoch": False}, [])],
+)
+def test_names_in_evaluation(options: dict[str, bool], epoch: list[str]) -> None:
+    recorder = make_recorder()
+    with recorder.evaluating():
+        recorder.log("x", 1.0, **options)
+        assert list(recorder.take_epoch()) == epoch
+    assert recorder.take_step() == {}
+
+
+def test_steps_that_are_not_written_cost_nothing_but_the_epoch_counts_them() -> None:
+    recorder = make_recorder()
+    recorder.recording = False
+    recorder.log("x", 1.0, on_epoch=True)
+    recorder.recording = True
+    recorder.log("x", 3.0, on_epoch=True)
+    assert recorder.take_step() == {"x_step": 3.0}
+    assert recorder.take_epoch() == {"x_epoch": 2.0}
+
+
+def test_the_progress_bar_has_the_newest_value() -> None:
+    recorder = make_recorder()
+    recorder.log("hidden", 1.0)
+    recorder.log("loss", torch.tensor(1.0), prog_bar=True)
+    recorder.log("loss", torch.tensor(0.5), prog_bar=True)
+    assert {name: float(value) for name, value in recorder.latest.items()} == {"loss": 0.5}
+
+
+def test_a_batch_size_that_is_given_wins() -> None:
+    recorder = make_recorder()
+    recorder.samples = 1000
+    recorder.log("x", 1.0, on_step=False, on_epoch=True, batch_size=1)
+    recorder.log("x", 4.0, on_step=False, on_epoch=True, batch_size=2)
+    assert recorder.take_epoch() == {"x": 3.0}
+
+
+def test_a_tensor_is_detached_and_one_of_one_element_is_a_number() -> None:
+    recorder = make_recorder()
+    recorder.log("x", torch.tensor([[2.0]], requires_grad=True), prog_bar=True)
+    assert not recorder.latest["x"].requires_grad
+    assert recorder.take_step() == {"x": 2.0}
+
+
+def test_a_value_that_is_changed_in_place_later_was_already_taken() -> None:
+    recorder = make_recorder()
+    value = torch.tensor(1.0, dtype=torch.float64)
+    recorder.log("x", value, on_epoch=True, reduce_fx="max")
+    value += 5
+    assert recorder.take_epoch() == {"x_epoch": 1.0}
+
+
+def test_sums_are_in_double_precision() -> None:
+    recorder = make_recorder()
+    for _ in range(1000):
+        recorder.log("x", torch.tensor(16777217, dtype=torch.int64), on_epoch=True)
+    assert recorder.take_epoch() == {"x_epoch": 16777217.0}
+
+
+def test_a_tensor_of_several_numbers_is_refused() -> None:
+    with pytest.raises(UserError) as raised:
+        make_recorder().log("x", torch.ones(2, 3))
+    assert raised.value.problems == ["log('x'): give one number, not a tensor of shape (2, 3)"]
+
+
+def test_an_unknown_reduction_is_refused() -> None:
+    with pytest.raises(UserError) as raised:
+        make_recorder().log("x", 1.0, reduce_fx="meen")
+    assert raised.value.problems == ["log('x'): reduce_fx='meen' is unknown; did you mean 'mean'?"]
+
+
+def test_only_values_that_are_synced_are_reduced() -> None:
+    recorder = metrics.Recorder(
+        lambda tensor, how: tensor * 2 if how == "sum" else tensor, torch.device("cpu")
+    )
+    recorder.log("all", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
+    recorder.log("own", 1.0, on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=False)
+    assert recorder.take_epoch() == {"all": 2.0, "own": 1.0}
+
+
+def test_evaluation_is_kept_apart_from_training() -> None:
+    recorder = make_recorder()
+    recorder.samples = 4
+    recorder.log("loss", 1.0, on_epoch=True, prog_bar=True)
+    with recorder.evaluating():
+        recorder.samples = 9
+        recorder.log("loss", 7.0, prog_bar=True)
+        assert recorder.take_epoch() == {"loss": 7.0}
+    assert (recorder.samples, recorder.latest, recorder.training) == (4, {"loss": 1.0}, True)
+    assert recorder.take_step() == {"loss_step": 1.0}
+    assert recorder.take_epoch() == {"loss_epoch": 1.0}
+
+
+def test_evaluation_that_fails_leaves_training_s_values() -> None:
+    recorder = make_recorder()
+    recorder.log("x", 1.0, on_epoch=True)
+    with pytest.raises(UserError, match="log"), recorder.evaluating():
+        recorder.log("y", torch.ones(2))
+    assert recorder.take_epoch() == {"x_epoch": 1.0}
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "min", "max"])
+def test_an_interrupted_epoch_goes_on_as_if_it_had_not_been(how: str) -> None:
+    whole, first, second = make_recorder(), make_recorder(), make_recorder()
+    values = [0.1, 0.7, -0.3, 0.2, 0.9]
+    for recorder, part in [(whole, values), (first, values[:2])]:
+        for value in part:
+            recorder.log("a:b/c", value, on_epoch=True, reduce_fx=how, batch_size=3)
+            recorder.log("own", value, on_epoch=True, reduce_fx=how, sync_dist=False)
+    second.load_state(first.state())
+    for value in values[2:]:
+        second.log("a:b/c", value, on_epoch=True, reduce_fx=how, batch_size=3)
+        second.log("own", value, on_epoch=True, reduce_fx=how, sync_dist=False)
+    assert second.take_epoch() == whole.take_epoch()
+
+
+# --- torchmetrics ----------------------------------------------------------------------------
+
+
+class Measured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(num_classes=3, average="micro")
+        self.seen = nn.ModuleDict({"all": CatMetric()})
+
+
+def batches(count: int = 12) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randint(3, (5,), generator=generator), torch.randint(3, (5,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def test_a_metric_is_computed_over_the_epoch_and_reset() -> None:
+    recorder, metric = make_recorder(), MulticlassAccuracy(num_classes=3, average="micro")
+    for predicted, label in [([0, 1, 2], [0, 1, 1]), ([2], [2])]:
+        metric.update(torch.tensor(predicted), torch.tensor(label))
+        recorder.log("accuracy", metric)
+    assert recorder.take_step() == {}
+    assert recorder.take_epoch() == {"accuracy": 0.75}
+    assert not metric.update_called
+    assert recorder.take_epoch() == {}
+
+
+def test_a_metric_of_training_is_not_computed_by_validation() -> None:
+    recorder, metric = make_recorder(), MulticlassAccuracy(num_classes=3, average="micro")
+    metric.update(torch.tensor([0, 1]), torch.tensor([0, 0]))
+    recorder.log("accuracy", metric)
+    with recorder.evaluating():
+        assert recorder.take_epoch() == {}
+    assert recorder.take_epoch() == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize("at", [0, 1, 11, 12])
+def test_metrics_interrupted_in_an_epoch_equal_the_uninterrupted(at: int) -> None:
+    whole, first, second = Measured(), Measured(), Measured()
+    for module, part in [(whole, batches()), (first, batches()[:at])]:
+        for predicted, label in part:
+            module.accuracy.update(predicted, label)
+            module.seen["all"].update(predicted.float())
+    metrics.load_torchmetrics_state(second, metrics.torchmetrics_state(first))
+    for predicted, label in batches()[at:]:
+        second.accuracy.update(predicted, label)
+        second.seen["all"].update(predicted.float())
+    assert torch.equal(second.accuracy.compute(), whole.accuracy.compute())
+    assert second.seen["all"].compute().tolist() == whole.seen["all"].compute().tolist()
+    assert second.accuracy._update_count == 12
+
+
+def test_a_state_of_a_metric_that_is_gone_is_passed_over() -> None:
+    measured = Measured()
+    measured.accuracy.update(*batches()[0])
+    metrics.load_torchmetrics_state(nn.Linear(1, 1), metrics.torchmetrics_state(measured))

@@ -1,0 +1,215 @@
+"""``ddp_notebook`` in a real kernel: cells define, train and look at what came back."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.project import PACKAGE, PATIENCE, environment, run
+
+from test_launch import at_root
+
+if not os.environ.get("CI"):
+    for needed in ("nbclient", "ipykernel"):
+        pytest.importorskip(needed, reason=f"{needed} is not installed: pip install -e .[dev]")
+
+import nbclient
+import nbformat
+
+MODEL = f"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from {PACKAGE}.trainer import Trainer, TrainingModule, UserError
+from {PACKAGE}.trainer.launch import RankError
+
+class Line(TrainingModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def training_step(self, batch, batch_idx):
+        x, = batch
+        loss = (self.layer(x) - x.sum(1, keepdim=True)).square().mean()
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self):
+        x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+        return DataLoader(TensorDataset(x), batch_size=4)
+
+def make(**options):
+    return Trainer(
+        **{{"accelerator": "cpu", "devices": 2, "max_epochs": 2, "log_every_n_steps": 1, **options}}
+    )
+"""
+
+
+def execute(folder: Path, *cells: str, **options: Any) -> list[nbformat.NotebookNode]:
+    """Run a notebook in a folder.
+
+    Returns:
+        its cells after the model's.
+    """
+    sources = [nbformat.v4.new_code_cell(source) for source in (MODEL, *cells)]
+    notebook = nbformat.v4.new_notebook(cells=sources)
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=PATIENCE,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        **options,
+    )
+    client.execute(env=environment(at_root()))
+    return notebook.cells[1:]
+
+
+def text(cell: nbformat.NotebookNode) -> str:
+    """What a cell printed."""
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
+
+
+def test_trains_again_and_again(tmp_path):
+    cells = execute(
+        tmp_path,
+        """
+        net = Line()
+        net.activation = lambda x: x  # nothing is pickled
+        before = net.layer.weight.detach().clone()
+        trainer = make(strategy="ddp_notebook")
+        trainer.fit(net)
+        """,
+        """
+        after = net.layer.weight.detach().clone()
+        assert not torch.equal(before, after)
+        assert trainer.global_step == 16
+        assert trainer.metrics["loss"] < 0.1
+        assert trainer.run_directory.is_dir()
+        """,
+        """
+        second = make(max_epochs=1)  # strategy="auto"
+        second.fit(net)
+        assert not torch.equal(after, net.layer.weight)
+        assert second.metrics["loss"] < trainer.metrics["loss"]
+        assert second.global_step == 8
+        """,
+    )
+    for cell in (cells[0], cells[2]):
+        assert "strategy ddp_notebook on cpu, precision 32-true, 2 processes" in text(cell)
+        assert "loss" in text(cell)
+        assert "run directory: runs/" in text(cell)
+
+
+def test_a_session_lives_on_after_what_goes_wrong(tmp_path):
+    cells = execute(
+        tmp_path,
+        """
+        for strategy in ("ddp", "ddp_spawn"):
+            try:
+                make(strategy=strategy).fit(Line())
+            except UserError as error:
+                print(error)
+        """,
+        """
+        class Raises(Line):
+            def training_step(self, batch, batch_idx):
+                raise ArithmeticError("planted")
+
+        make().fit(Raises())
+        """,
+        "make(max_steps=1).fit(Line())",
+        allow_errors=True,
+    )
+    refused = text(cells[0]).splitlines()
+    assert len(refused) == 2
+    assert all("use strategy='ddp_notebook'" in line for line in refused)
+    assert cells[1].outputs[-1].ename == "RankError"
+    assert "ArithmeticError: planted" in cells[1].outputs[-1].evalue
+    assert "done after 1 steps" in text(cells[2])
+
+
+def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
+    body = """
+        class Interrupts(Line):
+            def training_step(self, batch, batch_idx):
+                if self.global_step == 3 and self.global_rank == 0:
+                    session = os.getppid() if {0} > 1 else os.getpid()
+                    os.kill(session, signal.SIGINT)
+                time.sleep(0.1)
+                return super().training_step(batch, batch_idx)
+
+        trainer = make(devices={0}, run_name="run{0}", max_epochs=50)
+        trainer.fit(Interrupts())
+        """
+    again = """
+        assert trainer.run_directory == pathlib.Path("runs/run{0}").absolute()
+        steps = trainer.global_step + 1
+        make(devices={0}, resume=str(trainer.run_directory), max_steps=steps).fit(Line())
+        """
+    cells = execute(
+        tmp_path,
+        "import os, pathlib, signal, time",
+        *(text.format(devices) for devices in (1, 2) for text in (body, again)),
+        allow_errors=True,
+    )
+    for devices, (interrupted, resumed) in ((1, cells[1:3]), (2, cells[3:5])):
+        shown = interrupted.outputs[-1]
+        assert shown.ename == "Interrupted"
+        found = re.fullmatch(
+            r"interrupted: saved after step (\d+); resume with: Trainer\(resume='(.*)'\)",
+            shown.evalue,
+        )
+        assert found, shown.evalue
+        assert found[2] == f"runs/run{devices}"
+        assert [each.get("evalue") for each in resumed.outputs if each.output_type == "error"] == []
+        assert f"resumed from runs/run{devices}/checkpoints/step-{int(found[1]):08d}" in text(
+            resumed
+        )
+        assert f"done after {int(found[1]) + 1} steps" in text(resumed)
+
+
+def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_session(tmp_path):
+    cells = execute(
+        tmp_path,
+        """
+        import os, pathlib, psutil, signal, threading, time
+
+        class Sleeps(Line):
+            def training_step(self, batch, batch_idx):
+                pathlib.Path(f"rank-{self.global_rank}").write_text(str(os.getpid()))
+                while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+                    time.sleep(0.1)
+                pathlib.Path(f"noted-{self.global_rank}").touch()
+                time.sleep(60)
+
+        def interrupt():  # as Jupyter does it
+            while len(list(pathlib.Path().glob("rank-?"))) < 2:
+                time.sleep(0.1)
+            os.killpg(os.getpgid(0), signal.SIGINT)
+            while len(list(pathlib.Path().glob("noted-?"))) < 2:
+                time.sleep(0.1)
+            os.killpg(os.getpgid(0), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        make().fit(Sleeps())
+        """,
+        """
+        ranks = [int(path.read_text()) for path in pathlib.Path().glob("rank-?")]
+        assert len(ranks) == 2
+        assert not any(psutil.pid_exists(rank) for rank in ranks)
+        make(max_steps=1).fit(Line())
+        """,
+        allow_errors=True,
+    )
+    assert cells[0].outputs[-1].ename == "KeyboardInterrupt"
+    assert [each.get("evalue") for each in cells[1].outputs if each.output_type == "error"] == []
+    assert "done after 1 steps" in text(cells[1])
+
+
+def test_a_script_that_only_imports_the_kernel_is_no_notebook():
+    code = f"import ipykernel; from {PACKAGE}.trainer import launch; print(launch.is_interactive())"
+    assert run(["-c", code]).stdout == "False\n"

@@ -1,0 +1,308 @@
+"""What ``configure_optimizers`` may return, and optimizer state by parameter name."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+
+from my_project.trainer import errors
+from my_project.trainer.strategies import optimizers as optimization
+
+FIRST, SECOND = SGD([nn.Parameter(torch.ones(2))], lr=1.0), Adam([nn.Parameter(torch.ones(1))])
+STEPS = StepLR(FIRST, 1)
+PLATEAU = ReduceLROnPlateau(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("returned", "optimizers", "schedules"),
+    [
+        pytest.param(FIRST, [FIRST], [], id="one"),
+        pytest.param([FIRST, SECOND], [FIRST, SECOND], [], id="list"),
+        pytest.param((FIRST, SECOND), [FIRST, SECOND], [], id="tuple"),
+        pytest.param(([FIRST], []), [FIRST], [], id="lists, the second empty"),
+        pytest.param(([FIRST], [STEPS]), [FIRST], [(STEPS, "epoch", None)], id="two lists"),
+        pytest.param([[FIRST], (STEPS,)], [FIRST], [(STEPS, "epoch", None)], id="list of two"),
+        pytest.param(
+            ([FIRST, SECOND], [{"scheduler": STEPS, "interval": "step"}]),
+            [FIRST, SECOND],
+            [(STEPS, "step", None)],
+            id="two lists, the scheduler a dict",
+        ),
+        pytest.param({"optimizer": FIRST}, [FIRST], [], id="dict"),
+        pytest.param(
+            {"optimizer": FIRST, "lr_scheduler": STEPS},
+            [FIRST],
+            [(STEPS, "epoch", None)],
+            id="dict with a scheduler",
+        ),
+        pytest.param(
+            {"optimizer": FIRST, "lr_scheduler": {"scheduler": PLATEAU, "monitor": "val_loss"}},
+            [FIRST],
+            [(PLATEAU, "epoch", "val_loss")],
+            id="dict with a plateau",
+        ),
+        pytest.param(
+            [{"optimizer": FIRST, "lr_scheduler": STEPS}, {"optimizer": SECOND}],
+            [FIRST, SECOND],
+            [(STEPS, "epoch", None)],
+            id="dicts",
+        ),
+    ],
+)
+def test_accepted(returned: Any, optimizers: list[Optimizer], schedules: list[Any]) -> None:
+    found = optimization.read_optimization(returned)
+    assert found.optimizers == optimizers
+    assert [(each.scheduler, each.interval, each.monitor) for each in found.schedules] == schedules
+
+
+ANYTHING_ELSE = (
+    "; return an optimizer, a list of optimizers, ([optimizers], [schedulers]), or dicts with "
+    "'optimizer' and 'lr_scheduler'"
+)
+A_SCHEDULER = ": give a scheduler, or a dict of 'scheduler', 'interval' and 'monitor'"
+
+
+@pytest.mark.parametrize(
+    ("returned", "line"),
+    [
+        pytest.param(None, "configure_optimizers returned NoneType" + ANYTHING_ELSE, id="None"),
+        pytest.param("sgd", "configure_optimizers returned str" + ANYTHING_ELSE, id="text"),
+        pytest.param(SGD, "configure_optimizers returned type" + ANYTHING_ELSE, id="class"),
+        pytest.param([], "configure_optimizers returned list" + ANYTHING_ELSE, id="empty list"),
+        pytest.param(
+            [FIRST, STEPS], "configure_optimizers returned list" + ANYTHING_ELSE, id="mixed list"
+        ),
+        pytest.param(
+            (FIRST, [STEPS]), "configure_optimizers returned tuple" + ANYTHING_ELSE, id="half lists"
+        ),
+        pytest.param(
+            {"lr_scheduler": STEPS},
+            "configure_optimizers gave NoneType where an optimizer belongs",
+            id="dict without an optimizer",
+        ),
+        pytest.param(
+            ([STEPS], [FIRST]),
+            "configure_optimizers gave StepLR where an optimizer belongs",
+            id="lists the wrong way round",
+        ),
+        pytest.param(
+            ([FIRST], ["cosine"]), "lr_scheduler 'cosine'" + A_SCHEDULER, id="scheduler by name"
+        ),
+        pytest.param(
+            {"optimizer": FIRST, "lr_scheduler": None},
+            "lr_scheduler None" + A_SCHEDULER,
+            id="no scheduler",
+        ),
+        pytest.param(
+            {"optimizer": FIRST, "lr_scheduler": {"interval": "step"}},
+            "lr_scheduler {'interval': 'step'}" + A_SCHEDULER,
+            id="scheduler's dict without it",
+        ),
+        pytest.param(
+            {"optimizer": FIRST, "lr_scheduler": {"scheduler": PLATEAU}},
+            "ReduceLROnPlateau needs 'monitor': the name of a logged value",
+            id="plateau without a value",
+        ),
+        pytest.param(
+            {"optimizer": FIRST, "lr_scheduler": {"scheduler": STEPS, "interval": "batch"}},
+            "lr_scheduler interval='batch': use 'step' or 'epoch'",
+            id="unknown interval",
+        ),
+    ],
+)
+def test_refused(returned: Any, line: str) -> None:
+    with pytest.raises(errors.ConfigurationError) as raised:
+        optimization.read_optimization(returned)
+    assert raised.value.problems == [line]
+
+
+def test_an_unknown_entry_of_a_scheduler_s_dict_is_refused() -> None:
+    with pytest.raises(errors.ConfigurationError, match="'frequency': 2") as raised:
+        optimization.read_optimization(
+            {"optimizer": FIRST, "lr_scheduler": {"scheduler": STEPS, "frequency": 2}}
+        )
+    assert raised.value.problems[0].endswith(A_SCHEDULER)
+
+
+@pytest.mark.parametrize("misspelled", ["scheduler", "lr_schedulers"])
+def test_a_misspelt_scheduler_is_not_dropped_silently(misspelled: str) -> None:
+    with pytest.raises(errors.ConfigurationError, match=misspelled):
+        optimization.read_optimization({"optimizer": FIRST, misspelled: STEPS})
+
+
+def test_parameters_are_those_of_all_optimizers_each_once() -> None:
+    shared, own = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))
+    found = optimization.read_optimization([SGD([shared, own], 1.0), SGD([shared], 1.0)])
+    assert [id(each) for each in found.parameters] == [id(shared), id(own)]
+
+
+# --- schedules -------------------------------------------------------------------------------
+
+
+def test_a_scheduler_steps_the_rate() -> None:
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    entry = optimization.Schedule(StepLR(optimizer, 2, gamma=0.5))
+    rates = []
+    for _ in range(4):
+        optimizer.step()
+        entry.step({})
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == [1.0, 0.5, 0.5, 0.25]
+
+
+def test_a_plateau_sees_the_value_it_monitors() -> None:
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    entry = optimization.Schedule(plateau, monitor="val_loss")
+    for value in (1.0, 2.0):
+        entry.step({"val_loss": value, "loss": 0.0})
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "logged"), [({}, "nothing"), ({"loss": 1.0, "accuracy": 0.5}, "accuracy, loss")]
+)
+def test_a_value_that_was_not_logged_is_one_line(values: dict[str, float], logged: str) -> None:
+    entry = optimization.Schedule(PLATEAU, monitor="val_loss")
+    with pytest.raises(errors.UserError) as raised:
+        entry.step(values)
+    assert raised.value.problems == [
+        f"ReduceLROnPlateau monitors 'val_loss', which was not logged; logged: {logged}"
+    ]
+
+
+# --- state by name ---------------------------------------------------------------------------
+
+
+def make_module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4))
+
+
+def step(module: nn.Module, optimizer: Optimizer, times: int) -> list[Tensor]:
+    """Train, and give the weights."""
+    for index in range(times):
+        x = torch.linspace(-1, 1, 8).reshape(2, 4) * (index + 1)
+        module(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+def groups(module: nn.Module, backwards: bool = False) -> list[dict[str, Any]]:
+    """Matrices and vectors apart."""
+    parameters = list(module.parameters())[:: -1 if backwards else 1]
+    return [
+        {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1},
+        {"params": [each for each in parameters if each.ndim == 1], "lr": 0.02},
+    ]
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "SGD": lambda groups: SGD(groups, lr=0.05),
+    "SGD with momentum": lambda groups: SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
+    "Adam": lambda groups: Adam(groups, lr=0.05),
+    "Adam with amsgrad": lambda groups: Adam(groups, lr=0.05, amsgrad=True),
+    "AdamW": lambda groups: AdamW(groups, lr=0.05, betas=(0.8, 0.95)),
+    "AdamW fused": lambda groups: AdamW(groups, lr=0.05, fused=True),
+    "Adagrad": lambda groups: Adagrad(groups, lr=0.05),
+}
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["same order", "another order"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_training_goes_on_bit_for_bit(kind: str, backwards: bool) -> None:
+    module, resumed = make_module(), make_module()
+    optimizer = OPTIMIZERS[kind](groups(module))
+    step(module, optimizer, 3)
+    names = optimization.parameter_names(module)
+    state = copy.deepcopy(optimization.optimizer_state(optimizer, names))
+
+    resumed.load_state_dict(module.state_dict())
+    other = OPTIMIZERS[kind](groups(resumed, backwards))
+    optimization.load_optimizer_state(other, state, optimization.parameter_names(resumed))
+
+    expected = step(module, optimizer, 3)
+    for found, wanted in zip(step(resumed, other, 3), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_parameters_of_one_shape_are_not_mixed_up() -> None:
+    """Where shapes tell nothing, only names can."""
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    names = {id(first): "first", id(second): "second"}
+    optimizer = SGD([first, second], lr=1.0, momentum=0.9)
+    first.grad, second.grad = torch.full((2,), 1.0), torch.full((2,), 2.0)
+    optimizer.step()
+    other = SGD([second, first], lr=1.0, momentum=0.9)
+    optimization.load_optimizer_state(other, optimization.optimizer_state(optimizer, names), names)
+    assert other.state[first]["momentum_buffer"].tolist() == [1.0, 1.0]
+    assert other.state[second]["momentum_buffer"].tolist() == [2.0, 2.0]
+
+
+def test_state_is_keyed_by_name_and_keeps_the_groups() -> None:
+    module = make_module()
+    optimizer = AdamW(groups(module), lr=0.05)
+    step(module, optimizer, 1)
+    state = optimization.optimizer_state(optimizer, optimization.parameter_names(module))
+    assert sorted(state["state"]) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert sorted(state["state"]["0.bias"]) == ["exp_avg", "exp_avg_sq", "step"]
+    assert [group["params"] for group in state["param_groups"]] == [
+        ["0.weight", "2.weight"],
+        ["0.bias", "2.bias"],
+    ]
+    assert [group["lr"] for group in state["param_groups"]] == [0.05, 0.02]
+    assert [group["weight_decay"] for group in state["param_groups"]] == [0.1, 0.01]
+
+
+def test_rates_that_a_scheduler_changed_come_back() -> None:
+    module, resumed = make_module(), make_module()
+    optimizer = SGD(groups(module), lr=0.05, momentum=0.9)
+    scheduler = OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=9)
+    step(module, optimizer, 1)
+    scheduler.step()
+    state = optimization.optimizer_state(optimizer, optimization.parameter_names(module))
+    other = SGD(groups(resumed), lr=0.7)
+    optimization.load_optimizer_state(other, state, optimization.parameter_names(resumed))
+    for found, wanted in zip(other.param_groups, optimizer.param_groups, strict=True):
+        assert {**found, "params": []} == {**wanted, "params": []}
+
+
+def test_a_parameter_that_the_module_does_not_own_has_its_index_for_a_name() -> None:
+    alone = nn.Parameter(torch.ones(1))
+    optimizer = SGD([alone], lr=1.0, momentum=0.9)
+    alone.grad = torch.ones(1)
+    optimizer.step()
+    state = optimization.optimizer_state(optimizer, {})
+    assert list(state["state"]) == ["#0"]
+
+
+def test_the_state_of_other_parameters_is_refused() -> None:
+    module = make_module()
+    names = optimization.parameter_names(module)
+    state = optimization.optimizer_state(SGD(module.parameters(), lr=1.0), names)
+    fewer = SGD(list(module.parameters())[:2], lr=1.0)
+    with pytest.raises(errors.ConfigurationError) as raised:
+        optimization.load_optimizer_state(fewer, state, names)
+    assert raised.value.problems == [
+        "the checkpoint's optimizer holds other parameters than this one (2.bias, 2.weight)"
+    ]
+
+
+# --- clipping --------------------------------------------------------------------------------
+
+
+def test_clip_gradients() -> None:
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    parameters[0].grad, parameters[1].grad = torch.tensor([3.0]), torch.tensor([-4.0])
+    optimization.clip_gradients(parameters, 2.5, "norm")
+    assert float(parameters[0].grad) == pytest.approx(1.5)
+    assert float(parameters[1].grad) == pytest.approx(-2.0)
+    optimization.clip_gradients(parameters, 1.75, "value")
+    assert [float(each.grad) for each in parameters[:2]] == [pytest.approx(1.5), -1.75]
+    assert parameters[2].grad is None

@@ -1,0 +1,249 @@
+"""What autocast and what parameters compute in, and the scaler of fp16."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
+
+from my_project import trainer
+from my_project.trainer.checkpoint import reading as checkpoint
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.strategies import precision
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("32-true", torch.float32),
+        ("bf16-mixed", torch.bfloat16),
+        ("16-mixed", torch.float16),
+    ],
+)
+def test_a_product_is_computed_in(name: str, dtype: torch.dtype) -> None:
+    found = precision.Precision(name, "cpu")
+    with found.autocast():
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype is dtype
+    assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype is torch.float32
+    assert (found.scaler is not None) is (name == "16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16-true", torch.bfloat16), ("16-true", torch.float16)]
+)
+def test_a_module_is_cast_and_nothing_else_is_done(name: str, dtype: torch.dtype) -> None:
+    found = precision.Precision(name, "cpu")
+    assert (found.parameter_dtype, found.dtype, found.scaler) == (dtype, None, None)
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), MeanMetric())
+    module.register_buffer("rotations", torch.ones(2, dtype=torch.complex64))
+    module.tied = module[0].weight
+    weight, counted = module[0].weight, module[1].num_batches_tracked
+    found.cast(module)
+    assert {each.dtype for each in module.parameters()} == {dtype}
+    assert module[0].weight is weight is module.tied
+    assert module[1].running_var.dtype is dtype
+    assert (module[1].num_batches_tracked, counted.dtype) == (counted, torch.int64)
+    assert module.rotations.dtype is torch.complex64
+    assert module[2].mean_value.dtype is torch.float32
+    with found.autocast():
+        assert module[:2](torch.ones(4, 2, dtype=dtype)).dtype is dtype
+
+
+@pytest.mark.parametrize("name", ["32-true", "bf16-mixed", "16-mixed"])
+def test_other_precisions_leave_parameters_as_they_are(name: str) -> None:
+    module = nn.Linear(2, 2).double()
+    precision.Precision(name, "cpu").cast(module)
+    assert module.weight.dtype is torch.float64
+
+
+class Net(trainer.TrainingModule):
+    """Asks in each step what it computes in, and with which labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.seen: set[torch.dtype] = set()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, labels = batch
+        assert labels.dtype is torch.int64
+        loss = cross_entropy(self.layer(x), labels)
+        self.seen |= {x.dtype, self.layer.weight.dtype, loss.dtype}
+        return loss
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layer(batch[0])
+
+    def configure_optimizers(self) -> SGD:
+        return SGD(self.parameters(), lr=0.5, momentum=0.9)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+        return DataLoader(TensorDataset(x, x.argmax(1) % 3), batch_size=8)
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
+
+
+def run(folder: Path, name: str, steps: int, resume: Any = None, strategy: str = "auto") -> Any:
+    """A trained module, its optimizer and its trainer."""
+    torch.manual_seed(0)
+    module = Net()
+    alone = trainer.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=strategy,
+        precision=name,
+        max_steps=steps,
+        resume=resume,
+        loggers=[],
+        enable_progress_bar=False,
+        default_root_dir=folder,
+    )
+    optimizers: list[SGD] = []
+    made = module.configure_optimizers
+    module.configure_optimizers = lambda: optimizers.append(made()) or optimizers[0]
+    alone.fit(module)
+    return module, optimizers[0], alone
+
+
+@pytest.mark.parametrize("strategy", ["single_device", "ddp", "dp"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16-true", torch.bfloat16), ("16-true", torch.float16)]
+)
+def test_a_run_computes_steps_and_saves_in_half(tmp_path, strategy, name, dtype) -> None:
+    module, optimizer, alone = run(tmp_path, name, 9, strategy=strategy)
+    assert module.seen == {dtype}
+    (momentum, *_) = [each["momentum_buffer"] for each in optimizer.state.values()]
+    assert momentum.dtype is module.layer.weight.dtype is dtype
+    state = checkpoint.Checkpoint(checkpoint.resolve(alone.run_directory)).state()
+    assert state["model"]["layer.weight"].dtype is dtype
+    assert state["model"]["layer.weight"].equal(module.layer.weight)
+    assert {each.dtype for each in alone.predict(module)} == {dtype}
+
+
+@pytest.mark.parametrize("strategy", ["single_device", "fsdp"])
+@pytest.mark.parametrize(
+    ("first", "second", "dtype"),
+    [
+        ("32-true", "bf16-true", torch.bfloat16),
+        ("bf16-true", "32-true", torch.float32),
+        ("16-true", "bf16-mixed", torch.float32),
+        ("bf16-mixed", "16-true", torch.float16),
+    ],
+)
+def test_a_checkpoint_of_another_precision_is_cast(tmp_path, strategy, first, second, dtype):
+    module, optimizer, alone = run(tmp_path, first, 3)
+    again, resumed, _ = run(tmp_path, second, 3, str(alone.run_directory), strategy)
+    momenta = [next(iter(each.state.values())) for each in (optimizer, resumed)]
+    weights = [each.layer.weight for each in (module, again)]
+    for saved, loaded in (weights, [each["momentum_buffer"] for each in momenta]):
+        whole = loaded.full_tensor() if strategy == "fsdp" else loaded
+        assert whole.dtype is dtype
+        assert whole.equal(saved.to(dtype))
+
+
+def test_every_name_can_be_made() -> None:
+    assert precision.NAMES == ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true")
+    assert [precision.Precision(name, "cpu").name for name in precision.NAMES] == list(
+        precision.NAMES
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("bf16-mixd", "precision='bf16-mixd' is unknown; did you mean 'bf16-mixed' or '16-mixed'?"),
+        ("bf16true", "precision='bf16true' is unknown; did you mean 'bf16-true' or '16-true'?"),
+        (
+            "qq",
+            "precision='qq' is unknown; known: 16-mixed, 16-true, 32-true, bf16-mixed, bf16-true",
+        ),
+        ("double", "precision='double' (double precision) is not built; use '32-true'"),
+    ],
+)
+def test_an_unknown_name_is_refused(name: str, line: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        precision.Precision(name, "cpu")
+    assert raised.value.problems == [line]
+
+
+def make(
+    gradient: float, name: str = "16-mixed"
+) -> tuple[nn.Parameter, SGD, "precision.Precision"]:
+    """A parameter of 1 after the backward of a loss with this gradient."""
+    parameter = nn.Parameter(torch.ones(1))
+    found = precision.Precision(name, "cpu")
+    found.scale((parameter * gradient).sum()).backward()
+    return parameter, SGD([parameter], lr=1.0), found
+
+
+def test_without_a_scaler_a_loss_is_itself() -> None:
+    parameter, optimizer, found = make(0.25, "bf16-mixed")
+    loss = torch.ones(1)
+    assert found.scale(loss) is loss
+    found.unscale(optimizer)
+    assert float(parameter.grad) == 0.25
+    found.step(optimizer)
+    found.update()
+    assert parameter.item() == 0.75
+    assert found.state() == {}
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_scaled_gradients_step_at_their_own_size(clipped: bool) -> None:
+    parameter, optimizer, found = make(0.25)
+    assert float(parameter.grad) == 0.25 * 65536
+    if clipped:
+        found.unscale(optimizer)
+        assert float(parameter.grad) == 0.25
+    found.step(optimizer)
+    found.update()
+    assert parameter.item() == 0.75
+    assert found.state()["_growth_tracker"] == 1
+
+
+def test_a_gradient_that_overflowed_is_not_stepped_and_halves_the_scale() -> None:
+    parameter, optimizer, found = make(float("inf"))
+    found.step(optimizer)
+    found.update()
+    assert parameter.item() == 1.0
+    assert found.state()["scale"] == 32768.0
+
+
+def test_the_scaler_s_state_comes_back() -> None:
+    _, optimizer, found = make(float("inf"))
+    found.step(optimizer)
+    found.update()
+    other = precision.Precision("16-mixed", "cpu")
+    other.load_state(found.state())
+    assert other.state() == found.state()
+    assert float(other.scale(torch.ones(1))) == 32768.0
+
+
+def test_a_run_of_another_precision_starts_with_a_new_scaler() -> None:
+    scaled, plain = precision.Precision("16-mixed", "cpu"), precision.Precision("32-true", "cpu")
+    scaled.load_state(plain.state())
+    assert scaled.state()["scale"] == 65536.0
+    plain.load_state(scaled.state())
+    assert plain.state() == {}
+
+
+def test_the_scale_adapts_to_an_engines_steps_as_to_its_own():
+    ours, theirs = (precision.Precision("16-mixed", "cpu") for _ in range(2))
+    for each in (ours, theirs):
+        each.scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+        each.scale(torch.ones(1))  # which makes its state
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for overflowed in (True, False, False, False, True, False, False, False, False):
+        parameter.grad = torch.tensor([float("inf") if overflowed else 1.0])
+        theirs.step(optimizer)
+        theirs.update()
+        ours.adapt(overflowed)
+        assert ours.state() == theirs.state()

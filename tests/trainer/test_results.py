@@ -1,0 +1,109 @@
+"""What ``test`` and ``predict`` write: into the run directory, never over something unsaid."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tests.project import ROOT
+
+from my_project import cli
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRAINER_CLUSTER", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+
+def command(name: str, *arguments: str) -> None:
+    """Run a command on the digits in this process."""
+    config = ["--config", str(ROOT / "configs" / "digits.yaml")]
+    cli.main([name, *config, "--trainer.accelerator", "cpu", "--trainer.devices", "1", *arguments])
+
+
+@pytest.fixture
+def trained(_apart: None, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run of three steps with a checkpoint after each but the first; nothing is printed."""
+    steps = ("--trainer.max_steps", "3", "--trainer.checkpoint_every_n_steps", "1")
+    command("fit", "--trainer.run_name", "mine", "--trainer.loggers", "[]", *steps)
+    capsys.readouterr()
+    return Path("runs/mine")
+
+
+def test_results_go_into_the_run_of_the_checkpoint(trained: Path, capsys: Any) -> None:
+    command("test", "--checkpoint", str(trained))
+    path = trained / "test-step-00000003.json"
+    assert capsys.readouterr().out.splitlines()[-1] == f"test results written to {path}"
+    found = json.loads(path.read_text())
+    assert found["step"] == 3
+    assert found["checkpoint"] == "runs/mine/checkpoints/step-00000003"
+    assert 0 <= found["metrics"]["test_accuracy"] <= 1
+
+    command("predict", "--checkpoint", str(trained))
+    path = trained / "predictions-step-00000003.safetensors"
+    assert capsys.readouterr().out.splitlines()[-1] == f"224 predictions written to {path}"
+    assert load_file(path)["predictions"].shape == (224,)
+    assert [each.name for each in Path().iterdir()] == ["runs"]
+    assert [each.name for each in Path("runs").iterdir()] == ["mine"]
+
+
+def test_another_checkpoint_has_a_file_of_its_own_and_replacing_is_said(
+    trained: Path, capsys: Any
+) -> None:
+    for step in (2, 3, 2):
+        command("test", "--checkpoint", str(trained / "checkpoints" / f"step-0000000{step}"))
+    said = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
+    paths = [trained / f"test-step-0000000{step}.json" for step in (2, 3)]
+    assert said == [
+        f"test results written to {paths[0]}",
+        f"test results written to {paths[1]}",
+        f"test results written to {paths[0]} (replaced the earlier ones)",
+    ]
+    assert [json.loads(path.read_text())["step"] for path in paths] == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["validate", "test", "predict"])
+def test_random_weights_are_not_scored_unless_they_are_asked_for(name: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(name)
+    assert ended.value.code == 2
+    assert capsys.readouterr() == (
+        "",
+        "error: checkpoint: not given; add --checkpoint with a run's directory or a checkpoint, or "
+        "--checkpoint none for the weights that the module begins with\n",
+    )
+    assert not Path("runs").exists()
+
+
+def test_a_checkpoint_in_the_home_directory(trained: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    command("test", "--checkpoint=~/runs/mine")
+    path = trained / "test-step-00000003.json"
+    assert capsys.readouterr().out.splitlines()[-1] == f"test results written to {path}"
+
+
+def test_initial_weights_are_tested_in_a_new_run(capsys: Any) -> None:
+    command("test", "--trainer.run_name", "untrained", "--checkpoint", "none")
+    path = Path("runs/untrained/test.json")
+    assert capsys.readouterr().out.splitlines()[-1] == f"test results written to {path}"
+    assert json.loads(path.read_text())["checkpoint"] is None
+
+
+def test_a_checkpoint_outside_a_run_leaves_its_results_in_a_new_one(
+    trained: Path, capsys: Any
+) -> None:
+    (trained / "checkpoints" / "step-00000003").rename("kept")
+    command("predict", "--checkpoint", "kept", "--trainer.run_name", "other")
+    path = Path("runs/other/predictions-kept.safetensors")
+    assert capsys.readouterr().out.splitlines()[-1] == f"224 predictions written to {path}"
+
+
+def test_a_command_without_progress_still_names_its_run_directory(capsys: Any) -> None:
+    quiet = ("--trainer.enable_progress_bar", "false", "--trainer.max_steps", "1")
+    command("fit", "--trainer.run_name", "quiet", *quiet)
+    assert capsys.readouterr() == ("run directory: runs/quiet\n", "")

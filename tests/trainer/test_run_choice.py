@@ -1,0 +1,389 @@
+"""Which directory a run writes and which checkpoint it resumes from; nobody else's is touched."""
+
+import fcntl
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.project import ROOT
+
+from my_project.trainer import errors
+from my_project.trainer.checkpoint import reading as checkpoint
+from my_project.trainer.checkpoint import run_choice as choice
+from my_project.trainer.checkpoint import run_directory
+from my_project.trainer.checkpoint import run_lock as locks
+from my_project.trainer.checkpoint import writing as writer
+from my_project.trainer.launch.cluster import Layout
+from test_checkpoint import rewrite
+
+
+def save(run: Path, *steps: int) -> Path:
+    """Save checkpoints into a run's directory; the newest."""
+    checkpoints = writer.Checkpoints(run / "checkpoints", keep=100)
+    for step in steps:
+        checkpoints.save(step, {"step": step, "tensor": torch.full((3,), float(step))}, {})
+    return run / "checkpoints" / f"step-{steps[-1]:08d}"
+
+
+def choose(root: Path, name: str | None, resume: str | None, **more: Any) -> Any:
+    lock = locks.RunLock()
+    try:
+        return choice.choose(choice.Request(root, name, resume, **more), Layout(), lock)
+    finally:
+        lock.close()
+
+
+def refused(root: Path, name: str | None, resume: str | None, **more: Any) -> list[str]:
+    with pytest.raises(errors.UserError) as raised:
+        choose(root, name, resume, **more)
+    found: list[str] = raised.value.problems
+    return found
+
+
+def damage(path: Path) -> Path:
+    """Invert one bit of a checkpoint's tensors."""
+    file = path / "rank-00000.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    return file
+
+
+def test_a_fresh_start(tmp_path: Path) -> None:
+    assert choose(tmp_path, "mine", None) == choice.Chosen(tmp_path / "mine")
+    # Nothing was written yet: it may be tried again.
+    assert choose(tmp_path, "mine", None) == choice.Chosen(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("name", ["mine", None])
+def test_auto_without_a_checkpoint_starts_fresh(tmp_path: Path, name: str | None) -> None:
+    chosen = choose(tmp_path, name, "auto")
+    assert chosen.directory.parent == tmp_path
+    assert chosen.checkpoint is None
+
+
+def test_auto_resumes_from_the_newest_of_the_run(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 3, 4)
+    save(tmp_path / "other", 9)
+    assert choose(tmp_path, "mine", "auto") == choice.Chosen(tmp_path / "mine", newest, True)
+
+
+def test_the_newest_is_that_of_the_largest_number(tmp_path: Path) -> None:
+    save(tmp_path / "mine", 99_999_999, 100_000_000)
+    assert choose(tmp_path, "mine", "auto").checkpoint.name == "step-100000000"
+
+
+def test_a_run_is_resumed_in_its_directory(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 3, 4)
+    same = choice.Chosen(tmp_path / "mine", newest, True)
+    assert choose(tmp_path, None, str(tmp_path / "mine")) == same
+    assert choose(tmp_path, None, str(tmp_path / "mine" / "checkpoints")) == same
+    assert choose(tmp_path, "mine", str(newest)) == same
+
+
+def test_a_run_of_another_name_begins_with_the_checkpoint(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 3)
+    chosen = choose(tmp_path, "other", str(tmp_path / "mine"))
+    assert chosen == choice.Chosen(tmp_path / "other", newest, False)
+
+
+def test_it_begins_with_it_again_until_it_has_saved_itself(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 3)
+    other = tmp_path / "other"
+    other.mkdir()
+    run_directory.write_record(other, Layout(), {"resumed_from": str(newest)})
+    assert choose(tmp_path, "other", "auto") == choice.Chosen(other, newest, False)
+    own = save(other, 4)
+    assert choose(tmp_path, "other", "auto") == choice.Chosen(other, own, True)
+
+
+def test_a_checkpoint_that_was_copied_belongs_to_no_run(tmp_path: Path) -> None:
+    kept = save(tmp_path / "mine", 3).rename(tmp_path / "kept")
+    chosen = choose(tmp_path / "runs", None, str(kept))
+    assert chosen.directory.parent == tmp_path / "runs"
+    assert (chosen.checkpoint, chosen.is_same_run) == (kept, False)
+
+
+def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    assert refused(tmp_path, None, str(tmp_path / "gone")) == [
+        f"{tmp_path / 'gone'}: no checkpoint there; give a run's directory or a checkpoint in it"
+    ]
+
+
+# --- a run that is there already -----------------------------------------------------------------
+
+
+def test_an_existing_run_is_refused(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", save(tmp_path / "other", 1)
+    save(mine, 3)
+    line = (
+        f"{mine}: there is a run already; resume it (--trainer.resume {mine}), choose another "
+        "run_name, or replace it (--trainer.overwrite true)"
+    )
+    assert refused(tmp_path, "mine", None) == [line]
+    assert refused(tmp_path, "mine", str(other)) == [line]
+    with pytest.raises(errors.ConfigurationError) as raised:
+        choice.refuse_existing(choice.Request(tmp_path, "mine"))
+    assert raised.value.problems == [line]
+    choice.refuse_existing(choice.Request(tmp_path, "mine", "auto"))
+    choice.refuse_existing(choice.Request(tmp_path, "mine", overwrite=True))
+
+
+def test_one_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "metrics.csv").touch()
+    assert refused(tmp_path, "mine", None) == [
+        f"{tmp_path / 'mine'}: there is a run already; choose another run_name, or replace it "
+        "(--trainer.overwrite true)"
+    ]
+
+
+def test_overwriting_takes_the_directory_and_no_checkpoint(tmp_path: Path) -> None:
+    newest, other = save(tmp_path / "mine", 3), save(tmp_path / "other", 1)
+    assert choose(tmp_path, "mine", None, overwrite=True) == choice.Chosen(tmp_path / "mine")
+    chosen = choose(tmp_path, "mine", str(other), overwrite=True)
+    assert chosen == choice.Chosen(tmp_path / "mine", other, False)
+    assert newest.is_dir()  # until the new run begins
+    assert refused(tmp_path, "mine", str(newest), overwrite=True) == [
+        f"overwrite: {tmp_path / 'mine'} is the run that resume={str(newest)!r} resumes; leave out "
+        "one of them"
+    ]
+
+
+# --- damage ------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 1, 2, 3)
+    (newest / "stray.txt").touch()
+    flipped = damage(newest.with_name("step-00000002"))
+    chosen = choose(tmp_path, "mine", "auto")
+    assert chosen.checkpoint == newest.with_name("step-00000001")
+    assert chosen.remarks == [
+        f"damaged, and not used: {newest}: stray.txt was not written by training; not read",
+        f"damaged, and not used: {flipped.parent}: {flipped.name}: its content has changed since "
+        "it was saved",
+    ]
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 1, 2)
+    damage(newest)
+    line = f"{newest}: rank-00000.safetensors: its content has changed since it was saved"
+    assert refused(tmp_path, "mine", str(newest)) == [line]
+    with pytest.raises(errors.CheckpointError) as raised:
+        choice.whole(newest)
+    before = newest.with_name("step-00000001")
+    assert raised.value.problems == [f"{line}; the one before is {before}"]
+    assert choice.whole(before).step == 1
+
+
+def test_a_run_of_damaged_checkpoints_does_not_start_again(tmp_path: Path) -> None:
+    newest = save(tmp_path / "mine", 1, 2)
+    damage(newest)
+    damage(newest.with_name("step-00000001"))
+    lines = refused(tmp_path, "mine", "auto")
+    assert [line.split(":")[0] for line in lines[:2]] == [
+        str(newest),
+        str(newest.with_name("step-00000001")),
+    ]
+    assert lines[2:] == ["none of these 2 checkpoints is whole: resume from another one"]
+
+
+# --- lines -------------------------------------------------------------------------------------
+
+
+def steps(directory: Path) -> list[int]:
+    return [checkpoint.step_of(path) for path in checkpoint.complete(directory)]
+
+
+def test_later_checkpoints_are_set_aside(tmp_path: Path) -> None:
+    newest = save(tmp_path, 1, 2, 3, 4)
+    moved = writer.set_aside(newest.parent, newest.with_name("step-00000002"))
+    aside = newest.parent / "abandoned-1"
+    assert moved == [aside / "step-00000003", aside / "step-00000004"]
+    assert steps(newest.parent) == [1, 2]
+    assert writer.set_aside(newest.parent, newest.with_name("step-00000002")) == []
+    assert steps(aside) == [3, 4]
+
+
+def test_one_that_was_set_aside_can_be_taken_up_again(tmp_path: Path) -> None:
+    directory = save(tmp_path, 1, 2, 3, 4).parent
+    writer.set_aside(directory, directory / "step-00000002")
+    save(tmp_path, 3)
+    aside = directory / "abandoned-1" / "step-00000003"
+    chosen = choose(tmp_path.parent, None, str(aside))
+    assert (chosen.directory, chosen.is_same_run) == (tmp_path, True)
+    writer.set_aside(directory, aside)
+    assert steps(directory) == [3]
+    assert steps(directory / "abandoned-1") == [4]
+    assert steps(directory / "abandoned-2") == [1, 2, 3]
+
+
+def test_what_was_just_saved_is_never_pruned(tmp_path: Path) -> None:
+    save(tmp_path, 50, 60, 70)
+    checkpoints = writer.Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (45, 48, 51):
+        checkpoints.save(step, {}, {})
+        assert step in steps(tmp_path / "checkpoints")
+
+
+# --- locks -------------------------------------------------------------------------------------
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+file.write("process 1 on another-host\\n")
+file.flush()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_second_training_in_the_same_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_SECONDS", 0.3)
+    save(tmp_path / "mine", 1)
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "mine" / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
+        assert other.stdout is not None
+        try:
+            assert other.stdout.readline() == "held\n"
+            assert refused(tmp_path, "mine", "auto") == [
+                f"{tmp_path / 'mine'}: another training writes there (process 1 on another-host); "
+                "wait for its end, or give another run_name"
+            ]
+        finally:
+            other.kill()
+    assert choose(tmp_path, "mine", "auto").checkpoint is not None
+
+
+def test_a_child_that_is_left_does_not_hold_the_lock(tmp_path: Path) -> None:
+    lock = locks.RunLock()
+    assert lock.acquire(tmp_path) is None
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        lock.close()
+        started = time.monotonic()
+        other = locks.RunLock()
+        assert other.acquire(tmp_path) is None
+        assert time.monotonic() - started < locks._SECONDS
+        other.close()
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    assert locks.RunLock().acquire(tmp_path) == (
+        f"{tmp_path}: its file system has no locks (No locks available): nothing keeps a second "
+        "training from writing there"
+    )
+
+
+# --- three hundred damaged checkpoints -----------------------------------------------------------
+
+
+def flip_a_bit(path: Path, other: Path, dice: random.Random) -> None:
+    file = dice.choice(sorted(path.iterdir()))
+    data = bytearray(file.read_bytes())
+    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    file.write_bytes(data)
+
+
+def zero_a_block(path: Path, other: Path, dice: random.Random) -> None:
+    file = dice.choice(sorted(path.iterdir()))
+    data = bytearray(file.read_bytes())
+    begin = dice.randrange(len(data) - 16)
+    data[begin : begin + 16] = bytes(16) if any(data[begin : begin + 16]) else b"\1" * 16
+    file.write_bytes(data)
+
+
+def cut_off(path: Path, other: Path, dice: random.Random) -> None:
+    file = dice.choice(sorted(path.iterdir()))
+    os.truncate(file, dice.randrange(file.stat().st_size))
+
+
+def add_bytes(path: Path, other: Path, dice: random.Random) -> None:
+    file = dice.choice(sorted(path.iterdir()))
+    with file.open("ab") as opened:
+        opened.write(dice.randbytes(dice.randint(1, 100)))
+
+
+def remove_a_file(path: Path, other: Path, dice: random.Random) -> None:
+    dice.choice(sorted(path.iterdir())).unlink()
+
+
+def add_a_file(path: Path, other: Path, dice: random.Random) -> None:
+    name = dice.choice(["a.txt", ".metadata", "rank-00007.safetensors", "model.pt"])
+    (path / name).write_bytes(dice.randbytes(10))
+
+
+def take_another_step_s_file(path: Path, other: Path, dice: random.Random) -> None:
+    name = dice.choice(sorted(each.name for each in path.iterdir()))
+    shutil.copy(other / name, path / name)
+
+
+def change_a_value(path: Path, other: Path, dice: random.Random) -> None:
+    """Under a checksum that is right."""
+    key = dice.choice(["step", "world_size", "files", "format"])
+    value = dice.choice([-1, 10**30, None, "5", 1.5, [], {"x": 1}, True])
+
+    def change(content: Any) -> Any:
+        content["head"][key] = value
+        return content
+
+    rewrite(path, change)
+
+
+DAMAGES = [
+    flip_a_bit,
+    zero_a_block,
+    cut_off,
+    add_bytes,
+    remove_a_file,
+    add_a_file,
+    take_another_step_s_file,
+    change_a_value,
+]
+
+
+def test_of_three_hundred_damaged_checkpoints_none_is_taken(tmp_path: Path) -> None:
+    good = tmp_path / "good"
+    save(good, 1, 2, 3)
+    counted: Counter[str] = Counter()
+    for number in range(304):
+        dice = random.Random(number)
+        root = tmp_path / str(number)
+        shutil.copytree(good, root / "run")
+        checkpoints = root / "run" / "checkpoints"
+        newest, before = (checkpoints / f"step-0000000{step}" for step in (3, 2))
+        damage_one = DAMAGES[number % len(DAMAGES)]
+        damage_one(newest, before, dice)
+        chosen = choose(root, "run", "auto")
+        assert chosen.checkpoint == before, (number, damage_one.__name__)
+        (remark,) = chosen.remarks
+        assert remark.startswith(f"damaged, and not used: {newest}"), number
+        assert "\n" not in remark
+        counted[damage_one.__name__] += 1
+        shutil.rmtree(root)
+    assert min(counted.values()) == 38

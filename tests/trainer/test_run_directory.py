@@ -1,0 +1,199 @@
+"""The directory of a run: its name, its record, the output of its ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from my_project.trainer import errors
+from my_project.trainer.checkpoint import run_directory as runs
+from my_project.trainer.launch import files
+from my_project.trainer.launch.cluster import Layout
+
+
+@pytest.mark.parametrize("name", [None, "a", "Run-1.2_b", "2026", "x" * 128])
+def test_a_name(name: str | None) -> None:
+    runs.check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../up", "a/b", ".hidden", "-option", "a b", "a\n", "ü", "x" * 129]
+)
+def test_a_name_that_is_refused(name: str) -> None:
+    with pytest.raises(errors.ConfigurationError) as raised:
+        runs.check_name(name)
+    assert raised.value.problems == [
+        f"run_name={name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
+    ]
+
+
+def test_a_run_without_a_name_has_a_new_directory_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs.time, "strftime", lambda _: "20260102-030405")
+    made = [runs.create(tmp_path / "runs", None) for _ in range(3)]
+    assert [path.name for path in made] == [
+        "20260102-030405",
+        "20260102-030405-2",
+        "20260102-030405-3",
+    ]
+    assert all(path.is_dir() for path in made)
+
+
+def test_an_existing_directory_is_reused(tmp_path: Path) -> None:
+    first = runs.create(tmp_path, "mine")
+    (first / "kept").touch()
+    assert runs.create(tmp_path, "mine") == first
+    assert (first / "kept").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.ConfigurationError) as raised:
+        runs.create(tmp_path, "file")
+    assert raised.value.problems == [f"{tmp_path / 'file'} is a file; runs cannot lie there"]
+    with pytest.raises(errors.ConfigurationError) as raised:
+        runs.create(tmp_path / "file" / "runs", None)
+    (line,) = raised.value.problems
+    assert line.endswith("cannot be made (Not a directory)")
+
+
+# --- what is written -------------------------------------------------------------------------
+
+
+def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "a-secret-of-the-environment")
+    monkeypatch.setattr(sys, "argv", ["fit", "--x", "1"])
+    runs.write_record(tmp_path, Layout(world_size=2), {"seed": 7})
+    text = (tmp_path / "run.json").read_text()
+    (record,) = json.loads(text)["attempts"]
+    assert record["command"] == ["fit", "--x", "1"]
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["layout"]["world_size"] == 2
+    assert record["seed"] == 7
+    assert "a-secret-of-the-environment" not in text
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_attempts_are_appended_and_their_configurations_kept(tmp_path: Path) -> None:
+    for index, text in enumerate(["a: 1\n", "a: 1\n", "a: 2\n", "a: 3\n"]):
+        runs.write_record(tmp_path, Layout(), {"index": index}, text)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert [attempt["index"] for attempt in record["attempts"]] == [0, 1, 2, 3]
+    found = {path.name: path.read_text() for path in tmp_path.glob("config*")}
+    assert found == {"config.yaml": "a: 3\n", "config.2.yaml": "a: 1\n", "config.3.yaml": "a: 2\n"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "5", "{}", '{"attempts": 5}', '{"attempts": [5]}'])
+def test_a_record_that_is_none_is_begun_again(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert runs.first_resumed(tmp_path) is None
+    runs.write_record(tmp_path, Layout(), {"resumed_from": "there"})
+    assert runs.first_resumed(tmp_path) == "there"
+
+
+def test_clearing_leaves_what_training_has_not_written(tmp_path: Path) -> None:
+    for name in (
+        "run.json",
+        "config.yaml",
+        "config.1.yaml",
+        "metrics.csv",
+        "mine.csv",
+        "test.json",
+    ):
+        (tmp_path / name).touch()
+    for name in ("checkpoints", "tensorboard", "logs", "figures"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    assert runs.holds_run(tmp_path)
+    runs.clear(tmp_path, with_records=False)
+    kept = {"run.json", "config.yaml", "config.1.yaml", "mine.csv", "test.json", "logs", "figures"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    runs.clear(tmp_path, with_records=True)
+    kept -= {"run.json", "config.yaml", "config.1.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    assert not runs.holds_run(tmp_path)
+
+
+def git(*arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_the_record_says_which_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+
+    def recorded() -> object:
+        runs.write_record(tmp_path, Layout(), {})
+        return json.loads((tmp_path / "run.json").read_text())["attempts"][-1]["git"]
+
+    assert recorded() is None
+    git("init", "--quiet")
+    (tmp_path / ".gitignore").write_text("run.json\n")
+    git("add", ".gitignore")
+    git("commit", "--quiet", "--message", "first")
+    assert recorded() == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "new.py").touch()
+    assert recorded() == {"commit": git("rev-parse", "HEAD"), "dirty": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("abc", {"commit": "abc", "dirty": False}),
+        ("abc-dirty", {"commit": "abc", "dirty": True}),
+        ("", None),
+    ],
+)
+def test_without_git_the_image_tells_the_commit(tmp_path, monkeypatch, given, expected):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IMAGE_COMMIT", given)
+    runs.write_record(tmp_path, Layout(), {})
+    assert json.loads((tmp_path / "run.json").read_text())["attempts"][0]["git"] == expected
+
+
+def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    files.write_atomically(path, "old")
+    with path.open() as reader:
+        files.write_atomically(path, "new")
+        assert reader.read() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_output_goes_to_a_file_for_a_while(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "logs" / "rank-1.log"
+    log.parent.mkdir()
+    log.write_text("of a run that is overwritten\n")
+    for word in ("first", "second"):
+        with runs.output_to(log, keep=word == "second"):
+            os.write(1, f"{word} out\n".encode())
+            os.write(2, f"{word} err\n".encode())
+            subprocess.run(["echo", f"{word} child"], check=True)
+    os.write(1, b"after\n")
+    assert log.read_text().split("\n") == [
+        *("first out", "first err", "first child"),
+        *("second out", "second err", "second child", ""),
+    ]
+    assert capfd.readouterr().out == "after\n"
+
+
+def test_output_comes_back_after_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyError), runs.output_to(tmp_path / "log"):
+        raise KeyError
+    os.write(2, b"here\n")
+    assert capfd.readouterr().err == "here\n"

@@ -1,0 +1,126 @@
+"""Parameters that a step uses on some ranks only: what a run says where it cannot train them.
+
+That they are trained right with ``find_unused_parameters`` is shown by the conformance matrix.
+"""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.project import missing, require, run
+
+from test_fairscale import difference
+
+OPTION = "set --trainer.strategy_options.find_unused_parameters true"
+ELSEWHERE = "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters"
+TIMEOUT = {"timeout_seconds": 400}
+FSDP_UNITS = {"unit_parameters": 1}
+FAIRSCALE_UNITS = {"min_num_params": 1}
+slow = pytest.mark.slow
+
+
+def fit(
+    folder: Path, subject: str, strategy: str, options: dict[str, Any], devices: int = 2
+) -> "subprocess.CompletedProcess[str]":
+    """Six steps of a subject of odd_subject."""
+    engine = next(
+        (each for each in ("deepspeed", "fairscale") if each in _package(strategy)), "torch"
+    )
+    require(missing(engine))
+    folder.mkdir()
+    given = {"max_steps": 6, "global_batch_size": 4, "devices": devices, "strategy": strategy}
+    if strategy != "single_device":
+        given["strategy_options"] = {**TIMEOUT, **options}
+    return run(["-m", "odd_subject", folder, subject, json.dumps(given)], engine=engine)
+
+
+def _package(strategy: str) -> str:
+    return "fairscale" if "sharded" in strategy else strategy
+
+
+def refusal(done: "subprocess.CompletedProcess[str]") -> str:
+    """The one line of a run that has ended with a mistake of the user's."""
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+STAGES = [f"deepspeed_stage_{each}" for each in (1, 2, 3)]
+SHARDED = [
+    ("fsdp", {}, OPTION),
+    pytest.param("fsdp", FSDP_UNITS, OPTION, marks=slow),
+    pytest.param("ddp_sharded", {}, OPTION, marks=slow),
+    pytest.param("fairscale_fsdp", {}, ELSEWHERE, marks=slow),
+    pytest.param("fairscale_fsdp", FAIRSCALE_UNITS, ELSEWHERE, marks=slow),
+    *(pytest.param(stage, {}, ELSEWHERE, marks=slow) for stage in STAGES),
+]
+
+
+@pytest.mark.parametrize(("strategy", "options", "advice"), SHARDED)
+@pytest.mark.parametrize("subject", ["Routed", "RoutedLater"])
+def test_one_line_names_what_ranks_use_differently(tmp_path, subject, strategy, options, advice):
+    begun = time.monotonic()
+    line = refusal(fit(tmp_path / "run", subject, strategy, options))
+    # Long before a collective would have given up.
+    assert time.monotonic() - begun < TIMEOUT["timeout_seconds"] / 2
+    assert "ranks use different parameters in a step" in line
+    assert advice in line
+    expected = ["experts.1"] if subject == "RoutedLater" else ["experts.0", "experts.1"]
+    assert all(name in line for name in expected), line
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("fsdp", FSDP_UNITS),
+        pytest.param("ddp_sharded", {}, marks=slow),
+        pytest.param("fairscale_fsdp", FAIRSCALE_UNITS, marks=slow),
+        pytest.param("deepspeed_stage_2", {}, marks=slow),
+        pytest.param("deepspeed_stage_3", {}, marks=slow),
+    ],
+)
+def test_what_all_ranks_leave_out_is_no_difference(tmp_path, strategy, options):
+    done = fit(tmp_path / "run", "RoutedTogether", strategy, options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+@slow
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp_sharded", "deepspeed_stage_2"])
+def test_parameters_of_no_module_are_compared_too(tmp_path, strategy):
+    line = refusal(fit(tmp_path / "run", "RoutedRaw", strategy, {}))
+    assert "rank 0 does not use weights.1, rank 1 does not use weights.0" in line or (
+        "rank 1 does not use weights.0, rank 0 does not use weights.1" in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "instead"),
+    [
+        ("Routed", {}, ""),
+        # torch's DDP would say so in the next step, and there is none.
+        ("RoutedLast", {}, ""),
+        pytest.param("RoutedLater", {"static_graph": True}, " instead of static_graph", marks=slow),
+    ],
+)
+def test_ddp_names_them_and_our_option(tmp_path, subject, options, instead):
+    line = refusal(fit(tmp_path / "run", subject, "ddp", options))
+    assert "does not use experts." in line
+    assert f"may leave parameters out, {OPTION}{instead}" in line
+    assert "torch" not in line
+
+
+@slow
+@pytest.mark.parametrize(
+    ("strategy", "options"), [("ddp_zero1", {}), ("ddp_sharded", {}), ("fsdp", {"offload": True})]
+)
+def test_with_the_option_an_odd_model_is_that_of_one_process(tmp_path, strategy, options):
+    unused = {"find_unused_parameters": True, **options}
+    assert fit(tmp_path / "alone", "Odd", "single_device", {}, devices=1).returncode == 0
+    done = fit(tmp_path / "run", "Odd", strategy, unused)
+    assert done.returncode == 0, done.stderr
+    assert difference(tmp_path / "run", tmp_path / "alone") < 1e-5

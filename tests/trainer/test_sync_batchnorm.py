@@ -1,0 +1,116 @@
+"""BatchNorm on parts of a batch equals BatchNorm on the whole."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from group_worker import CASES, STEPS, Case, run_ranks
+from my_project.trainer.strategies import sync_batchnorm
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def trained(request, tmp_path_factory):
+    """The number of processes, and the folder into which their ranks wrote."""
+    folder = tmp_path_factory.mktemp("sync-batchnorm")
+    run_ranks("train_cases", request.param, folder)
+    return request.param, folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_equal_the_whole(trained, name):
+    processes, folder = trained
+    case = CASES[name][processes]
+    ranks = [load_file(folder / f"{name}.{rank}") for rank in range(processes)]
+    whole = case.train(case.make(), slice(None))
+    assert whole.keys() == ranks[0].keys()
+    for key, expected in whole.items():
+        parts = [rank[key] for rank in ranks]
+        if key.startswith("buffer."):
+            assert all(each.equal(parts[0]) for each in parts)
+            found = parts[0]
+        else:
+            found = sum(parts) if key.startswith("gradient.") else torch.cat(parts)
+        # A mean of 1e6 leaves ten of sixteen digits for what varies round it.
+        bound = {torch.float32: 1e-6, torch.float64: 1e-12}[case.dtype] * max(1, case.offset / 1e2)
+        torch.testing.assert_close(found, expected, rtol=bound, atol=bound, msg=f"{key}: {name}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_alone_it_is_plain_batchnorm_to_the_last_bit(name):
+    case = CASES[name][2]
+    plain = case.train(case.make(), slice(None))
+    alone = case.train(sync_batchnorm.convert(case.make(), "cpu"), slice(None))
+    assert plain.keys() == alone.keys()
+    assert all(alone[key].equal(each) for key, each in plain.items())
+    assert len([key for key in plain if key.startswith("output")]) == STEPS
+
+
+class Shared(nn.Module):
+    """Holds a BatchNorm twice, one more in a plain list, and calls a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.BatchNorm1d(2)
+        self.nested = nn.ModuleDict({"same": self.first, "other": nn.BatchNorm2d(2, eps=0.5)})
+        self.in_a_list = [self.first]
+        self.group = nn.GroupNorm(1, 2)
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
+def test_parameters_buffers_and_settings_stay(accelerator):
+    module = Shared().eval()
+    before = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state = {key: each.clone() + 1 for key, each in module.state_dict().items()}
+    converted = sync_batchnorm.convert(module, accelerator)
+    assert converted is module
+    after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    assert all(after[name] is each for name, each in before.items())
+    assert (module.nested["other"].eps, module.first.training) == (0.5, False)
+    assert type(module.group) is nn.GroupNorm
+    converted.load_state_dict(state)
+    Shared().load_state_dict(converted.state_dict())
+
+
+def test_whoever_holds_a_batchnorm_holds_the_converted_one():
+    module = Shared()
+    called = []
+    module.first.register_forward_hook(lambda *_: called.append(1))
+    sync_batchnorm.convert(module, "cpu")
+    kinds = [module.first, module.nested["other"], module.in_a_list[0]]
+    assert [type(each) for each in kinds] == [sync_batchnorm.SyncBatchNorm] * 3
+    module.first(torch.ones(2, 2))
+    assert called == [1]
+
+
+def test_a_module_that_is_itself_a_batchnorm_is_converted():
+    assert isinstance(
+        sync_batchnorm.convert(nn.BatchNorm2d(2), "cpu"), sync_batchnorm.SyncBatchNorm
+    )
+    assert isinstance(sync_batchnorm.convert(nn.BatchNorm2d(2), "cuda"), nn.SyncBatchNorm)
+
+
+def test_half_precision_comes_out_as_it_went_in(monkeypatch):
+    from my_project.trainer.launch import collectives as distributed
+
+    module = sync_batchnorm.convert(Case((4,)).make().float(), "cpu")
+    plain = Case((4,)).make().float()
+    # Two ranks that have the same part.
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "all_reduce", lambda tensor: tensor * 2)
+    part = torch.randn(8, 3, dtype=torch.bfloat16)
+    output = module(part)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output, plain(torch.cat([part, part]))[:8], rtol=1e-2, atol=1e-2)
+
+
+def test_a_single_value_a_channel_cannot_be_trained_on(monkeypatch):
+    from my_project.trainer.launch import collectives as distributed
+
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "all_reduce", lambda tensor: tensor)
+    module = sync_batchnorm.convert(nn.BatchNorm1d(3), "cpu")
+    with pytest.raises(ValueError, match="needs 2 values a channel to train on, not 1"):
+        module(torch.ones(1, 3))
+    with pytest.raises(ValueError, match="takes 2 dimensions or more, not 1"):
+        module(torch.ones(3))

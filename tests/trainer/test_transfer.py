@@ -1,0 +1,256 @@
+"""Batches are pinned and copied one ahead on GPUs: here with a stream that writes down its use."""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from my_project import trainer
+from my_project.trainer.data import feed as feeds
+from my_project.trainer.data import transfer
+
+META = torch.device("meta")  # a second device that every machine has
+CPU = torch.device("cpu")
+SHARE = feeds.Share(replica=0, replicas=1, seed=3)
+
+
+class Stream:
+    """Writes down in which order batches are copied and handed over."""
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+        self.is_copying = False
+        self.handed_over: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[None]:
+        self.log.append("copy")
+        self.is_copying = True
+        yield
+        self.is_copying = False
+
+    def hand_over(self, tensors: list[Tensor]) -> None:
+        self.log.append("hand over")
+        self.handed_over += tensors
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
+    """The streams that have been asked for, on whatever device."""
+    made: list[Stream] = []
+
+    def pinned(tensor: Tensor) -> Tensor:
+        assert sum(each.is_copying for each in made) == 1
+        return tensor.clone()
+
+    def copy_stream(device: torch.device) -> Stream:
+        made.append(Stream([]))
+        return made[-1]
+
+    monkeypatch.setattr(transfer, "copy_stream", copy_stream)
+    monkeypatch.setattr(transfer, "pinned", pinned)
+    return made
+
+
+class Squares(Dataset[Tensor]):
+    """Six numbers; what is read of them is noted, and one of them may be broken."""
+
+    def __init__(self, log: list[Any], broken: int = -1) -> None:
+        self.log, self.broken = log, broken
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index == self.broken:
+            raise IndexError("broken")
+        self.log.append("read")
+        return torch.tensor(float(index))
+
+
+def ordered(data: Dataset[Tensor], batch_size: int = 2) -> Any:
+    """Batches of the trainer's own order."""
+    return feeds.feed_evaluation(DataLoader(data, batch_size), SHARE, in_global_order=True)
+
+
+def read(feed: Any, device: torch.device = CPU, dtype: torch.dtype | None = None) -> list[Any]:
+    """All batches of an epoch."""
+    return list(transfer.read(feed, 0, 0, device, dtype))
+
+
+def until_error(batches: Iterator[Any]) -> list[int]:
+    """Numbers of the batches that come before the broken one."""
+    seen = []
+    try:
+        for each in batches:
+            seen.append(each.number)
+    except (IndexError, ValueError) as error:
+        assert str(error) == "broken"  # noqa: PT017
+        return seen
+    raise AssertionError("nothing was broken")
+
+
+def test_each_batch_is_copied_before_the_one_ahead_of_it_is_computed(streams):
+    log: list[Any] = []
+    batches = transfer.read(ordered(Squares(log)), 0, 0, CPU, None)
+    for each in batches:
+        streams[0].log = log  # from now on all in one
+        log.append(each.number)
+    reads = ["read", "read"]
+    # The first two are read before the first is computed; a copy is not waited for by the batch
+    # before it: that one is handed over first.
+    assert log == [*reads, *reads, 0, "hand over", *reads, "copy", 1, "hand over", 2]
+
+
+def test_batches_are_those_of_the_feed_and_all_handed_over(streams):
+    feed = ordered(Squares([]), 4)
+    expected, found = list(feed.epoch(0, 0)), read(feed)
+    assert len(found) == 2
+    assert [each.data.tolist() for each in found] == [each.data.tolist() for each in expected]
+    assert [each[1:] for each in found] == [each[1:] for each in expected]
+    assert [id(each.data) for each in found] == list(map(id, streams[0].handed_over))
+    assert [each.number for each in transfer.read(feed, 0, 1, CPU, None)] == [1]
+
+
+def test_tensors_are_moved_and_cast_wherever_they_are_and_nothing_else(streams):
+    class Graph:
+        def to(self, device: torch.device) -> None:
+            raise AssertionError("left for the step's own stream")
+
+    class Own(Tensor):
+        pass
+
+    packed = pack_sequence([torch.ones(3), torch.ones(2)], enforce_sorted=False)
+    left = [Graph(), torch.ones(2).to_sparse(), torch.ones(2).as_subclass(Own), "text", 3, None]
+    moved = defaultdict(list, half=torch.ones(2), whole=[(torch.arange(2),)], packed=packed)
+    (batch,) = read(feeds.ReplayFeed([{"left": left, "moved": moved}], SHARE, 1), META, torch.half)
+    assert all(one is other for one, other in zip(batch.data["left"], left, strict=True))
+    found = batch.data["moved"]
+    assert type(found) is defaultdict
+    assert (found["half"].device, found["half"].dtype) == (META, torch.half)
+    assert (found["whole"][0][0].device, found["whole"][0][0].dtype) == (META, torch.int64)
+    sequence = found["packed"]
+    assert type(sequence) is PackedSequence
+    assert (sequence.data.device, sequence.data.dtype) == (META, torch.half)
+    assert sequence.batch_sizes is packed.batch_sizes  # where torch wants it
+    assert (sequence.sorted_indices.device, sequence.sorted_indices.dtype) == (META, torch.int64)
+    handed_over = set(map(id, streams[0].handed_over))
+    assert len(handed_over) == 5
+    assert {id(found["half"]), id(sequence.data), id(sequence.unsorted_indices)} < handed_over
+
+
+def test_a_batch_that_cannot_be_read_fails_in_its_turn(streams):
+    batches = transfer.read(ordered(Squares([], broken=4)), 0, 0, CPU, None)
+    assert until_error(batches) == [0, 1]
+
+
+def test_where_ranks_speak_of_each_batch_it_fails_at_once(streams):
+    class Fails(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            yield from torch.arange(3.0)
+            raise ValueError("broken")
+
+    feed = feeds.feed_training(
+        DataLoader(Fails()), SHARE, accumulate=1, global_batch_size=None, in_global_order=True
+    )
+    assert until_error(feed.epoch(0, 0)) == [0, 1]
+    assert until_error(transfer.read(feed, 0, 0, CPU, None)) == [0]
+
+
+def test_on_cpus_there_is_none_of_it(monkeypatch):
+    epoch = iter(())
+
+    class Feed:
+        def epoch(self, number: int, start: int) -> Iterator[Any]:
+            return epoch
+
+    assert transfer.read(Feed(), 0, 0, CPU, torch.half) is epoch
+    assert transfer.read_pinned(Feed(), 0, 0, CPU) is epoch
+
+
+def test_for_several_gpus_batches_are_pinned_and_stay(monkeypatch):
+    monkeypatch.setattr(transfer, "pinned", lambda tensor: tensor + 100)
+    batches = list(transfer.read_pinned(ordered(Squares([]), 4), 0, 0, torch.device("cuda", 1)))
+    assert [each.data.tolist() for each in batches] == [[100, 101, 102, 103], [104, 105]]
+
+
+# --- whole fits -----------------------------------------------------------------------------------
+
+
+class Noisy(trainer.TrainingModule):
+    """Learns from samples with noise; dropout beside it must not be touched by reading ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 1)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        (x,) = batch
+        loss = self.drop(self.linear(x)).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("validation", self.linear(batch[0]).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Augmented(TensorDataset):
+    """Draws noise for each sample."""
+
+    def __getitem__(self, index: int) -> Any:
+        (x,) = super().__getitem__(index)
+        return (x + torch.rand(2),)
+
+
+class Streamed(IterableDataset[Any]):
+    """The same without an order of the trainer's."""
+
+    def __iter__(self) -> Iterator[Any]:
+        data = Augmented(torch.arange(22.0).view(11, 2))
+        return (data[index] for index in range(11))
+
+
+LOADERS = {
+    "ordered": lambda: DataLoader(Augmented(torch.arange(22.0).view(11, 2)), 2),
+    "replayed": lambda: DataLoader(Streamed(), 2),
+}
+
+
+def logged(folder: Path, kind: str, **options: Any) -> list[str]:
+    """What a fit, or its resume, has logged."""
+    torch.manual_seed(0)
+    made = trainer.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        run_name="run",
+        loggers=["csv"],
+        log_every_n_steps=1,
+        val_every_n_steps=3,
+        enable_progress_bar=False,
+        **options,
+    )
+    made.fit(Noisy(), LOADERS[kind](), LOADERS[kind]())
+    return (folder / "run" / "metrics.csv").read_text().splitlines()
+
+
+@pytest.mark.parametrize("kind", sorted(LOADERS))
+def test_a_fit_and_its_resume_are_the_same_to_the_last_digit(kind, tmp_path, request):
+    alone = logged(tmp_path / "alone", kind, max_epochs=2)
+    assert len(alone) > 20
+    streams = request.getfixturevalue("streams")
+    assert logged(tmp_path / "ahead", kind, max_epochs=2) == alone
+    assert len(streams) >= 4  # epochs and validations
+    assert all(each.log.count("copy") == 6 for each in streams)
+    logged(tmp_path / "resumed", kind, max_steps=5)
+    assert logged(tmp_path / "resumed", kind, max_epochs=2, resume="auto") == alone

@@ -1,0 +1,381 @@
+"""What user code does wrong is said in one line, before it has cost anything."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from my_project import trainer
+from my_project.trainer import errors
+from my_project.trainer.checkpoint import reading as checkpoint
+from my_project.trainer.loop import fit as loop
+
+
+def data(samples: int = 16) -> TensorDataset:
+    return TensorDataset(torch.arange(float(samples)).unsqueeze(1))
+
+
+class Model(trainer.TrainingModule):
+    """One weight; eight steps an epoch. What a test changes, it gives as attributes."""
+
+    def __init__(self, **changed: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        vars(self).update(changed)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (self.weight * batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(data(), batch_size=2)
+
+
+def make(folder: Path, **options: Any) -> Any:
+    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "enable_progress_bar": False}
+    return trainer.Trainer(
+        **{**shared, "loggers": [], "default_root_dir": folder, "run_name": "run", **options}
+    )
+
+
+def line_of(folder: Path, module: Any, *given: Any, command: str = "fit", **options: Any) -> str:
+    """The one line of the error that a command ends with."""
+    with pytest.raises(errors.UserError) as raised:
+        getattr(make(folder, **options), command)(module, *given)
+    [line] = raised.value.problems
+    assert "\n" not in line
+    return line
+
+
+# --- loaders -------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset[Tensor]):
+    """Yields single samples."""
+
+    def __iter__(self) -> Any:
+        return iter(torch.zeros(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (data, "TensorDataset, a data set, which gives single samples: return DataLoader("),
+        (Stream, "Stream, a data set, which gives single samples: return DataLoader("),
+        (lambda: [DataLoader(data())] * 2, "a list of loaders: one loader is supported; "),
+        (lambda: (DataLoader(data()), data()), "a tuple of loaders: one loader is supported; "),
+        (lambda: {"a": DataLoader(data())}, "a dict of loaders: one loader is supported; "),
+        (lambda: {"x": torch.zeros(4)}, "dict, which is no iterable of batches: return a DataLo"),
+        (lambda: 7, "int, which is no iterable of batches: return a DataLoader, or another"),
+        (lambda: "train", "str, which is no iterable of batches: return a DataLoader, or another"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["train", "val", "test", "predict", "given", "given val"])
+def test_what_is_no_loader_is_refused(tmp_path, made, told, stage):
+    command = {"test": "test", "predict": "predict"}.get(stage, "fit")
+    module = Model(validation_step=print, test_step=print, forward=print)
+    if stage.startswith("given"):
+        given = [made()] if stage == "given" else [DataLoader(data()), made()]
+        assert line_of(tmp_path, module, *given).startswith(f"the trainer was given {told}")
+        return
+    setattr(module, f"{stage}_dataloader", made)
+    line = line_of(tmp_path, module, command=command)
+    assert line.startswith(f"Model.{stage}_dataloader returned {told}")
+
+
+@pytest.mark.parametrize("made", [[torch.ones(2, 1)] * 3, ([torch.ones(2, 1)],) * 3])
+def test_a_list_of_batches_is_a_loader(tmp_path, made):
+    run = make(tmp_path)
+    run.fit(Model(), made)
+    assert run.global_step == 3
+
+
+def test_a_loader_that_is_not_there_is_told(tmp_path):
+    assert line_of(tmp_path, Model(train_dataloader=lambda: None)) == (
+        "no batches: Model.train_dataloader returned None, and no loader was given: return a "
+        "DataLoader"
+    )
+
+
+@pytest.mark.parametrize(
+    "loader", [lambda: DataLoader(data(0), 2), lambda: DataLoader(data(0), 2, drop_last=True)]
+)
+def test_an_empty_data_set_is_told(tmp_path, loader):
+    told = "the data set is empty: it has no samples to make batches of"
+    assert line_of(tmp_path, Model(train_dataloader=loader)) == told
+    assert line_of(tmp_path, Model(val_dataloader=loader, validation_step=print)) == told
+
+
+@pytest.mark.parametrize("loader", [[torch.ones(2, 1), torch.ones(0, 1)], "collated"])
+def test_a_batch_without_samples_is_told(tmp_path, loader):
+    if loader == "collated":
+        sizes = iter([8, 0])
+        loader = DataLoader(data(), 8, collate_fn=lambda rows: [torch.ones(next(sizes), 1)])
+    assert line_of(tmp_path, Model(), loader).startswith("batch 1 of the loader has no samples")
+
+
+class Ends(Dataset[Tensor]):
+    """Raises StopIteration for a sample."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index == 12:
+            next(iter(()))
+        return torch.ones(1) * index
+
+
+class EndsInStream(IterableDataset[Tensor]):
+    """Nothing is wrong with it."""
+
+    def __iter__(self) -> Any:
+        return iter([torch.ones(1) * index for index in range(16)])
+
+
+def ends(rows: Any) -> Any:
+    """A ``collate_fn`` that raises StopIteration for some batch."""
+    if any(int(row) == 12 for row in rows):
+        raise StopIteration
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("dataset", [Ends, EndsInStream])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_stop_iteration_of_the_data_set_does_not_end_the_epoch(
+    tmp_path, workers, dataset, in_order
+):
+    collate = ends if dataset is EndsInStream else None
+    loader = DataLoader(dataset(), 2, num_workers=workers, collate_fn=collate)
+    made = make(tmp_path, use_distributed_sampler=in_order)
+    with pytest.raises((errors.UserError, RuntimeError)) as raised:
+        made.fit(Model(), loader)
+    if dataset is Ends:
+        assert re.match(
+            r"the data set raised StopIteration in batch \d of the epoch, which would end it early "
+            r'\(File ".*test_user_code.py", line \d+, in __getitem__\): raise IndexError or',
+            str(raised.value),
+        )
+    else:
+        assert "collate_fn raised StopIteration" in str(raised.value)
+    assert loader.collate_fn is (collate or torch.utils.data.default_collate)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_may_end(tmp_path, workers):
+    made = make(tmp_path, max_epochs=2)
+    made.fit(Model(), DataLoader(EndsInStream(), 2, num_workers=workers))
+    assert made.global_step == 16
+
+
+# --- hooks ---------------------------------------------------------------------------------------
+
+
+class Nothing(trainer.TrainingModule):
+    """Overwrites nothing."""
+
+
+def test_hooks_that_are_missing_are_told_together(tmp_path):
+    with pytest.raises(errors.ConfigurationError) as raised:
+        make(tmp_path).check_fit(Nothing())
+    assert raised.value.problems == [
+        "Nothing has no training_step: overwrite it; it returns the loss of a batch",
+        "Nothing has no configure_optimizers: overwrite it; it returns the optimizers",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "hook"),
+    [
+        ("validate", "validation_step"),
+        ("test", "test_step"),
+        ("predict", "predict_step"),
+        ("find_batch_size", "training_step"),
+    ],
+)
+def test_a_command_checks_its_hook_before_it_begins(tmp_path, command, hook):
+    module = Nothing()
+    module.configure_optimizers = Model.configure_optimizers.__get__(module)
+    line = line_of(tmp_path, module, [torch.ones(1)], command=command)
+    assert line.startswith(f"Nothing has no {hook}: overwrite it; ")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_missing_validation_step_is_told_before_the_first_step(tmp_path, given):
+    steps = []
+    module = Model(training_step=lambda batch, _: steps.append(batch))
+    loaders = [module.train_dataloader()] * 2 if given else []
+    module.val_dataloader = module.train_dataloader
+    line = line_of(tmp_path, module, *loaders)
+    assert line.startswith("Model has no validation_step: overwrite it; ")
+    assert steps == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (None, "configure_optimizers returned NoneType; return an optimizer, a list of"),
+        ("adam", "configure_optimizers returned str; return an optimizer, a list of"),
+        (torch.optim.SGD, "configure_optimizers returned type; return an optimizer, a list of"),
+        ({"optimizer": "adam"}, "configure_optimizers gave str where an optimizer belongs"),
+    ],
+)
+def test_what_are_no_optimizers_is_told(tmp_path, returned, told):
+    assert line_of(tmp_path, Model(configure_optimizers=lambda: returned)).startswith(told)
+
+
+# --- losses --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda loss: None, "training_step must return a scalar loss, or a dict with 'loss'; it "),
+        (lambda loss: {}, "training_step must return a scalar loss, or a dict with 'loss'; it "),
+        (lambda loss: 1.0, "training_step must return a scalar loss, or a dict with 'loss'; it "),
+        (lambda loss: loss.expand(2), "training_step must return a scalar loss, or a dict with "),
+        (lambda loss: loss.detach(), "training_step gave a loss without a gradient: compute it "),
+        (lambda loss: loss.long(), "training_step gave a loss of type torch.int64: give a float"),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["single_device", "dp"])
+def test_what_is_no_loss_is_told(tmp_path, loss, told, strategy):
+    module = Model(training_step=lambda batch, _: loss((module.weight * batch[0]).mean()))
+    line = line_of(tmp_path, module, strategy=strategy)
+    # dp has made a vector of the replicas' losses, and a mean of it.
+    assert line.startswith(told) or (strategy == "dp" and line.startswith("training_step gave a "))
+
+
+class Manual(Model):
+    """Optimizes manually, with a loss that is none."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.loss((self.weight * batch[0]).mean()))
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda loss: loss.detach(), "manual_backward gave a loss without a gradient: "),
+        (lambda loss: loss.expand(2), r"manual_backward gave a loss of shape \(2,\): give a "),
+    ],
+)
+def test_what_manual_backward_cannot_take_is_told(tmp_path, loss, told):
+    assert re.match(told, line_of(tmp_path, Manual(loss=loss)))
+
+
+# --- the end of an epoch -------------------------------------------------------------------------
+
+
+class Validates(Model):
+    """Validates, and can fail there; notes which hooks were called."""
+
+    fails = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.called.append("step")
+        self.log("loss", loss, on_epoch=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.called.append("end")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.fails:
+            raise ArithmeticError("planted")
+        self.called.append("validation")
+        self.log("val_loss", self.weight * batch[0].mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
+        return [optimizer], [{"scheduler": plateau, "monitor": "val_loss"}]
+
+    def val_dataloader(self) -> Any:
+        return [torch.ones(1, 1)]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_epoch_is_saved_before_it_is_validated(tmp_path, in_order):
+    options = {"max_epochs": 2, "loggers": ["csv"], "use_distributed_sampler": in_order}
+    whole = Validates()
+    make(tmp_path, run_name="whole", **options).fit(whole)
+    failing = Validates()
+    failing.fails = True
+    with pytest.raises(ArithmeticError, match="planted"):
+        make(tmp_path, **options).fit(failing)
+    [path] = checkpoint.complete(tmp_path / "run" / "checkpoints")
+    position = checkpoint.Checkpoint(path).state()["position"]
+    assert (position["epoch"], position["epoch_done"]) == (0, True)
+    resumed = Validates()
+    make(tmp_path, resume="auto", **options).fit(resumed)
+    # No batch of the first epoch is read again, and its hook is not called again.
+    assert resumed.called == ["validation", *["step"] * 8, "end", "validation"]
+    assert resumed.weight.equal(whole.weight)
+    logs = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run")]
+    assert logs[0] == logs[1]
+    assert len(checkpoint.complete(tmp_path / "run" / "checkpoints")) == 2
+
+
+def test_a_run_that_ended_is_validated_again_and_logs_its_last_step(tmp_path):
+    """Resumed from its last checkpoint, which was saved before the validation."""
+    options = {"loggers": ["csv"], "max_epochs": 1, "log_every_n_steps": 5}
+    make(tmp_path, **options).fit(Validates())
+    log = tmp_path / "run" / "metrics.csv"
+    before = log.read_text()
+    assert "\n8,0,loss_step," in before
+    resumed = Validates()
+    make(tmp_path, resume="auto", **options).fit(resumed)
+    assert resumed.called == ["validation"]
+    assert log.read_text() == before
+
+
+def test_a_checkpoint_without_the_flag_resumes(tmp_path, monkeypatch):
+    """As it was saved when an epoch was saved after its validation."""
+    state = loop.FitLoop.state
+
+    def older(self: Any) -> dict[str, Any]:
+        found = state(self)
+        assert found.pop("epoch_values") == {}
+        if found["position"].pop("epoch_done"):
+            found["position"] |= {"epoch": 1, "step_in_epoch": 0}
+        return found
+
+    monkeypatch.setattr(loop.FitLoop, "state", older)
+    make(tmp_path).fit(Model())
+    monkeypatch.undo()
+    made = make(tmp_path, resume="auto", max_epochs=2)
+    made.fit(Model())
+    assert (made.global_step, made.current_epoch) == (16, 2)
+
+
+def test_a_changed_learning_rate_is_told(tmp_path, capsys):
+    def configure(module: Any, rate: float) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    for rate in (0.01, 0.01, 0.1):
+        capsys.readouterr()
+        module = Model()
+        module.configure_optimizers = lambda module=module, rate=rate: configure(module, rate)
+        make(tmp_path, resume="auto", enable_progress_bar=True).fit(module)
+        told = [line for line in capsys.readouterr().out.splitlines() if "learning rate" in line]
+        assert bool(told) == (rate == 0.1)
+    assert told == [
+        "note: the learning rate is the checkpoint's, 0.01, and not the configured 0.1: a resume "
+        "restores the optimizer's state; start a new run to train at another rate"
+    ]

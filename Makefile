@@ -29,9 +29,14 @@ CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_in
 RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-config . --output-dir
 # By another name than $(MAKE), which `make -n` would run: in a folder that is not rendered yet.
 IN_PROJECT = $(MAKE) -C
+# For how many workers the tests of a rendered project and of the trainer are spread over.
+WORKERS ?= 2
+# In the project's environment, on the project that `make project` has rendered.
+TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python -m pytest \
+	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-template test-slow test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
+.PHONY: help demo project test test-template test-trainer test-slow test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -44,26 +49,32 @@ demo: $(TOOLS)  ## render into build/demo, install, train on digits with two pro
 	cd build/demo/my-project && $(PROJECT_VENV)/bin/python -m my_project test --config configs/digits.yaml --checkpoint runs/*
 	@echo "The project lies in build/demo/my-project, the run in" build/demo/my-project/runs/*
 
-test: lint test-template  ## check and test the template, then a rendered project
+project: $(TOOLS)  ## render a project into build/test, with its environment in build/venv
 	rm -rf build/test
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project setup VENV=$(PROJECT_VENV)
+
+test: lint test-template project  ## check and test the template, then a rendered project and its trainer
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
+	$(TRAINER_TESTS) -m "not slow and not gpu" tests/trainer
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py
 
 test-template: $(TOOLS)  ## run the template's own tests
 	$(BIN)/python -m pytest --numprocesses 2 -m "not trains" --ignore tests/docker --ignore tests/slurm
 
-test-slow: $(TOOLS)  ## run the tests of a rendered project that take long
-	rm -rf build/test
-	$(RENDER) build/test
-	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
+test-trainer: project  ## run the quick tests of the trainer, or what ARGS says: ARGS='tests/trainer/test_feed.py'
+	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
 
-# In the project's own environment, which has the engines.
+test-slow: project  ## run the tests of a rendered project and its trainer that take long or need an engine
+	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
+	$(TRAINER_TESTS) -m "(slow or needs) and not gpu" tests/trainer
+
+# In the project's own environment, which has the engines. What else runs there meanwhile keeps its project.
 chaos: $(TOOLS)  ## let random faults befall a rendered project's runs for five minutes; ARGS='--seed N' for the same again
 	rm -rf build/chaos
 	$(RENDER) build/chaos
-	$(IN_PROJECT) build/chaos/my-project chaos VENV=$(PROJECT_VENV)
+	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/chaos/my-project setup VENV=$(PROJECT_VENV)
+	cd build/chaos/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer" $(PROJECT_VENV)/bin/python -m chaos $(ARGS)
 
 # In the project's own environment.
 bench-checkpoints: $(TOOLS)  ## measure what checksums cost when a checkpoint is saved (a minute)

@@ -10,6 +10,7 @@ from my_project.tasks import language_model
 from my_project.trainer.errors import UserError
 from my_project.trainer.memory import meta_device
 from sharding_subject import Tied
+from my_project.trainer.module import TrainerState
 
 
 class Run:
@@ -23,7 +24,7 @@ def materialized(make: type, seed: int = 0, **arguments: object) -> nn.Module:
     """A module that was built without memory, whole."""
     with meta_device.building():
         module = make(**arguments)
-    module._run = Run(seed)
+    module.trainer_state = TrainerState(run=Run(seed))
     meta_device.materialize(module, module)
     return module
 
@@ -50,7 +51,7 @@ def test_a_parameter_that_is_used_twice_stays_one():
 def test_pieces_have_the_values_of_the_whole():
     with meta_device.building():
         module = Tied()
-    module._run = Run(0)
+    module.trainer_state = TrainerState(run=Run(0))
     meta_device.materialize(module, module.blocks[1])
     assert [name for name, each in module.named_parameters() if not each.is_meta] == [
         name for name, _ in module.named_parameters() if name.startswith("blocks.1")

@@ -258,9 +258,14 @@ def test_an_offloaded_fused_optimizer_reads_no_overflow_from_a_gpu(
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
     scaler = Precision("16-mixed", "cpu").scaler
     scaler._device = device
-    monkeypatch.setattr(torch.amp.GradScaler, "step", lambda *_: None)
+    seen = []
+    own = "_step_supports_amp_scaling"
+    monkeypatch.setattr(
+        torch.amp.GradScaler, "step", lambda _, stepped: seen.append(getattr(stepped, own))
+    )
     scaler.step(optimizer)
-    assert optimizer._step_supports_amp_scaling is reads_overflow
+    assert seen == [reads_overflow]
+    assert getattr(optimizer, own) is True  # as torch has made it
 
 
 def test_deepspeed_clips_offloaded_gradients_after_their_copies(monkeypatch):

@@ -1,6 +1,7 @@
 """What the user writes: a module with its steps, and where its data comes from."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +46,27 @@ class Run(Protocol):
     def seed(self) -> int: ...
 
 
+class Shard(Protocol):
+    """A parameter of which an engine has left this process a slice only."""
+
+    def make_whole(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What the trainer knows of a module: the one attribute that it sets on it.
+
+    ``run``: that uses the module; ``None`` outside a run. ``device``: of parameters, buffers and
+    batches. ``samples``: behind a value that is logged without a ``batch_size``; ``None``: those of
+    the batch. ``shards``: of parameters that are still slices after a run.
+    """
+
+    run: Run | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    samples: int | None = None
+    shards: Sequence[Shard] = ()
+
+
 class DataModule:
     """Where batches come from. Overwrite the loaders you need; return a ``DataLoader`` each.
 
@@ -75,6 +97,10 @@ class TrainingModule(nn.Module):
     Overwrite :meth:`training_step` and :meth:`configure_optimizers`, and what else you need. A
     batch is on the module's device when a step sees it, and so are registered buffers; make new
     tensors from old ones (``x.new_zeros``) or on ``self.device``.
+
+    The trainer sets one attribute, ``trainer_state`` (:class:`TrainerState`). Hooks, and another
+    ``forward`` of parts that are compiled or checkpointed, are there while a run lasts; only the
+    fully sharded strategies leave a module sharded.
     """
 
     automatic_optimization: bool = True
@@ -82,8 +108,7 @@ class TrainingModule(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._run: Run | None = None
-        self._device = torch.device("cpu")
+        self.trainer_state = TrainerState()
 
     # --- steps -----------------------------------------------------------------------------
 
@@ -248,10 +273,10 @@ class TrainingModule(nn.Module):
         A metric is computed and reset at the end of the epoch; it synchronizes itself.
         Outside a run (a step called by hand), nothing happens.
         """
-        if self._run is not None:
-            self._run.log(
-                name, value, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, batch_size
-            )
+        run, samples = self.trainer_state.run, self.trainer_state.samples
+        if run is not None:
+            samples = samples if batch_size is None else batch_size
+            run.log(name, value, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, samples)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """:meth:`log` each entry, all with the same options."""
@@ -265,26 +290,29 @@ class TrainingModule(nn.Module):
         Raises:
             RuntimeError: there is none.
         """
-        if self._run is None:
+        if self.trainer_state.run is None:
             raise RuntimeError(f"{type(self).__name__} is not being trained")
-        return self._run
+        return self.trainer_state.run
 
     @property
     def device(self) -> torch.device:
         """The device that parameters, buffers and batches are on."""
-        return self._device
+        return self.trainer_state.device
 
     @property
     def global_rank(self) -> int:
         """This process among all; 0 outside a run."""
-        return 0 if self._run is None else self._run.global_rank
+        run = self.trainer_state.run
+        return 0 if run is None else run.global_rank
 
     @property
     def global_step(self) -> int:
         """Optimizer steps made so far; 0 outside a run."""
-        return 0 if self._run is None else self._run.global_step
+        run = self.trainer_state.run
+        return 0 if run is None else run.global_step
 
     @property
     def current_epoch(self) -> int:
         """The running epoch, from 0; 0 outside a run."""
-        return 0 if self._run is None else self._run.current_epoch
+        run = self.trainer_state.run
+        return 0 if run is None else run.current_epoch

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,10 +92,11 @@ def _try(
 
 
 def _copied(module: TrainingModule) -> TrainingModule:
-    run, module._run = module._run, None
+    state = module.trainer_state
+    module.trainer_state = replace(state, run=None)  # which cannot be copied
     try:
         copied = copy.deepcopy(module)
     finally:
-        module._run = run
-    copied._run = run
+        module.trainer_state = state
+    copied.trainer_state = state
     return copied

@@ -346,11 +346,11 @@ class RankRun:
     @contextlib.contextmanager
     def _attached(self, module: TrainingModule) -> Iterator[None]:
         """The module knows its run for a while."""
-        module._run = self
+        module.trainer_state = replace(module.trainer_state, run=self)
         try:
             yield
         finally:
-            module._run = None
+            module.trainer_state = replace(module.trainer_state, run=None)
 
     @contextlib.contextmanager
     def _output_of(self, chosen: Chosen) -> Iterator[None]:

@@ -5,6 +5,7 @@ starts the processes, and the cluster says which of them this process is.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -124,7 +125,7 @@ class Strategy:
         meta_device.materialize(module, module)
         self.precision.cast(module)
         self.module = module.to(self.device)
-        module._device = self.device
+        module.trainer_state = replace(module.trainer_state, device=self.device)
 
     @staticmethod
     def local_processes(devices: int) -> int:

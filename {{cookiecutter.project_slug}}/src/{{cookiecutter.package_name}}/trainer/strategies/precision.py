@@ -16,6 +16,8 @@ from ..errors import ConfigurationError
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _PARAMETERS = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
 NAMES = ("32-true", *_AUTOCAST, *_PARAMETERS)
+# Set by torch on optimizers that are fused: its gradient scaler leaves it to them to unscale.
+_UNSCALES_ITSELF = "_step_supports_amp_scaling"
 
 
 class _Scaler(torch.amp.GradScaler):
@@ -25,10 +27,15 @@ class _Scaler(torch.amp.GradScaler):
     """
 
     def step(self, optimizer: Optimizer, *arguments: Any, **options: Any) -> float | None:
-        if _any_on_cpu(optimizer) and hasattr(optimizer, "_step_supports_amp_scaling"):
-            # A fused optimizer would read the overflow's copy before it has arrived.
-            optimizer._step_supports_amp_scaling = self._device == "cpu"
-        return super().step(optimizer, *arguments, **options)
+        unscales_itself = getattr(optimizer, _UNSCALES_ITSELF, None)
+        if unscales_itself is None or self._device == "cpu" or not _any_on_cpu(optimizer):
+            return super().step(optimizer, *arguments, **options)
+        # A fused optimizer would read the overflow's copy before it has arrived.
+        setattr(optimizer, _UNSCALES_ITSELF, False)
+        try:
+            return super().step(optimizer, *arguments, **options)
+        finally:
+            setattr(optimizer, _UNSCALES_ITSELF, unscales_itself)
 
     def _unscale_grads_(self, optimizer: Optimizer, *arguments: Any) -> dict[torch.device, Tensor]:
         groups = optimizer.param_groups

@@ -6,8 +6,8 @@ and cut into that many equal slices.
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from ...checkpoint import stored_tensors
 from ...errors import ConfigurationError
 from ...launch import collectives
-
-# Of modules whose parameters are cut, also after the run that has cut them.
-_CUT: "WeakKeyDictionary[nn.Module, list[Shard]]" = WeakKeyDictionary()
+from ...module import TrainingModule
 
 
 class Shard:
@@ -127,12 +125,13 @@ class Contents:
             raise KeyError(f"one of the two alone has {', '.join(strange[:3])}")
 
 
-def leave_cut(module: nn.Module, shards: Iterable[Shard]) -> None:
-    """Remember that a module's parameters are slices from now on."""
-    _CUT[module] = list(shards)
+def leave_cut(module: TrainingModule, shards: Iterable[Shard]) -> None:
+    """Remember that a module's parameters are slices from now on, also after the run."""
+    module.trainer_state = replace(module.trainer_state, shards=list(shards))
 
 
-def make_whole(module: nn.Module) -> None:
+def make_whole(module: TrainingModule) -> None:
     """Join the slices in which an earlier run has left a module; every process calls it."""
-    for shard in _CUT.pop(module, []):
+    for shard in module.trainer_state.shards:
         shard.make_whole()
+    module.trainer_state = replace(module.trainer_state, shards=())

@@ -76,6 +76,7 @@ class FSDP(ProcessGroupStrategy):
     step: Any = None
     roots: Sequence[nn.Module] = ()
     same_use: SameUse | None = None
+    averaged: GradientAverage | None = None
 
     def __init__(
         self,
@@ -143,7 +144,8 @@ class FSDP(ProcessGroupStrategy):
                 f"{type(module).__name__} lies in parts since it was trained; make it anew, and "
                 "give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
             )
-        self.module, module._device = module, self.device
+        self.module = module
+        module.trainer_state = dataclasses.replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
         self.step = StepModule(module)
         # A backward inside a step lets go of all that the root of its units has gathered, which
@@ -239,7 +241,7 @@ class FSDP(ProcessGroupStrategy):
         elif self.same_use is not None:
             self.same_use.check(loss)
         super().backward(loss, synchronize=synchronize)
-        if synchronize and self.averaged.has_trained:
+        if synchronize and self.averaged is not None and self.averaged.has_trained:
             self.averaged.average()
         if synchronize and self.find_unused_parameters:
             self._leave_out_unused()
@@ -312,6 +314,8 @@ class FSDP(ProcessGroupStrategy):
         if self.calls is not None:
             self.calls.close()
         self.calls = None
+        if self.averaged is not None:
+            self.averaged.close()
         for unit in self._units():
             _forget_groups(unit)
         if self.step is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from ...launch import collectives
 from . import sparse
@@ -32,11 +33,19 @@ class GradientAverage:
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = [each for each in parameters if each.is_floating_point()]
         self._averaged: set[int] = set()
+        self._hooks: list[RemovableHandle] = []
         for index, parameter in enumerate(self._parameters):
             # torch hooks into what gets a gradient; one that is frozen may be thawed later.
             requires_grad = parameter.requires_grad
-            parameter.requires_grad_().register_post_accumulate_grad_hook(self._note(index))
+            parameter.requires_grad_()
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note(index)))
             parameter.requires_grad_(requires_grad)
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _note(self, index: int) -> Callable[[Tensor], None]:
         def note(parameter: Tensor) -> None:

@@ -76,6 +76,7 @@ class Horovod(ProcessGroupStrategy):
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
         self._synchronizes = True
+        self._thawed: GradientAverage | None = None
         if scale_learning_rate:
             twice = (
                 "Horovod multiplies rates by its size already; set "
@@ -161,7 +162,7 @@ class Horovod(ProcessGroupStrategy):
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
-        if synchronize and self._thawed.has_trained:
+        if synchronize and self._thawed is not None and self._thawed.has_trained:
             self._thawed.average()
 
     def _keep_apart(self, parameter: Tensor) -> None:
@@ -217,6 +218,8 @@ class Horovod(ProcessGroupStrategy):
         hvd.broadcast_parameters(self.module.state_dict(), root_rank=0)
 
     def teardown(self) -> None:
+        if self._thawed is not None:
+            self._thawed.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

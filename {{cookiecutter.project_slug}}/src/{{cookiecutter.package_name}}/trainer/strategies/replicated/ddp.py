@@ -3,7 +3,7 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class DDP(Replicated):
         self.bucket_cap_mb = bucket_cap_mb
         self.hook = CommunicationHook(communication_hook, powersgd_rank, powersgd_start_step)
         self._has_learnt = False
+        self._ignored: list[Any] = []
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -74,15 +75,16 @@ class DDP(Replicated):
             self.averaged = GradientAverage(module.parameters())
         return configure()
 
-    def _keep_sparse_apart(self, module: TrainingModule) -> list[Tensor]:
+    def _keep_sparse_apart(self, module: TrainingModule) -> Sequence[Tensor]:
         """Have DDP leave sparse gradients alone: NCCL and its hooks cannot reduce them."""
         found = {
             name: each for name, each in sparse_parameters(module).items() if each.requires_grad
         }
         self.start_equal(found.values())
+        self._ignored = list(found.values())
         names = [f"module.{name}" for name in found]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.step, names)
-        return list(found.values())
+        return self._ignored
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
         """Give the module to torch's DDP."""
@@ -138,6 +140,9 @@ class DDP(Replicated):
             # The reducer must not outlive the group: its destructor would join gloo's threads with
             # the interpreter locked, while one of them waits for the lock to free a tensor.
             del wrapped.reducer, wrapped.logger
+        for each in self._ignored:
+            del each._ddp_ignored  # torch's mark: another fit may have DDP average it
+        self._ignored = []
         super().teardown()
 
 

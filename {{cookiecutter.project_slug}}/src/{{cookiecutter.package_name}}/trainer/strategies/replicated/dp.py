@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ...data import transfer
 from ...data.feed import Feed, MicroBatch, batch_length
 from ...launch.devices import devices
-from ...module import Run, TrainingModule
 from ..base import Strategy
+from ...module import TrainingModule
 from ..limits import Limits
 from ..optimizers import Optimization
 from ..step import Stage, StepModule, read_loss
@@ -57,13 +57,14 @@ class ReplicatedStep(StepModule):
         pieces = scatter(batch, self._devices, self._dtype)
         self.sizes = [batch_length(piece) for piece in pieces]
         outputs = []
-        for index, piece in enumerate(pieces):
-            replica = replicate(self.module, self._devices[index], is_first=index == 0)
-            if self.module._run is not None:
-                # A batch that only keeps this process in step with the others counts nothing.
-                counted = self.sizes[index] if self.module._run.batch_samples else 0
-                replica._run = _PieceRun(self.module._run, counted)
-            with _on(self._devices[index]):
+        for index, (piece, device) in enumerate(zip(pieces, self._devices, strict=False)):
+            replica = replicate(self.module, device, is_first=index == 0)
+            run = self.module.trainer_state.run
+            # A batch that only keeps this process in step with the others counts nothing.
+            counted = self.sizes[index] if run is None or run.batch_samples else 0
+            state = dataclasses.replace(self.module.trainer_state, device=device, samples=counted)
+            replica.trainer_state = state
+            with _on(device):
                 outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
         return gather(outputs, self._devices[0])
 
@@ -120,21 +121,6 @@ class DP(Strategy):
         return self.step.read_loss(outputs)
 
 
-class _PieceRun:
-    """A run as a replica sees it: what it logs counts for the samples of its piece."""
-
-    def __init__(self, run: Run, samples: int) -> None:
-        self._run = run
-        self._samples = samples
-
-    def log(self, *arguments: Any) -> None:
-        *rest, batch_size = arguments
-        self._run.log(*rest, self._samples if batch_size is None else batch_size)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
-
-
 def replicate(module: Any, device: torch.device, *, is_first: bool) -> Any:
     """A copy of a module for one step whose gradients flow into the module's own parameters.
 
@@ -163,7 +149,7 @@ def replicate(module: Any, device: torch.device, *, is_first: bool) -> Any:
         if buffer is not None and not is_first:
             replica._buffers[name] = buffer.detach().to(device, copy=True)
     if isinstance(replica, TrainingModule):
-        replica._device = device
+        replica.trainer_state = dataclasses.replace(replica.trainer_state, device=device)
     return replica
 
 

@@ -56,3 +56,8 @@ class Replicated(ProcessGroupStrategy):
         super().backward(loss, synchronize=synchronize)
         if synchronize and self.averaged is not None and self.averaged.has_trained:
             self.averaged.average()
+
+    def teardown(self) -> None:
+        if self.averaged is not None:
+            self.averaged.close()
+        super().teardown()

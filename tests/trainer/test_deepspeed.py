@@ -230,17 +230,20 @@ def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
         ),
     ],
 )
-@pytest.mark.needs("deepspeed")
 def test_one_optimizer_with_one_scheduler(given, own, part):
-    made = trainer.Trainer(
-        accelerator="cpu",
-        devices=2,
-        max_steps=1,
-        strategy="deepspeed",
-        strategy_options={} if own is None else {"config": own},
-    )
+    optimizer = load("trainer.strategies.deepspeed.optimizers")
+    read = load("trainer.strategies.optimizers").read_optimization
+    module = load_subject(**given)
     with pytest.raises(ConfigurationError, match=part):
-        made.check_fit(load_subject(**given))
+        optimizer.configured(own or {}, module, lambda: read(module.configure_optimizers()))
+
+
+@pytest.mark.needs("deepspeed")
+def test_a_module_s_optimizers_are_not_asked_for_before_its_fit(monkeypatch):
+    module = load_subject()
+    monkeypatch.setattr(type(module), "configure_optimizers", lambda _: pytest.fail("was called"))
+    made = trainer.Trainer(accelerator="cpu", devices=2, max_steps=1, strategy="deepspeed")
+    made.check_fit(module)
 
 
 def load_subject(**given: Any) -> Any:

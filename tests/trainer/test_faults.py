@@ -364,7 +364,11 @@ Extension modules: numpy (total: 1)
 
 def test_a_fault_s_stack_is_that_of_its_thread(tmp_path):
     (tmp_path / "stack").write_text(FAULT)
-    expected = '  File "model.py", line 9 in outer\n  File "model.py", line 2 in inner'
+    expected = """\
+  File "cli.py", line 1 in main
+  File "external.py", line 28 in run_external
+  File "model.py", line 9 in outer
+  File "model.py", line 2 in inner"""
     assert stacks.of_fault(tmp_path / "stack") == expected
     assert not stacks.is_in_collective(expected)
     assert stacks.is_in_collective(f'{expected}\n  File "/v/torch/distributed/x.py", line 1 in f')

@@ -11,6 +11,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 from my_project.trainer import errors
+from my_project.trainer.strategies import clipping
+from my_project.trainer.strategies import optimizer_state as states
 from my_project.trainer.strategies import optimizers as optimization
 
 FIRST, SECOND = SGD([nn.Parameter(torch.ones(2))], lr=1.0), Adam([nn.Parameter(torch.ones(1))])
@@ -220,12 +222,12 @@ def test_training_goes_on_bit_for_bit(kind: str, backwards: bool) -> None:
     module, resumed = make_module(), make_module()
     optimizer = OPTIMIZERS[kind](groups(module))
     step(module, optimizer, 3)
-    names = optimization.parameter_names(module)
-    state = copy.deepcopy(optimization.optimizer_state(optimizer, names))
+    names = states.parameter_names(module)
+    state = copy.deepcopy(states.optimizer_state(optimizer, names))
 
     resumed.load_state_dict(module.state_dict())
     other = OPTIMIZERS[kind](groups(resumed, backwards))
-    optimization.load_optimizer_state(other, state, optimization.parameter_names(resumed))
+    states.load_optimizer_state(other, state, states.parameter_names(resumed))
 
     expected = step(module, optimizer, 3)
     for found, wanted in zip(step(resumed, other, 3), expected, strict=True):
@@ -240,7 +242,7 @@ def test_parameters_of_one_shape_are_not_mixed_up() -> None:
     first.grad, second.grad = torch.full((2,), 1.0), torch.full((2,), 2.0)
     optimizer.step()
     other = SGD([second, first], lr=1.0, momentum=0.9)
-    optimization.load_optimizer_state(other, optimization.optimizer_state(optimizer, names), names)
+    states.load_optimizer_state(other, states.optimizer_state(optimizer, names), names)
     assert other.state[first]["momentum_buffer"].tolist() == [1.0, 1.0]
     assert other.state[second]["momentum_buffer"].tolist() == [2.0, 2.0]
 
@@ -249,7 +251,7 @@ def test_state_is_keyed_by_name_and_keeps_the_groups() -> None:
     module = make_module()
     optimizer = AdamW(groups(module), lr=0.05)
     step(module, optimizer, 1)
-    state = optimization.optimizer_state(optimizer, optimization.parameter_names(module))
+    state = states.optimizer_state(optimizer, states.parameter_names(module))
     assert sorted(state["state"]) == ["0.bias", "0.weight", "2.bias", "2.weight"]
     assert sorted(state["state"]["0.bias"]) == ["exp_avg", "exp_avg_sq", "step"]
     assert [group["params"] for group in state["param_groups"]] == [
@@ -266,9 +268,9 @@ def test_rates_that_a_scheduler_changed_come_back() -> None:
     scheduler = OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=9)
     step(module, optimizer, 1)
     scheduler.step()
-    state = optimization.optimizer_state(optimizer, optimization.parameter_names(module))
+    state = states.optimizer_state(optimizer, states.parameter_names(module))
     other = SGD(groups(resumed), lr=0.7)
-    optimization.load_optimizer_state(other, state, optimization.parameter_names(resumed))
+    states.load_optimizer_state(other, state, states.parameter_names(resumed))
     for found, wanted in zip(other.param_groups, optimizer.param_groups, strict=True):
         assert {**found, "params": []} == {**wanted, "params": []}
 
@@ -278,17 +280,17 @@ def test_a_parameter_that_the_module_does_not_own_has_its_index_for_a_name() -> 
     optimizer = SGD([alone], lr=1.0, momentum=0.9)
     alone.grad = torch.ones(1)
     optimizer.step()
-    state = optimization.optimizer_state(optimizer, {})
+    state = states.optimizer_state(optimizer, {})
     assert list(state["state"]) == ["#0"]
 
 
 def test_the_state_of_other_parameters_is_refused() -> None:
     module = make_module()
-    names = optimization.parameter_names(module)
-    state = optimization.optimizer_state(SGD(module.parameters(), lr=1.0), names)
+    names = states.parameter_names(module)
+    state = states.optimizer_state(SGD(module.parameters(), lr=1.0), names)
     fewer = SGD(list(module.parameters())[:2], lr=1.0)
     with pytest.raises(errors.ConfigurationError) as raised:
-        optimization.load_optimizer_state(fewer, state, names)
+        states.load_optimizer_state(fewer, state, names)
     assert raised.value.problems == [
         "the checkpoint's optimizer holds other parameters than this one (2.bias, 2.weight)"
     ]
@@ -300,9 +302,9 @@ def test_the_state_of_other_parameters_is_refused() -> None:
 def test_clip_gradients() -> None:
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0]), torch.tensor([-4.0])
-    optimization.clip_gradients(parameters, 2.5, "norm")
+    clipping.clip_gradients(parameters, 2.5, "norm")
     assert float(parameters[0].grad) == pytest.approx(1.5)
     assert float(parameters[1].grad) == pytest.approx(-2.0)
-    optimization.clip_gradients(parameters, 1.75, "value")
+    clipping.clip_gradients(parameters, 1.75, "value")
     assert [float(each.grad) for each in parameters[:2]] == [pytest.approx(1.5), -1.75]
     assert parameters[2].grad is None

@@ -23,12 +23,13 @@ from my_project import trainer
 from my_project.trainer.checkpoint import reading as checkpoint
 from my_project.trainer.checkpoint import writing as checkpoint_writer
 from my_project.trainer.data import randomness
+from my_project.trainer.strategies import optimizer_state as states
 from my_project.trainer.strategies import optimizers as optimization
-from my_project.trainer.strategies import sharded_state as parts
 from my_project.trainer.strategies.deepspeed import slices as deepspeed_slices
 from my_project.trainer.strategies.deepspeed import state as deepspeed_state
 from my_project.trainer.strategies.deepspeed import strategy as deepspeed
 from my_project.trainer.strategies.fsdp import fsdp
+from my_project.trainer.strategies.fsdp import state as parts
 from my_project.trainer.strategies.precision import Precision
 from my_project.trainer.strategies.replicated import dp
 
@@ -91,10 +92,10 @@ def test_a_checkpoint_of_shards_in_main_memory_never_leaves_it(connect, tmp_path
     optimizer = torch.optim.Adam(module.parameters())
     module.weight.grad = sharded(torch.ones(4, 2), 4)
     optimizer.step()
-    names = optimization.parameter_names(module)
+    names = states.parameter_names(module)
     state = {
         "model": dict(module.state_dict()),
-        "optimizer": optimization.optimizer_state(optimizer, names),
+        "optimizer": states.optimizer_state(optimizer, names),
     }
     checkpoint_writer.Checkpoints(tmp_path).save(1, state, {})
     stored = checkpoint.Checkpoint(tmp_path / "step-00000001").stored_state()
@@ -178,15 +179,13 @@ def saved() -> dict[str, Any]:
     layer, optimizer = fused_on(torch.device("cpu"))
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    state: dict[str, Any] = optimization.optimizer_state(
-        optimizer, optimization.parameter_names(layer)
-    )
+    state: dict[str, Any] = states.optimizer_state(optimizer, states.parameter_names(layer))
     return state
 
 
 def test_a_fused_optimizer_gets_its_steps_on_the_device_and_stays_fused(saved):
     layer, optimizer = fused_on(META)
-    optimization.load_optimizer_state(optimizer, saved, optimization.parameter_names(layer))
+    states.load_optimizer_state(optimizer, saved, states.parameter_names(layer))
     assert {each.device for each in optimizer.state[layer.weight].values()} == {META}
     assert optimizer.param_groups[0]["fused"]
 
@@ -194,7 +193,7 @@ def test_a_fused_optimizer_gets_its_steps_on_the_device_and_stays_fused(saved):
 def test_one_that_is_not_fused_keeps_them_in_main_memory(saved):
     layer, optimizer = fused_on(torch.device("cpu"))
     saved["param_groups"][0]["fused"] = True
-    optimization.load_optimizer_state(optimizer, saved, optimization.parameter_names(layer))
+    states.load_optimizer_state(optimizer, saved, states.parameter_names(layer))
     assert optimizer.state[layer.weight]["step"].device.type == "cpu"
     assert not optimizer.param_groups[0]["fused"]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from . import dtensors
 
 
 class StoredTensors(Mapping[str, "Stored"]):
@@ -114,6 +115,23 @@ def read_all(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(read_all(value) for value in tree)
     return tree
+
+
+@torch.no_grad()
+def fill(target: Tensor, value: Tensor | Stored) -> None:
+    """Fill a tensor, whole or in parts, from a whole one or from one in the same parts."""
+    if isinstance(value, Stored):
+        value.read_into(target)
+    elif dtensors.is_sharded(target) and not dtensors.is_sharded(value):
+        # Not by way of the mesh's device, where parts that are offloaded do not lie.
+        part = dtensors.local(target)
+        for dim, (start, length) in enumerate(
+            zip(dtensors.offsets(target), part.shape, strict=True)
+        ):
+            value = value.narrow(dim, start, length)
+        part.copy_(value)
+    else:
+        target.copy_(value)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..strategies import Strategy, sharded_state
+from ..checkpoint import stored_tensors
+from ..strategies import Strategy
 from ..strategies.gradients import sparse
 from ..strategies.optimizers import Optimization
 
@@ -72,7 +73,7 @@ class ManualOptimization:
             else:
                 continue
             parameter.grad = torch.empty_like(parameter, requires_grad=False)
-            sharded_state.fill(parameter.grad, value)
+            stored_tensors.fill(parameter.grad, value)
 
     def end_batch(self) -> None:
         """After a training step: adapt the gradient scale if an optimizer has stepped."""

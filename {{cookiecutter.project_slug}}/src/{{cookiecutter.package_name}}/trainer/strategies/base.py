@@ -22,14 +22,10 @@ from ..launch.collectives import How
 from ..launch.devices import devices
 from ..memory import meta_device
 from ..module import TrainingModule
+from .clipping import clip_gradients
 from .limits import Limits
-from .optimizers import (
-    Optimization,
-    clip_gradients,
-    load_optimizer_state,
-    optimizer_state,
-    parameter_names,
-)
+from .optimizer_state import load_optimizer_state, optimizer_state, parameter_names
+from .optimizers import Optimization
 from .precision import Precision
 from .step import Stage, check_loss, read_loss
 
@@ -227,8 +223,7 @@ class Strategy:
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
         """Clip the gradients of the whole model: ``"norm"`` or each ``"value"``."""
-        for optimizer in optimization.optimizers:
-            self.precision.unscale(optimizer)
+        self.precision.unscale(optimization.optimizers)
         clip_gradients(optimization.parameters, value, algorithm)
 
     def optimizer_step(self, optimizer: Optimizer) -> None:

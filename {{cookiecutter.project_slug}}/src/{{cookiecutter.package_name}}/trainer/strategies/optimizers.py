@@ -1,21 +1,18 @@
-"""What ``configure_optimizers`` may return, in one form; and optimizer state by parameter name."""
+"""What ``configure_optimizers`` may return, in one form."""
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import ConfigurationError, UserError
 
 _SCHEDULERS = __name__.replace(".", r"\.")
-# Of a group of torch's optimizers: which code computes the same.
-_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 
 
 @dataclass
@@ -193,103 +190,3 @@ def _read_schedule(entry: Any) -> Schedule:
     if isinstance(scheduler, ReduceLROnPlateau) and schedule.monitor is None:
         raise ConfigurationError("ReduceLROnPlateau needs 'monitor': the name of a logged value")
     return schedule
-
-
-def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """An optimizer's state keyed by parameter names, which mean the same under every strategy.
-
-    Args:
-        optimizer: any torch optimizer.
-        names: parameter names by ``id`` of the parameter.
-    """
-    by_index = _names_by_index(optimizer, names)
-    state = optimizer.state_dict()
-    return {
-        "state": {by_index[index]: dict(values) for index, values in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [by_index[index] for index in group["params"]]}
-            for group in state["param_groups"]
-        ],
-    }
-
-
-def load_optimizer_state(
-    optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[int, str]
-) -> None:
-    """Put back what :func:`optimizer_state` gave.
-
-    Raises:
-        ConfigurationError: the saved parameters are not those of this optimizer.
-    """
-    by_index = _names_by_index(optimizer, names)
-    indices = {name: index for index, name in by_index.items()}
-    saved = {name for group in state["param_groups"] for name in group["params"]}
-    if saved != indices.keys():
-        strange = ", ".join(sorted(saved ^ indices.keys())[:3])
-        raise ConfigurationError(
-            f"the checkpoint's optimizer holds other parameters than this one ({strange})"
-        )
-    groups = []
-    first = 0
-    for own, group in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        own_indices = list(range(first, first + len(own["params"])))
-        first += len(own_indices)
-        if {by_index[index] for index in own_indices} != set(group["params"]):
-            raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
-        # torch matches by position: so the order must be this optimizer's own.
-        groups.append({**group, **implementation(own), "params": own_indices})
-    by_own_index = {indices[name]: dict(values) for name, values in state["state"].items()}
-    optimizer.load_state_dict({"state": by_own_index, "param_groups": groups})
-
-
-def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
-    """How an optimizer computes a group, which is this run's affair and not a checkpoint's."""
-    return {name: group[name] for name in _IMPLEMENTATION if name in group}
-
-
-def place_step(group: Mapping[str, Any], values: dict[str, Any], device: torch.device) -> None:
-    """Put the number of steps where torch's optimizers expect it, as ``load_state_dict`` does.
-
-    Args:
-        group: of the parameter.
-        values: of its state, which an engine keeps elsewhere than torch.
-        device: of the parameter.
-    """
-    if (group.get("fused") or group.get("capturable")) and isinstance(values.get("step"), Tensor):
-        values["step"] = values["step"].to(device, torch.float32)
-
-
-def _names_by_index(optimizer: Optimizer, names: Mapping[int, str]) -> dict[int, str]:
-    parameters: Iterable[Tensor] = (
-        parameter for group in optimizer.param_groups for parameter in group["params"]
-    )
-    # A parameter that the module does not own still has a place in the optimizer: its index.
-    return {
-        index: names.get(id(parameter), f"#{index}") for index, parameter in enumerate(parameters)
-    }
-
-
-def parameter_names(module: nn.Module) -> dict[int, str]:
-    """Parameter names of a module by ``id`` of the parameter."""
-    return {id(parameter): name for name, parameter in module.named_parameters()}
-
-
-def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
-    """Clip full gradients in place: their global norm, or each value."""
-    parameters = [_with_dense_gradient(each) for each in parameters]
-    if algorithm == "norm":
-        torch.nn.utils.clip_grad_norm_(parameters, value)
-    else:
-        torch.nn.utils.clip_grad_value_(parameters, value)
-
-
-def _with_dense_gradient(parameter: Tensor) -> Tensor:
-    """A tensor whose gradient is the values of a parameter's sparse one, for what takes no such."""
-    if parameter.grad is None or not parameter.grad.is_sparse:
-        return parameter
-    # A row may occur several times; its norm is that of their sum.
-    parameter.grad = parameter.grad.coalesce()
-    values = parameter.grad.detach().values()
-    stand_in = torch.empty_like(values)
-    stand_in.grad = values
-    return stand_in

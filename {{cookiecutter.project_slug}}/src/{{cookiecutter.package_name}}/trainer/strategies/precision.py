@@ -141,10 +141,11 @@ class Precision:
         # A scaled loss overflows in half precision, which torch's sharded scaler would leave it in.
         return loss if self.scaler is None else self.scaler.scale(loss.float())
 
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Bring the gradients back to their size, once, before they are clipped."""
+    def unscale(self, optimizers: Iterable[Optimizer]) -> None:
+        """Bring gradients back to their size, once, before they are clipped."""
         if self.scaler is not None:
-            self.scaler.unscale_(optimizer)
+            for optimizer in optimizers:
+                self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
         """Step, unless a scaled gradient overflowed."""

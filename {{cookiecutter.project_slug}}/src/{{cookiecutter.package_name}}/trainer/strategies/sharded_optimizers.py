@@ -1,21 +1,18 @@
-"""Optimizers that each process steps for a share of the parameters: states, and clipped gradients.
+"""The state of optimizers that each process steps for a share of the parameters.
 
 Such an optimizer names all parameters in its groups; its own one, ``optim``, has this process'
 share of them and their state (``ZeroRedundancyOptimizer``, FairScale's ``OSS``).
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ..checkpoint import stored_tensors
 from ..checkpoint.state_file import Spread
-from ..launch import collectives
-from .optimizers import load_optimizer_state
+from .optimizer_state import group_names, load_optimizer_state, named_groups
 
 
 def constructor_options(optimizer: Optimizer) -> dict[str, Any]:
@@ -26,14 +23,11 @@ def constructor_options(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def state(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """As ``optimization.optimizer_state`` gives it, with this process' share of the parameters."""
+    """As :func:`optimizer_state` gives it, with this process' share of the parameters."""
     own = optimizer.optim.state
     return {
         "state": Spread({names[id(parameter)]: dict(values) for parameter, values in own.items()}),
-        "param_groups": [
-            {**group, "params": [names[id(parameter)] for parameter in group["params"]]}
-            for group in optimizer.param_groups
-        ],
+        "param_groups": named_groups(optimizer.param_groups, group_names(optimizer, names)),
     }
 
 
@@ -59,20 +53,3 @@ def load_state(optimizer: Any, saved: Mapping[str, Any], names: Mapping[int, str
         ],
     }
     load_optimizer_state(inner, share, names)
-
-
-def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
-    """Clip gradients of which each process holds other ones: their norm over all, or each value.
-
-    Args:
-        parameters: whose gradients lie here; every process calls it, also one that has none.
-        value: largest norm, or largest value.
-        algorithm: ``"norm"`` or ``"value"``.
-    """
-    if algorithm == "value":
-        torch.nn.utils.clip_grad_value_(parameters, value)
-        return
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    own = torch.nn.utils.get_total_norm(gradients).to(parameters[0].device)
-    norm = collectives.all_reduce(own.float() ** 2).sqrt()
-    torch.nn.utils.clip_grads_with_norm_(parameters, value, norm)

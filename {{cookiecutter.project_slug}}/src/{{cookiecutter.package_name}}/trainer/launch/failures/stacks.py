@@ -21,8 +21,6 @@ _SIGNAL = signal.SIGUSR2
 _SECONDS_TO_ANSWER = 3.0
 _FRAME = '  File "'
 _MOST_FRAMES = 30
-# The frames above this call are the same on all ranks, and are omitted.
-_OUTERMOST = "run_external"
 _COLLECTIVES = (
     "torch/distributed/",
     "torch/nn/parallel/distributed.py",
@@ -146,7 +144,5 @@ def _threads(text: str) -> list[list[str]]:
 
 def _shortened(lines: Sequence[str]) -> str:
     """The relevant calls of a stack."""
-    outermost = [number for number, line in enumerate(lines) if line.endswith(f" in {_OUTERMOST}")]
-    inner = lines[outermost[-1] + 1 :] if outermost else lines
-    kept = [line for line in inner if line.rpartition(" in ")[2] not in _OMITTED]
+    kept = [line for line in lines if line.rpartition(" in ")[2] not in _OMITTED]
     return "\n".join(kept[-_MOST_FRAMES:])

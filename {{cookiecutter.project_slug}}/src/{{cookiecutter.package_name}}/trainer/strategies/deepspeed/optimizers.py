@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...errors import ConfigurationError
 from ...module import TrainingModule
-from ..optimizers import Optimization, Schedule, read_optimization
+from ..optimizers import Optimization, Schedule
 from . import settings
 from .onebit_adam import OneBitAdam
 from .settings import ELEMENTWISE
@@ -41,19 +41,6 @@ def configured(
     if settings.kind(config, "scheduler") is not None:
         return Optimization(found.optimizers, [])
     return found
-
-
-def early_problems(config: Mapping[str, Any], module: TrainingModule) -> list[str]:
-    """What is wrong with a module's optimizers, asked before any process starts."""
-    if _has_none(module):
-        return []
-    try:
-        found = read_optimization(module.configure_optimizers())
-    except Exception:
-        # It may need what is there in a run alone; then it is asked again, and what is wrong with
-        # it said there.
-        return []
-    return problems_of(found, config)
 
 
 def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:

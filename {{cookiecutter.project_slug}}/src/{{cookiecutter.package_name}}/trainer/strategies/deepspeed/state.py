@@ -15,7 +15,7 @@ from ...checkpoint.state_file import Spread
 from ...checkpoint.stored_tensors import read_all
 from ...errors import ConfigurationError
 from ...launch import collectives
-from ..optimizers import implementation, place_step
+from ..optimizer_state import check_groups, implementation, named_groups, place_step
 from .slices import FlatSlices, ParameterSlices, Slice
 
 _STEPS = "step"  # of Adam: a number, though it may be a tensor
@@ -54,15 +54,10 @@ class ShardedState:
 
     def state(self) -> dict[str, Any]:
         """As ``Strategy.state`` gives it."""
-        groups = zip(self._optimizer.param_groups, self._groups, strict=True)
+        groups = named_groups(self._optimizer.param_groups, self._groups)
         return {
             "model": self._weights(),
-            "optimizers": [
-                {
-                    "state": self._values(),
-                    "param_groups": [{**group, "params": names} for group, names in groups],
-                }
-            ],
+            "optimizers": [{"state": self._values(), "param_groups": groups}],
         }
 
     def _weights(self) -> dict[str, Any]:
@@ -140,8 +135,7 @@ class ShardedState:
                 parameter.data.copy_(whole)
 
     def _load_groups(self, saved: list[Mapping[str, Any]]) -> None:
-        if [set(group["params"]) for group in saved] != [set(names) for names in self._groups]:
-            raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
+        check_groups(saved, self._groups)
         for group, values in zip(self._optimizer.param_groups, saved, strict=True):
             own = implementation(group)
             group.update({key: read_all(values[key]) for key in values if key != "params"})

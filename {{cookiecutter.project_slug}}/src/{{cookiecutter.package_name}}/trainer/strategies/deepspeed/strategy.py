@@ -5,7 +5,6 @@ Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
 """
 
 import gc
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,10 +19,12 @@ from ...errors import UserError
 from ...launch.cluster import Layout
 from ...launch.devices.devices import choose_accelerator
 from ...module import TrainingModule
+from ..clipping import clip_finite_values
 from ..gradients import sparse
 from ..gradients.same_use import ELSEWHERE, SameUse, trained
 from ..limits import Limits
-from ..optimizers import Optimization, parameter_names
+from ..optimizer_state import group_names, parameter_names
+from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..recast import recasting
@@ -148,8 +149,7 @@ class DeepSpeed(ProcessGroupStrategy):
         return settings.kind(self.config, "optimizer") is None
 
     def problems_of(self, module: TrainingModule) -> list[str]:
-        lines = sparse.problems_of(module, "ZeRO flattens gradients")
-        return lines + optimizers.early_problems(self.config, module)
+        return sparse.problems_of(module, "ZeRO flattens gradients")
 
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
@@ -183,10 +183,7 @@ class DeepSpeed(ProcessGroupStrategy):
             found = Optimization([optimizers.one_bit_adam(self.config, module)], [])
         names = parameter_names(module)
         groups = [
-            [names[id(each)] for each in group["params"]]
-            for optimizer in found.optimizers
-            for group in optimizer.param_groups
-            if group["params"]
+            own for optimizer in found.optimizers for own in group_names(optimizer, names) if own
         ]
         self.engine = self._initialize(config, found)
         if not groups:  # DeepSpeed has made the optimizer, of all that is trained
@@ -275,12 +272,7 @@ class DeepSpeed(ProcessGroupStrategy):
             if self.slices.are_offloaded and self.device.type == "cuda":
                 # Their copies to the CPU may be under way; DeepSpeed's own step waits for them.
                 torch.cuda.synchronize(self.device)
-            bound = value * self.zero.loss_scale
-            for gradient in self.slices.gradients():
-                # What has overflowed stays as it is, for DeepSpeed to see; the device decides that,
-                # and the host does not wait for it.
-                own = torch.where(torch.isfinite(gradient).all(), bound, math.inf)
-                gradient.clamp_(-own, own)
+            clip_finite_values(self.slices.gradients(), value * self.zero.loss_scale)
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         self.engine.step()

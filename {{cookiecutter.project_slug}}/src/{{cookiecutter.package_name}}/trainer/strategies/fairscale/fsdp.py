@@ -15,18 +15,25 @@ from torch.optim import Optimizer
 
 from ...checkpoint import stored_tensors
 from ...checkpoint.state_file import Spread
-from ...errors import ConfigurationError, UserError
+from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
-from .. import sharded_optimizers
+from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
 from ..gradients.same_use import ELSEWHERE, SameUse
 from ..limits import Limits
-from ..optimizers import Optimization, load_optimizer_state, parameter_names
+from ..optimizer_state import (
+    group_names,
+    load_optimizer_state,
+    named_groups,
+    parameter_names,
+)
+from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..recast import recasting
 from ..step import Stage, StepModule
+from .checks import check_owned, not_averaged
 from .parameter_shards import Contents, Shard, leave_cut, make_whole
 from .sharded import PACKAGES
 
@@ -168,11 +175,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
     def _check_all_reduced(self) -> None:
         for parameter in self.module.parameters():
             if parameter.grad is not None and parameter.grad.shape != parameter.shape:
-                raise UserError(
-                    f"{self._names[id(parameter)]} was used in a micro-batch of this step but not "
-                    "in its last, in which FairScale averages gradients; use "
-                    "accumulate_grad_batches=1, or strategy='ddp'"
-                )
+                raise not_averaged(self._names[id(parameter)])
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
@@ -184,9 +187,8 @@ class FairScaleFSDP(ProcessGroupStrategy):
             return self._root(stage, batch, batch_idx)
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
-        for optimizer in optimization.optimizers:
-            self.precision.unscale(optimizer)
-        sharded_optimizers.clip_gradients(optimization.parameters, value, algorithm)
+        self.precision.unscale(optimization.optimizers)
+        clip_distinct_gradients(optimization.parameters, value, algorithm)
 
     # --- checkpoints ---------------------------------------------------------------------------
 
@@ -220,11 +222,8 @@ class FairScaleFSDP(ProcessGroupStrategy):
             whole = self._shards[key].gather_values(values, self._keepers[key])
             if whole is not None:
                 kept[self._names[key]] = whole
-        groups = [
-            {**group, "params": [self._names[id(each)] for each in group["params"]]}
-            for group in optimizer.param_groups
-        ]
-        return {"state": kept, "param_groups": groups}
+        names = group_names(optimizer, self._names)
+        return {"state": kept, "param_groups": named_groups(optimizer.param_groups, names)}
 
     def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         shards = {self._names[each]: shard for each, shard in self._shards.items()}
@@ -258,8 +257,4 @@ def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
                     "fairscale_fsdp has slices of them; use SGD, Adam or another that computes "
                     "element by element, or strategy='ddp_sharded'"
                 )
-    if {id(each) for each in optimization.parameters} - names.keys():
-        raise ConfigurationError(
-            "configure_optimizers: an optimizer has a parameter that is not the module's own; "
-            "make it an attribute of the module"
-        )
+    check_owned(optimization, names)

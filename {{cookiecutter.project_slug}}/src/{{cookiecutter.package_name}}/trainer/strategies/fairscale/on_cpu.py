@@ -8,6 +8,7 @@ sees a ``torch.cuda`` whose streams do nothing.
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,16 +51,6 @@ class _Streams:
         """There is nothing to wait for."""
 
 
-class _Torch:
-    """torch, but for its ``cuda``."""
-
-    def __init__(self) -> None:
-        self.cuda = _Streams()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
 @contextlib.contextmanager
 def without_streams() -> Iterator[None]:
     """FairScale's module computes on CPUs inside it."""
@@ -71,7 +62,7 @@ def without_streams() -> Iterator[None]:
         if tensor.device.type != "cpu":
             record_stream(tensor, stream)
 
-    fairscale.torch = _Torch()
+    fairscale.torch = SimpleNamespace(**{**vars(torch), "cuda": _Streams()})
     Tensor.record_stream = record_on_devices  # type: ignore[assignment, method-assign]
     try:
         yield

@@ -13,6 +13,7 @@ from fairscale.optim.oss import OSS
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..gradients.averaging import copy_gradient
 from ..sharded_optimizers import constructor_options
 
 
@@ -43,11 +44,8 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
         reduce = super()._get_reduce_fn(index, param, dst_rank)
 
         def reduce_copy(*gradients: Any) -> None:
-            # FairScale averages in place, in the midst of backward. A gradient may lie in the
-            # memory of one that backward still computes with: that of a bias which is added to a
-            # single sample does.
-            if param.grad is not None and not self._should_accumulate_grads:
-                param.grad = param.grad.clone()
+            if not self._should_accumulate_grads:
+                copy_gradient(param)
             reduce()
 
         return reduce_copy

@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...errors import ConfigurationError, UserError
+from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from .. import sharded_optimizers
+from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained
 from ..limits import Limits
-from ..optimizers import Optimization, parameter_names
+from ..optimizer_state import parameter_names
+from ..optimizers import Optimization
 from ..precision import Precision
 from ..replicated.replicated import Replicated
+from .checks import check_owned, not_averaged
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -108,19 +111,14 @@ class DDPSharded(Replicated):
 
     def _check_all_averaged(self, wrapped: "Replica") -> None:
         for parameter in wrapped.not_averaged():
-            name = parameter_names(self.module)[id(parameter)]
-            raise UserError(
-                f"{name} was used in a micro-batch of this step but not in its last, in which "
-                "FairScale averages gradients; use accumulate_grad_batches=1, or strategy='ddp'"
-            )
+            raise not_averaged(parameter_names(self.module)[id(parameter)])
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
         if self.wrapped is None:  # each process has all gradients
             super().clip_gradients(optimization, value, algorithm)
             return
-        for optimizer in optimization.optimizers:
-            self.precision.unscale(optimizer)
-        sharded_optimizers.clip_gradients(optimization.parameters, value, algorithm)
+        self.precision.unscale(optimization.optimizers)
+        clip_distinct_gradients(optimization.parameters, value, algorithm)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return sharded_optimizers.state(optimizer, parameter_names(self.module))
@@ -143,7 +141,7 @@ class DDPSharded(Replicated):
 
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
-    """What FairScale would compute wrongly, or say in its own terms."""
+    """That each optimizer is one that FairScale can divide."""
     optimizers = optimization.optimizers
     counted = Counter(id(each) for one in optimizers for each in Optimization([one], []).parameters)
     twice = [names.get(each, "a parameter") for each, count in counted.items() if count > 1]
@@ -152,11 +150,7 @@ def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
             f"configure_optimizers: {twice[0]} is in two optimizers; FairScale gives a parameter "
             "to one process, by its one optimizer; use strategy='ddp_zero1'"
         )
-    if counted.keys() - names.keys():
-        raise ConfigurationError(
-            "configure_optimizers: an optimizer has a parameter that is not the module's own; "
-            "make it an attribute of the module"
-        )
+    check_owned(optimization, names)
     for optimizer in optimizers:
         trained = [each for each in Optimization([optimizer], []).parameters if each.requires_grad]
         dtypes = {each.dtype for each in trained}

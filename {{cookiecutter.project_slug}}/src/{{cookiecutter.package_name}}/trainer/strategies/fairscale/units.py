@@ -16,6 +16,8 @@ from fairscale.nn.data_parallel import FullyShardedDataParallel, TrainingState
 from fairscale.nn.wrap import auto_wrap, default_auto_wrap_policy, enable_wrap
 from torch import Tensor, nn
 
+from ..gradients.averaging import copy_gradient
+
 # FairScale was written for torch 1.13, and calls what has got other names since.
 warnings.filterwarnings(
     "ignore", r"`torch\.distributed\._(all_gather|reduce_scatter)_base` is a private function"
@@ -44,11 +46,8 @@ class Unit(FullyShardedDataParallel):  # type: ignore[misc]
         super()._register_post_backward_hooks()
 
     def _post_backward_hook(self, param: nn.Parameter, *unused: Any) -> None:
-        # FairScale divides a gradient in place, in the midst of backward. It may lie in the memory
-        # of one that backward still computes with: that of a bias which is added to a single
-        # sample does.
-        if param.grad is not None and self._require_backward_grad_sync:
-            param.grad = param.grad.clone()
+        if self._require_backward_grad_sync:
+            copy_gradient(param)
         super()._post_backward_hook(param, *unused)
 
     def _wait_for_post_backward(self) -> None:

@@ -25,13 +25,14 @@ from ...checkpoint import dtensors
 from ...errors import ConfigurationError, UserError, nearest
 from ...memory import meta_device
 from ...module import TrainingModule
-from .. import sharded_state
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
-from ..optimizers import Optimization, parameter_names
+from ..optimizer_state import parameter_names
+from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from ..step import Stage, StepModule
+from . import state as sharded_state
 from .precision import AutocastCalls, gather_as_autocast
 from .units import CONTAINERS, choose_units, explaining_calls_inside
 
@@ -282,16 +283,6 @@ class FSDP(ProcessGroupStrategy):
             if not is_used:
                 parameter.grad = None
         self._used.clear()
-
-    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
-        if algorithm == "norm":
-            super().clip_gradients(optimization, value, algorithm)
-            return
-        for optimizer in optimization.optimizers:
-            self.precision.unscale(optimizer)
-        for parameter in optimization.parameters:
-            if parameter.grad is not None:
-                dtensors.local(parameter.grad).clamp_(-value, value)
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         self._let_go()

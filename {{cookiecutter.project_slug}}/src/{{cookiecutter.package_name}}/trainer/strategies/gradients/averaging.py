@@ -88,6 +88,16 @@ class GradientAverage:
         return _SPARSE if parameter.grad.is_sparse else _DENSE
 
 
+def copy_gradient(parameter: Tensor) -> None:
+    """Copy a gradient that an engine is about to average in place, in the midst of backward.
+
+    It may lie in the memory of one that backward still computes with: that of a bias, or of a view
+    of a parameter, which is added to a single sample does.
+    """
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad.clone()
+
+
 def _average(gradients: list[Tensor]) -> None:
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)

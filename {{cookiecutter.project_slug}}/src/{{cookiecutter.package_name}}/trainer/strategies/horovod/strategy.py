@@ -17,9 +17,10 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import ConfigurationError, UserError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
-from ..gradients.averaging import GradientAverage
+from ..gradients.averaging import GradientAverage, copy_gradient
 from ..gradients.sparse import sparse_parameters
 from ..limits import Limits
+from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
@@ -126,7 +127,7 @@ class Horovod(ProcessGroupStrategy):
         found = sparse_parameters(module).values()
         self._sparse = [each for each in found if each.requires_grad]
         self._thawed = GradientAverage([*frozen, *self._sparse])
-        names = {id(each): name for name, each in module.named_parameters()}
+        names = parameter_names(module)
         self._optimization = configure().replaced(lambda each: self._wrap(each, names))
         return self._optimization
 
@@ -166,13 +167,9 @@ class Horovod(ProcessGroupStrategy):
             self._thawed.average()
 
     def _keep_apart(self, parameter: Tensor) -> None:
-        """Copy a gradient before Horovod's own hook averages it in place, in the midst of backward.
-
-        It may lie in the memory of one that backward still computes with: that of a view of a
-        parameter which is added to a single sample does.
-        """
-        if self._synchronizes and parameter.grad is not None:
-            parameter.grad = parameter.grad.clone()
+        """Copy a gradient before Horovod's own hook averages it."""
+        if self._synchronizes:
+            copy_gradient(parameter)
 
     def _average(self, optimizer: Any) -> None:
         """Wait for the averaged gradients, once a step."""

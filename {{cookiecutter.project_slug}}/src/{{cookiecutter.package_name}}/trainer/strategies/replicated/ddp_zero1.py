@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from ...module import TrainingModule
 from .. import sharded_optimizers
-from ..optimizers import Optimization, parameter_names
+from ..optimizer_state import parameter_names
+from ..optimizers import Optimization
 from .ddp import DDP
 
 

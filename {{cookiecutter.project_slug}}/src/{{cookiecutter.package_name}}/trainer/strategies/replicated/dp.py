@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ...data import transfer
 from ...data.feed import Feed, MicroBatch, batch_length
 from ...launch.devices import devices
-from ..base import Strategy
 from ...module import TrainingModule
+from ..base import Strategy
 from ..limits import Limits
 from ..optimizers import Optimization
 from ..step import Stage, StepModule, read_loss

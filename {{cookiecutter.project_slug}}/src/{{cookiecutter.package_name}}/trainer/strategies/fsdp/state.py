@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoint import dtensors, stored_tensors
-from ..checkpoint.stored_tensors import Stored
-from ..errors import ConfigurationError
-from .optimizers import load_optimizer_state, parameter_names
+from ...checkpoint import stored_tensors
+from ...checkpoint.stored_tensors import Stored, fill
+from ...errors import ConfigurationError
+from ..optimizer_state import load_optimizer_state, parameter_names
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:
@@ -85,20 +85,3 @@ def _divided(parameter: Tensor | None, key: str, value: Any) -> Any:
     target = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
     fill(target, value)
     return target
-
-
-@torch.no_grad()
-def fill(target: Tensor, value: Tensor | Stored) -> None:
-    """Fill a tensor, whole or in parts, from a whole one or from one in the same parts."""
-    if isinstance(value, Stored):
-        value.read_into(target)
-    elif dtensors.is_sharded(target) and not dtensors.is_sharded(value):
-        # Not by way of the mesh's device, where parts that are offloaded do not lie.
-        part = dtensors.local(target)
-        for dim, (start, length) in enumerate(
-            zip(dtensors.offsets(target), part.shape, strict=True)
-        ):
-            value = value.narrow(dim, start, length)
-        part.copy_(value)
-    else:
-        target.copy_(value)

@@ -1,0 +1,126 @@
+"""Optimizer state by parameter name, which means the same under every strategy.
+
+Why not ``torch.distributed.checkpoint.state_dict``, which does this too (torch 2.13;
+``tests/test_optimizer_state.py`` shows each point): before the first step it initializes the state
+by a step of the optimizer itself, so that a fit which saves then goes on with Adam's second step,
+and other weights. It refuses to load where a parameter has never had a gradient, drops the state of
+one that is frozen for the moment, keeps one of the two states of a parameter that two optimizers
+step, and loses the options of groups that are cut otherwise, without an error. It brings the
+checkpoint's ``fused`` along. Under FSDP each rank holds a whole checkpoint; ours reads its shards.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigurationError
+
+# Of a group of torch's optimizers: which code computes the same.
+_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+
+
+def parameter_names(module: nn.Module) -> dict[int, str]:
+    """Parameter names of a module by ``id`` of the parameter."""
+    return {id(parameter): name for name, parameter in module.named_parameters()}
+
+
+def group_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
+    """The names of the parameters in each of an optimizer's groups.
+
+    Args:
+        optimizer: any torch optimizer.
+        names: parameter names by ``id`` of the parameter. One that the module does not own still
+            has a place in the optimizer, by which it is called: ``"#3"``.
+    """
+    found: list[list[str]] = []
+    place = 0
+    for group in optimizer.param_groups:
+        own = enumerate(group["params"], place)
+        found.append([names.get(id(parameter), f"#{index}") for index, parameter in own])
+        place += len(group["params"])
+    return found
+
+
+def named_groups(
+    groups: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Parameter groups whose parameters are named: as a checkpoint has them."""
+    return [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)]
+
+
+def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]) -> None:
+    """Check that a checkpoint's groups have the parameters of an optimizer's, in any order.
+
+    Args:
+        saved: groups as :func:`named_groups` gives them.
+        names: of the optimizer's parameters, a list for each group.
+
+    Raises:
+        ConfigurationError: they have not.
+    """
+    theirs = [set(group["params"]) for group in saved]
+    ours = [set(own) for own in names]
+    if set().union(*theirs) != set().union(*ours):
+        strange = ", ".join(sorted(set().union(*theirs) ^ set().union(*ours))[:3])
+        raise ConfigurationError(
+            f"the checkpoint's optimizer holds other parameters than this one ({strange})"
+        )
+    if theirs != ours:
+        raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
+
+
+def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    """An optimizer's state keyed by parameter names.
+
+    Args:
+        optimizer: any torch optimizer.
+        names: parameter names by ``id`` of the parameter.
+    """
+    groups = group_names(optimizer, names)
+    by_index = [name for own in groups for name in own]
+    state = optimizer.state_dict()
+    return {
+        "state": {by_index[index]: dict(values) for index, values in state["state"].items()},
+        "param_groups": named_groups(state["param_groups"], groups),
+    }
+
+
+def load_optimizer_state(
+    optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[int, str]
+) -> None:
+    """Put back what :func:`optimizer_state` gave.
+
+    Raises:
+        ConfigurationError: the saved parameters are not those of this optimizer.
+    """
+    own_names = group_names(optimizer, names)
+    check_groups(state["param_groups"], own_names)
+    indices = {name: index for index, name in enumerate(each for own in own_names for each in own)}
+    pairs = zip(optimizer.param_groups, state["param_groups"], own_names, strict=True)
+    groups = [
+        # torch matches by position: so the order must be this optimizer's own.
+        {**saved, **implementation(group), "params": [indices[name] for name in own]}
+        for group, saved, own in pairs
+    ]
+    by_index = {indices[name]: dict(values) for name, values in state["state"].items()}
+    optimizer.load_state_dict({"state": by_index, "param_groups": groups})
+
+
+def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
+    """How an optimizer computes a group, which is this run's affair and not a checkpoint's."""
+    return {name: group[name] for name in _IMPLEMENTATION if name in group}
+
+
+def place_step(group: Mapping[str, Any], values: dict[str, Any], device: torch.device) -> None:
+    """Put the number of steps where torch's optimizers expect it, as ``load_state_dict`` does.
+
+    Args:
+        group: of the parameter.
+        values: of its state, which an engine keeps elsewhere than torch.
+        device: of the parameter.
+    """
+    if (group.get("fused") or group.get("capturable")) and isinstance(values.get("step"), Tensor):
+        values["step"] = values["step"].to(device, torch.float32)

@@ -232,18 +232,3 @@ def test_a_run_of_another_precision_starts_with_a_new_scaler() -> None:
     assert scaled.state()["scale"] == 65536.0
     plain.load_state(scaled.state())
     assert plain.state() == {}
-
-
-def test_the_scale_adapts_to_an_engines_steps_as_to_its_own():
-    ours, theirs = (precision.Precision("16-mixed", "cpu") for _ in range(2))
-    for each in (ours, theirs):
-        each.scaler = torch.amp.GradScaler("cpu", growth_interval=3)
-        each.scale(torch.ones(1))  # which makes its state
-    parameter = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    for overflowed in (True, False, False, False, True, False, False, False, False):
-        parameter.grad = torch.tensor([float("inf") if overflowed else 1.0])
-        theirs.step(optimizer)
-        theirs.update()
-        ours.adapt(overflowed)
-        assert ours.state() == theirs.state()

@@ -370,7 +370,9 @@ def _run_rank(checked: Arguments, configuration: str | None, command: _Command) 
 
     strategy = checked.strategy
     with gpu_backends.applied(checked.device.type, checked.given):
-        return launch.run_external(work, strategy.teardown, strategy.waits_for_peers)
+        return launch.run_external(
+            work, strategy.teardown, strategy.waits_for_peers, strategy.lost_peer_errors
+        )
 
 
 def _run_started_rank(

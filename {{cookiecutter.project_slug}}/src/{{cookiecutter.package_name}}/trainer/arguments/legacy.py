@@ -6,6 +6,7 @@ something: no GPU. Whoever says a thing in an older and in a newer spelling is a
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError, Problems, shown
@@ -41,17 +42,32 @@ _DEFAULTS: dict[str, Any] = {
 _NONE_IS_AUTO = ("accelerator", "devices", "strategy")
 # What both these arguments once named, and its strategy.
 _MODE_ARGUMENTS = ("accelerator", "distributed_backend")
-_MODES = {
-    "dp": "dp",
-    "ddp": "ddp",
-    "ddp_cpu": "ddp",
-    "ddp_spawn": "ddp_spawn",
-    "ddp2": "ddp2",
-    "horovod": "horovod",
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A strategy that :data:`_MODE_ARGUMENTS` once named.
+
+    Args:
+        strategy: its name.
+        on_cpu: whether it ran on CPUs where no devices were given; the others leave it open.
+    """
+
+    strategy: str
+    on_cpu: bool = False
+
+
+# An engine's folder adds its own.
+MODES = {
+    "dp": Mode("dp"),
+    "ddp": Mode("ddp"),
+    "ddp_cpu": Mode("ddp"),
+    "ddp_spawn": Mode("ddp_spawn"),
+    "ddp2": Mode("ddp2"),
 }
 _HARDWARE = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
-# What a plugin makes of ddp_spawn; of ddp it makes the strategy that it names.
-_SPAWNED = {"ddp_sharded": "ddp_sharded_spawn", "ddp_sharded_spawn": "ddp_sharded_spawn"}
+# The strategy that an engine's plugin makes of ddp_spawn; of ddp it makes the one that it names.
+SPAWNED: dict[str, str] = {}
 _PRECISIONS = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 
 
@@ -101,7 +117,7 @@ def _is_given(given: _Values, name: str) -> bool:
 def _strategy(older: _Values, newer: _Values) -> dict[str, Any]:
     backend = older.get("distributed_backend")
     if backend is not None and not _is_mode(backend):
-        raise ConfigurationError(other_trainers.unknown("distributed_backend", backend, _MODES))
+        raise ConfigurationError(other_trainers.unknown("distributed_backend", backend, MODES))
     named: dict[str, Any] = dict(_modes(older, newer))
     if "plugins" in older:
         named["plugins"] = _plugin(older["plugins"])
@@ -125,18 +141,18 @@ def _modes(older: _Values, newer: _Values) -> dict[str, str]:
 
 
 def _is_mode(value: Any) -> bool:
-    return isinstance(value, str) and value in _MODES
+    return isinstance(value, str) and value in MODES
 
 
 def _combined(named: _Values) -> Any:
     """The strategy that arguments mean together, or None: a plugin says how a mode is done."""
-    modes = [_MODES[mode] for name, mode in named.items() if name in _MODE_ARGUMENTS]
+    modes = [MODES[mode].strategy for name, mode in named.items() if name in _MODE_ARGUMENTS]
     plugin = named.get("plugins")
     if len(named) == 1:
         return modes[0] if modes else named.get("plugins", "xla")
     if len(named) > 2 or not modes or plugin is None:
         return None
-    return {"ddp": plugin, "ddp_spawn": _SPAWNED.get(str(plugin))}.get(modes[0])
+    return {"ddp": plugin, "ddp_spawn": SPAWNED.get(str(plugin))}.get(modes[0])
 
 
 def _plugin(value: Any) -> Any:
@@ -180,10 +196,9 @@ def _hardware(older: _Values, newer: _Values) -> dict[str, Any]:
     if len(set(about.values())) > 1:
         each = _listed({name: given[name] for name in about})
         raise ConfigurationError(f"{each} contradict each other; give accelerator and devices")
-    if accelerator not in ("auto", *_MODES, *_HARDWARE):
+    if accelerator not in ("auto", *MODES, *_HARDWARE):
         return changes  # whoever looks for the accelerator says that there is no such
-    # Horovod without a word on GPUs was Horovod on CPUs; the other modes leave it open.
-    on_cpu = not counts and "horovod" in modes.values()
+    on_cpu = not counts and any(MODES[mode].on_cpu for mode in modes.values())
     hardware = next(iter(about.values()), "cpu" if on_cpu else "auto")
     return changes | {"accelerator": "auto" if hardware == "tpu" else hardware}
 

@@ -4,6 +4,7 @@ The one table of them, for strategies, accelerators, plugins, precisions and log
 spellings that can be translated are in ``legacy.py``. Whoever builds one removes it here.
 """
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 
 from ..errors import nearest, shown
@@ -19,6 +20,7 @@ _PIPELINE = (
     "is pipeline parallelism, which is not built; use strategy='fsdp' for a model that is larger "
     "than one device"
 )
+_ZERO_2 = "(ZeRO stage 2) is not built; use strategy='fsdp', which shards parameters too"
 _ASYNCHRONOUS = "trains asynchronously, which is not built; use strategy='ddp'"
 _SCHEDULER = "starts processes by another framework; start this command with srun or torchrun"
 _LOGGER = "is not built; use 'csv' or 'tensorboard'"
@@ -34,11 +36,8 @@ def _unused(strategy: str, value: bool = False) -> str:
     return f"is strategy={strategy!r} with strategy_options={options}"
 
 
-def _whole(strategy: str) -> str:
-    return f"is strategy={strategy!r} here, which asks for no unused parameters"
-
-
-STRATEGIES: Mapping[str, str] = {
+# An engine's folder adds what is its own, or replaces a line.
+STRATEGIES: dict[str, str] = {
     **dict.fromkeys(("tpu", "tpu_spawn", "tpu_spawn_debug", "single_tpu"), _TPU),
     **dict.fromkeys(("xla", "xla_debug", "xla_fsdp", "single_xla"), _TPU),
     **dict.fromkeys(("ipu", "ipu_strategy"), _hardware("Graphcore IPUs")),
@@ -50,10 +49,6 @@ STRATEGIES: Mapping[str, str] = {
     **dict.fromkeys(("parameter_server", "ps"), _ASYNCHRONOUS),
     **dict.fromkeys(("local_sgd", "diloco", "hivemind", "collaborative"), _ASYNCHRONOUS),
     **dict.fromkeys(("ray", "ray_ddp", "ray_spawn", "dask", "spark"), _SCHEDULER),
-    **dict.fromkeys(
-        ("ddp_fully_sharded", "fully_sharded", "fsdp_fairscale"),
-        "is FairScale's FSDP; use strategy='fairscale_fsdp', or PyTorch's own: 'fsdp'",
-    ),
     **dict.fromkeys(
         ("fsdp_native", "fsdp2", "fully_shard"), "is PyTorch's FSDP; use strategy='fsdp'"
     ),
@@ -70,20 +65,10 @@ STRATEGIES: Mapping[str, str] = {
     "ddp_fork_find_unused_parameters_true": _unused("ddp_fork", True),
     "ddp_notebook_find_unused_parameters_false": _unused("ddp_notebook"),
     "ddp_notebook_find_unused_parameters_true": _unused("ddp_notebook", True),
-    "ddp_sharded_find_unused_parameters_false": _whole("ddp_sharded"),
-    "ddp_sharded_spawn_find_unused_parameters_false": _whole("ddp_sharded_spawn"),
-    "deepspeed_stage_0": "is strategy='deepspeed' with strategy_options={'stage': 0}",
-    "deepspeed_stage_1_offload": (
-        "is strategy='deepspeed' with strategy_options={'stage': 1, 'offload_optimizer': True}"
-    ),
-    "deepspeed_stage_3_offload_nvme": (
-        "offloads to a disk, which is not built; use strategy='deepspeed_stage_3_offload', to "
-        "the CPU's memory"
-    ),
-    **dict.fromkeys(("zero", "zero1", "zero_1"), "is strategy='ddp_zero1', or 'deepspeed_stage_1'"),
-    **dict.fromkeys(("zero2", "zero_2", "ddp_zero2"), "is strategy='deepspeed_stage_2'"),
-    **dict.fromkeys(("zero3", "zero_3", "ddp_zero3"), "is strategy='fsdp' or 'deepspeed_stage_3'"),
-    "colossalai": "(ColossalAI) is not built; use strategy='fsdp' or 'deepspeed_stage_3'",
+    **dict.fromkeys(("zero", "zero1", "zero_1"), "is strategy='ddp_zero1'"),
+    **dict.fromkeys(("zero2", "zero_2", "ddp_zero2"), _ZERO_2),
+    **dict.fromkeys(("zero3", "zero_3", "ddp_zero3"), "is strategy='fsdp'"),
+    "colossalai": "(ColossalAI) is not built; use strategy='fsdp'",
     "bagua": (
         "(Bagua) is not built; use strategy='ddp', whose communication_hook compresses gradients"
     ),
@@ -96,7 +81,7 @@ STRATEGIES: Mapping[str, str] = {
     "mps": _hardware("Apple GPUs"),
 }
 
-_ACCELERATORS: Mapping[str, str] = {
+_ACCELERATORS: dict[str, str] = {
     "mps": "is for Apple GPUs, which are not supported; use accelerator='cpu'",
     "ipu": _hardware("Graphcore IPUs"),
     "hpu": _hardware("Gaudi HPUs"),
@@ -137,7 +122,7 @@ _LOGGERS: Mapping[str, str] = {
 
 _TABLES: Mapping[str, Mapping[str, str]] = {
     "strategy": STRATEGIES,
-    "accelerator": {**STRATEGIES, **_ACCELERATORS},
+    "accelerator": ChainMap(_ACCELERATORS, STRATEGIES),
     "distributed_backend": STRATEGIES,
     "plugins": STRATEGIES,
     "precision": _PRECISIONS,

@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from .failures import leftover_threads
@@ -23,6 +23,7 @@ def run_external(
     run: Callable[[], Result],
     teardown: Callable[[], object] = bool,
     waits_for_peers: Callable[[], bool] = bool,
+    lost_peer: Sequence[str] = (),
 ) -> Result:
     """Run as one rank of an external launch, or as the only rank.
 
@@ -32,6 +33,7 @@ def run_external(
         teardown: Called after ``run``: until then, peers must not notice that this rank has ended.
         waits_for_peers: Whether ``teardown`` would wait for peers forever after a failure. It is
             then skipped, and the failure ends this process.
+        lost_peer: Names of an engine's exceptions that only report the loss of a peer.
 
     Raises:
         RankError: A peer was lost; replaces the error that only reports the lost connection.
@@ -43,12 +45,12 @@ def run_external(
             result = run()
         except BaseException as error:
             if not waits_for_peers() or isinstance(error, _AGREED):
-                loss = report_failure(error)
+                loss = report_failure(error, lost_peer=lost_peer)
                 _tear_down(teardown, error)
             elif isinstance(error, KeyboardInterrupt):
                 raise  # SIGINT ends all ranks
             else:
-                end_failed(error)
+                end_failed(error, lost_peer)
             if loss is None:
                 raise
             raise loss from None

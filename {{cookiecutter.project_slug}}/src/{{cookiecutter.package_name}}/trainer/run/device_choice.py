@@ -35,7 +35,7 @@ def choose(given: dict[str, Any], accelerator: Accelerator, layout: Layout) -> l
         limits, drives_all = _of_strategy(given["strategy"])
         if available is not None and not drives_all:
             _check_enough(available, layout)
-        # Such a launcher decides how many processes there are; Horovod's users say devices=1.
+        # Such a launcher decides how many processes there are, whatever devices says.
         if limits.launched_by is not None or (value == "auto" and not drives_all):
             return list(range(layout.local_world_size))
         if available == 1 and _is_count(value):

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from ..errors import ConfigurationError, Problems, nearest, shown
 from ..launch import cluster, outcome
 from ..launch.failures import leftover_threads, reports, watchdog, watcher
-from ..strategies import process_group
-from ..strategies.deepspeed import settings
+from ..strategies import process_group, registry
 
 GPUS = "TRAINER_GPUS"
 _PREFIX = "TRAINER_"
@@ -131,6 +130,6 @@ _CHECKS: Mapping[str, Callable[[str, str], None]] = {
     reports.RANK_PROCESS: _check_number,
 }
 KNOWN = {
-    *(name for name in (*_CHECKS, *settings.VARIABLES) if name.startswith(_PREFIX)),
+    *(name for name in (*_CHECKS, *registry.variables) if name.startswith(_PREFIX)),
     *(cluster.OVERRIDE, cluster.STORE, watchdog.DIRECTORY, GPUS),
 }

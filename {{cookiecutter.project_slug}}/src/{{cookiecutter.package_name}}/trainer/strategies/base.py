@@ -52,6 +52,9 @@ class Strategy:
     lacks: ClassVar[Mapping[str, str]] = {}
     """Options of other strategies that it has not, each with the reason and what to do."""
 
+    lost_peer_errors: ClassVar[Sequence[str]] = ()
+    """Names of an engine's exceptions that say no more than that another rank has gone."""
+
     shards_parameters: bool = False
     """Whether a process holds a part of the parameters alone. Then all processes take part in every
     forward, and after a fit the weights lie in its checkpoints."""

@@ -112,15 +112,3 @@ def load_optimizer_state(
 def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
     """How an optimizer computes a group, which is this run's affair and not a checkpoint's."""
     return {name: group[name] for name in _IMPLEMENTATION if name in group}
-
-
-def place_step(group: Mapping[str, Any], values: dict[str, Any], device: torch.device) -> None:
-    """Put the number of steps where torch's optimizers expect it, as ``load_state_dict`` does.
-
-    Args:
-        group: of the parameter.
-        values: of its state, which an engine keeps elsewhere than torch.
-        device: of the parameter.
-    """
-    if (group.get("fused") or group.get("capturable")) and isinstance(values.get("step"), Tensor):
-        values["step"] = values["step"].to(device, torch.float32)

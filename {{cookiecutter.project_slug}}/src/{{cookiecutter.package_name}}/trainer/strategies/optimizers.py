@@ -43,7 +43,11 @@ class Schedule:
 
 @contextlib.contextmanager
 def _without_reminder(scheduler: LRScheduler) -> Iterator[None]:
-    """torch reminds of the order of steps, once, where an engine or a scaler steps in its stead."""
+    """No warning of torch's about the order of steps where that is kept.
+
+    It does not see the steps of an optimizer that has replaced the scheduler's, nor those that a
+    gradient scaler skips.
+    """
     if scheduler._step_count > 1:
         yield
         return

@@ -118,18 +118,6 @@ class Precision:
             if each.is_floating_point() and each.dtype != self.parameter_dtype:
                 each.data = each.data.to(self.parameter_dtype)
 
-    def skip_together(self) -> None:
-        """Have all processes skip a step where one sees an overflow: each has a part of it to see.
-
-        Call it before the first step, and before a process group is formed.
-        """
-        if self.scaler is not None:
-            # Its default group is the one that there is when it is imported; none means the
-            # default one of the moment.
-            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-            self.scaler = ShardedGradScaler(self.device_type)
-
     def autocast(self) -> AbstractContextManager[None]:
         """What a forward pass runs in; without a half format there is no need to."""
         if self.dtype is None:
@@ -158,23 +146,6 @@ class Precision:
         """Adapt the scale, after the last optimizer of a step."""
         if self.scaler is not None:
             self.scaler.update()
-
-    def adapt(self, overflowed: bool) -> None:
-        """Adapt the scale where an engine unscales and steps: as ``update`` would.
-
-        Args:
-            overflowed: some gradient of the step was not finite.
-        """
-        if self.scaler is None:
-            return
-        state = self.scaler.state_dict()
-        steps = 0 if overflowed else state["_growth_tracker"] + 1
-        factor = state["backoff_factor"] if overflowed else 1.0
-        if steps == state["growth_interval"]:
-            steps, factor = 0, state["growth_factor"]
-        self.scaler.load_state_dict(
-            {**state, "scale": state["scale"] * factor, "_growth_tracker": steps}
-        )
 
     def state(self) -> dict[str, float]:
         """The scaler's state; empty without one."""

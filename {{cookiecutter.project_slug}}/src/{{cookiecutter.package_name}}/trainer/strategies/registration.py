@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..arguments.legacy import Mode
 from ..launch.cluster import Source
 from .base import Launcher, Strategy
 from .limits import Limits
@@ -70,8 +71,16 @@ class Registration:
 
     Args:
         strategies: what its names stand for, in the order of the help.
-        cluster_sources: what else can say who this process is: launchers of an engine's own.
+        cluster_sources: an engine's own launchers, each of which says who a process is.
+        variables: of the environment, that an engine reads.
+        elsewhere: names that other trainers give such strategies: what to use instead.
+        older_modes: strategies that ``accelerator`` and ``distributed_backend`` once named.
+        spawned_plugins: what ``plugins`` once made of ``ddp_spawn``: strategies by plugin.
     """
 
     strategies: Mapping[str, Entry]
     cluster_sources: Sequence[Source] = ()
+    variables: Sequence[str] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    older_modes: Mapping[str, Mode] = field(default_factory=dict)
+    spawned_plugins: Mapping[str, str] = field(default_factory=dict)

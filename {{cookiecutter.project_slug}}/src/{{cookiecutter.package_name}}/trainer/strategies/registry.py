@@ -7,7 +7,7 @@ removes its names, and nothing else has to change.
 import importlib
 import pkgutil
 
-from ..arguments import other_trainers
+from ..arguments import legacy, other_trainers
 from ..errors import ConfigurationError, one_line, shown
 from ..launch import cluster
 from .base import Strategy
@@ -17,6 +17,8 @@ from .registration import Entry, Registration
 _FIRST = ("replicated", "fsdp")
 
 _ENTRIES: dict[str, Entry] = {}
+variables: list[str] = []
+"""Of the environment, that the folders here read."""
 
 
 def register(name: str, strategy: type[Strategy]) -> None:
@@ -81,3 +83,7 @@ def _add(package: str, declared: Registration) -> None:
         _ENTRIES[name] = entry.below(package)
     for source in declared.cluster_sources:
         cluster.register(source)
+    variables.extend(declared.variables)
+    other_trainers.STRATEGIES.update(declared.elsewhere)
+    legacy.MODES.update(declared.older_modes)
+    legacy.SPAWNED.update(declared.spawned_plugins)

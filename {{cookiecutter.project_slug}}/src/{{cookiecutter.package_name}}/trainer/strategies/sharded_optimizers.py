@@ -1,7 +1,7 @@
 """The state of optimizers that each process steps for a share of the parameters.
 
 Such an optimizer names all parameters in its groups; its own one, ``optim``, has this process'
-share of them and their state (``ZeroRedundancyOptimizer``, FairScale's ``OSS``).
+share of them and their state (torch's ``ZeroRedundancyOptimizer``, engines' like it).
 """
 
 import inspect

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +52,9 @@ class Failure:
         return [line.removeprefix(prefix) for line in self.message.splitlines()]
 
 
-def report_failure(error: BaseException, is_final: bool = False) -> RankError | None:
+def report_failure(
+    error: BaseException, is_final: bool = False, lost_peer: Sequence[str] = ()
+) -> RankError | None:
     """Write a rank's failure report for its launcher: ours, or torchelastic.
 
     A rank that only lost a peer first waits for the launcher to terminate it, so that only the
@@ -62,6 +64,7 @@ def report_failure(error: BaseException, is_final: bool = False) -> RankError | 
     Args:
         error: The error that ended the rank's work.
         is_final: Whether the process ends with this error: our launcher then need not wait.
+        lost_peer: Names of an engine's exceptions that only report the loss of a peer.
 
     Returns:
         The error to raise instead, if a peer caused the failure.
@@ -74,18 +77,19 @@ def report_failure(error: BaseException, is_final: bool = False) -> RankError | 
         watchdog.record_exit(f"called sys.exit({error.code!r})", error)
         if not error.code:
             return None  # if not all ranks exit, the others report that this one did
-    loss = _lost_peer_error(error) if watchdog.is_armed and _is_lost_peer(error) else None
+    is_lost = watchdog.is_armed and _is_lost_peer(error, lost_peer)
+    loss = _lost_peer_error(error) if is_lost else None
     outcome.write_failure(describe(loss or error, f"rank {collectives.rank()}: "))
     _write_report(loss or error, is_final)
     return loss
 
 
-def end_failed(error: BaseException) -> NoReturn:
+def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
     """Report a rank's failure and end its process without destroying its process group.
 
     With NCCL, destroying it would wait for peers, which wait in a collective for this rank.
     """
-    shown = report_failure(error, is_final=True) or error
+    shown = report_failure(error, True, lost_peer) or error
     _exit_after_report(shown)
 
 
@@ -310,5 +314,5 @@ def _is_lost_peer(error: BaseException) -> bool:
         return False
     text = str(cause)
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
-    kinds = ("DistNetworkError", "DistStoreError", "HorovodInternalError")
+    kinds = ("DistNetworkError", "DistStoreError", *kinds)
     return type(cause).__name__ in kinds or any(sign in text for sign in signs)

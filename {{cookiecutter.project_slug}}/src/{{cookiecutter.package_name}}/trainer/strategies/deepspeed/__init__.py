@@ -1,9 +1,28 @@
-"""The DeepSpeed engine. Nothing outside this folder names it."""
+"""The DeepSpeed engine. Nothing outside this folder names it; deleting the folder removes it.
+
+It may import from ``strategies/`` itself and ``gradients/``, and from the floors below.
+"""
 
 from typing import Any
 
 from ..registration import Entry, Registration
 from .cluster import SOURCE
+from .settings import VARIABLES
+
+_ELSEWHERE = {
+    "deepspeed_stage_0": "is strategy='deepspeed' with strategy_options={'stage': 0}",
+    "deepspeed_stage_1_offload": (
+        "is strategy='deepspeed' with strategy_options={'stage': 1, 'offload_optimizer': True}"
+    ),
+    "deepspeed_stage_3_offload_nvme": (
+        "offloads to a disk, which is not built; use strategy='deepspeed_stage_3_offload', to "
+        "the CPU's memory"
+    ),
+    **dict.fromkeys(("zero", "zero1", "zero_1"), "is strategy='ddp_zero1', or 'deepspeed_stage_1'"),
+    **dict.fromkeys(("zero2", "zero_2", "ddp_zero2"), "is strategy='deepspeed_stage_2'"),
+    **dict.fromkeys(("zero3", "zero_3", "ddp_zero3"), "is strategy='fsdp' or 'deepspeed_stage_3'"),
+    "colossalai": "(ColossalAI) is not built; use strategy='fsdp' or 'deepspeed_stage_3'",
+}
 
 
 def _preset(summary: str, **options: Any) -> Entry:
@@ -33,4 +52,6 @@ REGISTRATION = Registration(
         ),
     },
     cluster_sources=[SOURCE],
+    variables=VARIABLES,
+    elsewhere=_ELSEWHERE,
 )

@@ -15,7 +15,7 @@ from ...checkpoint.state_file import Spread
 from ...checkpoint.stored_tensors import read_all
 from ...errors import ConfigurationError
 from ...launch import collectives
-from ..optimizer_state import check_groups, implementation, named_groups, place_step
+from ..optimizer_state import check_groups, implementation, named_groups
 from .slices import FlatSlices, ParameterSlices, Slice
 
 _STEPS = "step"  # of Adam: a number, though it may be a tensor
@@ -152,7 +152,7 @@ class ShardedState:
             for name in names:
                 own = self._slices.of(self._parameters[name])
                 if own is not None:
-                    place_step(group, self._optimizer.state[own.flat], own.flat.device)
+                    _place_step(group, self._optimizer.state[own.flat], own.flat.device)
         self._slices.relink()
 
     def _load_value(self, part: Slice, key: str, value: Any, shape: torch.Size) -> None:
@@ -180,3 +180,15 @@ def _gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor 
     whole.narrow(0, part.offset, part.length).copy_(part.within(flat))
     dist.reduce(whole, dst=index % collectives.world_size())
     return whole.view(shape).cpu() if _keeps(index) else None
+
+
+def _place_step(group: Mapping[str, Any], values: dict[str, Any], device: torch.device) -> None:
+    """Put the number of steps where torch's optimizers expect it, as ``load_state_dict`` does.
+
+    Args:
+        group: of the parameter.
+        values: of its state, which an engine keeps elsewhere than torch.
+        device: of the parameter.
+    """
+    if (group.get("fused") or group.get("capturable")) and isinstance(values.get("step"), Tensor):
+        values["step"] = values["step"].to(device, torch.float32)

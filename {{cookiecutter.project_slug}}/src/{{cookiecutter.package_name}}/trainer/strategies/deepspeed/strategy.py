@@ -29,7 +29,7 @@ from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..recast import recasting
 from ..step import Stage, StepModule
-from . import optimizers, process, settings
+from . import optimizers, process, scaler, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
 from .state import ShardedState
@@ -156,7 +156,7 @@ class DeepSpeed(ProcessGroupStrategy):
     ) -> None:
         process.load(own_devices[0], layout)
         if settings.is_one_bit_adam(self.config):
-            precision.skip_together()
+            scaler.skip_together(precision)
         super().connect(layout, own_devices, precision)
         process.adopt_process_group()
 
@@ -279,7 +279,7 @@ class DeepSpeed(ProcessGroupStrategy):
 
     def end_step(self) -> None:
         if self.zero is not None:
-            self.precision.adapt(self.zero.overflow)
+            scaler.adapt(self.precision, self.zero.overflow)
             self.slices.forget_gradients()
 
     def zero_grad(self, optimizer: Optimizer) -> None:

@@ -1,6 +1,12 @@
-"""The FairScale engine. Nothing outside this folder names it."""
+"""The FairScale engine. Nothing outside this folder names it; deleting the folder removes it.
+
+It may import from ``strategies/`` itself, ``gradients/`` and ``replicated/``, and from the floors
+below.
+"""
 
 from ..registration import Entry, Registration
+
+_FSDP = "is FairScale's FSDP; use strategy='fairscale_fsdp', or PyTorch's own: 'fsdp'"
 
 REGISTRATION = Registration(
     {
@@ -12,5 +18,14 @@ REGISTRATION = Registration(
             max_nodes=1,
         ),
         "fairscale_fsdp": Entry("fsdp:FairScaleFSDP"),
-    }
+    },
+    elsewhere={
+        **dict.fromkeys(("ddp_fully_sharded", "fully_sharded", "fsdp_fairscale"), _FSDP),
+        **{
+            f"{name}_find_unused_parameters_false": f"is strategy={name!r} here, which asks for no "
+            "unused parameters"
+            for name in ("ddp_sharded", "ddp_sharded_spawn")
+        },
+    },
+    spawned_plugins=dict.fromkeys(("ddp_sharded", "ddp_sharded_spawn"), "ddp_sharded_spawn"),
 )

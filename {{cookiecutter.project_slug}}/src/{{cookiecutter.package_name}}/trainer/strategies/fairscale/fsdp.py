@@ -35,6 +35,7 @@ from ..recast import recasting
 from ..step import Stage, StepModule
 from .checks import check_owned, not_averaged
 from .parameter_shards import Contents, Shard, leave_cut, make_whole
+from .scaler import skip_together
 from .sharded import PACKAGES
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         # Imported before there is a process group, which it would keep as a default.
         from .on_cpu import without_streams
 
-        precision.skip_together()
+        skip_together(precision)
         super().connect(layout, own_devices, precision)
         if self.device.type == "cpu":
             self._around.enter_context(without_streams())

@@ -26,6 +26,7 @@ from ..optimizers import Optimization
 from ..precision import Precision
 from ..replicated.replicated import Replicated
 from .checks import check_owned, not_averaged
+from .scaler import skip_together
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -74,9 +75,8 @@ class DDPSharded(Replicated):
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        # Imported before there is a process group, which they would keep as a default.
-
-        precision.skip_together()
+        # Before there is a process group, which what it imports would keep as a default.
+        skip_together(precision)
         super().connect(layout, own_devices, precision)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:

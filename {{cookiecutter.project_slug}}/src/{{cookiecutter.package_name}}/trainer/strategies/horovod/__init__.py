@@ -1,6 +1,15 @@
-"""The Horovod engine. Nothing outside this folder names it."""
+"""The Horovod engine. Nothing outside this folder names it; deleting the folder removes it.
 
+It may import from ``strategies/`` itself and ``gradients/``, and from the floors below.
+"""
+
+from ...arguments.legacy import Mode
 from ..registration import Entry, Registration
 from .cluster import SOURCE
 
-REGISTRATION = Registration({"horovod": Entry("strategy:Horovod")}, cluster_sources=[SOURCE])
+REGISTRATION = Registration(
+    {"horovod": Entry("strategy:Horovod")},
+    cluster_sources=[SOURCE],
+    # accelerator='horovod' without GPUs was Horovod on CPUs.
+    older_modes={"horovod": Mode("horovod", on_cpu=True)},
+)

@@ -59,6 +59,8 @@ class Horovod(ProcessGroupStrategy):
         "find_unused_parameters": "it finds them without; leave the option out"
     }
 
+    lost_peer_errors: ClassVar[Sequence[str]] = ("HorovodInternalError",)
+
     def __init__(
         self,
         scale_learning_rate: bool = True,

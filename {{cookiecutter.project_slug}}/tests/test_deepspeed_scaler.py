@@ -1,0 +1,23 @@
+"""The scale of fp16 gradients, where DeepSpeed unscales them and steps."""
+
+import torch
+
+from .project import load
+
+precision = load("trainer.strategies.precision")
+scaler = load("trainer.strategies.deepspeed.scaler")
+
+
+def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:
+    ours, theirs = (precision.Precision("16-mixed", "cpu") for _ in range(2))
+    for each in (ours, theirs):
+        each.scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+        each.scale(torch.ones(1))  # which makes its state
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for overflowed in (True, False, False, False, True, False, False, False, False):
+        parameter.grad = torch.tensor([float("inf") if overflowed else 1.0])
+        theirs.step(optimizer)
+        theirs.update()
+        scaler.adapt(ours, overflowed)
+        assert ours.state() == theirs.state()

@@ -1,7 +1,7 @@
-"""What is done with parameters, gradients and data: a strategy a file, an engine a folder.
+"""How parameters, gradients and data are handled: one file per strategy, one folder per engine.
 
 ``base.py`` is the contract. Each folder declares its names in its ``__init__.py``, where
-``registry.py`` finds them. It imports from the floors up to ``memory/``.
+``registry.py`` finds them. It imports from ``memory/`` and the floors below.
 """
 
 from . import registry

@@ -1,7 +1,7 @@
-"""The contract of all strategies, with what is true of one process on one device as the default.
+"""The contract of all strategies; its defaults are right for one process on one device.
 
-A strategy says what is done with parameters, gradients and data, and nothing else: a launcher
-starts the processes, and the cluster says which of them this process is.
+A strategy defines how parameters, gradients and data are handled, and nothing else: a launcher
+starts the processes, and the cluster gives this process its rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ Launcher = Literal["subprocess", "spawn", "fork"]
 
 
 class Strategy:
-    """What is done with parameters, gradients and data. Subclasses override what differs.
+    """How parameters, gradients and data are handled. Subclasses override what differs.
 
     The trainer calls :meth:`connect`, then :meth:`setup`, then for each micro-batch
     :meth:`forward_backward`, for each step :meth:`clip_gradients`, :meth:`optimizer_step` for each
@@ -42,18 +42,18 @@ class Strategy:
 
     limits: Limits = Limits()
     launcher: Launcher = "subprocess"
-    """How several processes are started, where nothing has started them."""
+    """How several processes are started, if nothing has started them."""
     timeout_seconds: float = 600.0
     """After which a collective that a process does not join fails on the others."""
 
     preset: Mapping[str, Any] = MappingProxyType({})
-    """Options that the strategy's name has set, such as the stage of a sharding."""
+    """Options that are set by the name of the strategy."""
 
     lacks: ClassVar[Mapping[str, str]] = {}
     """Options of other strategies that it has not, each with the reason and what to do."""
 
     lost_peer_errors: ClassVar[Sequence[str]] = ()
-    """Names of an engine's exceptions that say no more than that another rank has gone."""
+    """Names of an engine's exceptions that only report the loss of a peer."""
 
     shards_parameters: bool = False
     """Whether a process holds a part of the parameters alone. Then all processes take part in every

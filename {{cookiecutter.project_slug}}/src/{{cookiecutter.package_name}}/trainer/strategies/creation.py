@@ -1,4 +1,4 @@
-"""Makes strategies by name, with every mistake in their options reported."""
+"""Creates strategies by name; all errors in their options are reported at once."""
 
 import inspect
 import math
@@ -14,7 +14,7 @@ _LONGEST_TIMEOUT = 365 * 24 * 3600
 
 
 def options_of(cls: type[Strategy]) -> list[str]:
-    """What a strategy can be made with; what it takes as ``**options``, its base classes name."""
+    """The options of a strategy; those of its base classes too, if it takes ``**options``."""
     found: list[str] = []
     for each in cls.__mro__:
         if "__init__" in vars(each):
@@ -32,10 +32,14 @@ def _instead(cls: type[Strategy], option: str, known: list[str]) -> str:
 
 
 def create(name: str, options: dict[str, Any]) -> Strategy:
-    """A strategy by name, made with its own options.
+    """Create a strategy by name.
+
+    Args:
+        name: A registered name, or a class path.
+        options: The strategy's own options.
 
     Raises:
-        ConfigurationError: an unknown name or option.
+        ConfigurationError: The name is unknown, or options are unknown or invalid; one line each.
     """
     entry = registry.find(name)
     cls = entry.cls

@@ -43,10 +43,10 @@ class Schedule:
 
 @contextlib.contextmanager
 def _without_reminder(scheduler: LRScheduler) -> Iterator[None]:
-    """No warning of torch's about the order of steps where that is kept.
+    """Silence torch's warning about the order of optimizer and scheduler steps.
 
-    It does not see the steps of an optimizer that has replaced the scheduler's, nor those that a
-    gradient scaler skips.
+    It is wrong where another optimizer has replaced the scheduler's, and where a gradient scaler
+    has skipped the first step.
     """
     if scheduler._step_count > 1:
         yield

@@ -1,4 +1,4 @@
-"""What a folder or file of ``strategies/`` declares about itself, so that nobody else names it."""
+"""What a folder or file of ``strategies/`` declares about itself, so that no other file names it."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ from .limits import Limits
 
 @dataclass(frozen=True)
 class Entry:
-    """What a name of the registry stands for: a class, or a class with a preset.
+    """A strategy's name in the registry: a class, or a class with a preset.
 
     Args:
-        strategy: the class; or ``"module:Class"`` in the declaring folder, which is imported when
-            the name is used: a heavy engine costs nothing until then.
-        summary: a line for the help; empty: the first paragraph of the class's docstring.
-        preset: options that the name sets.
-        base: the name under which these options can be chosen.
-        launcher: how processes are started; ``None``: as the class says.
-        max_nodes: that it runs on; ``None``: as the class says.
+        strategy: The class; or ``"module:Class"`` in the declaring folder, which is imported when
+            the name is first used, so that a heavy engine costs nothing until then.
+        summary: One line for the help; empty: the first paragraph of the class's docstring.
+        preset: Options that the name sets.
+        base: The name under which users can set these options.
+        launcher: How processes are started; ``None``: the launcher of the class.
+        max_nodes: Largest number of nodes; ``None``: the limit of the class.
     """
 
     strategy: str | type[Strategy]
@@ -43,11 +43,11 @@ class Entry:
 
     @property
     def limits(self) -> Limits:
-        """What it cannot do under this name."""
+        """The limits of the strategy under this name."""
         return self._limited(self.cls.limits)
 
     def make(self, options: Mapping[str, Any]) -> Strategy:
-        """A strategy with the user's options beside the preset ones."""
+        """Create the strategy with the preset and the user's options."""
         made = self.cls(**self.preset, **options)
         if self.preset:
             made.preset = self.preset
@@ -60,7 +60,7 @@ class Entry:
         return limits if self.max_nodes is None else replace(limits, max_nodes=self.max_nodes)
 
     def below(self, package: str) -> "Entry":
-        """The same with the class's full path."""
+        """The same entry with the full path of its class."""
         is_path = isinstance(self.strategy, str)
         return replace(self, strategy=f"{package}.{self.strategy}") if is_path else self
 
@@ -70,17 +70,17 @@ class Registration:
     """What a folder or file of ``strategies/`` adds to the trainer: its ``REGISTRATION``.
 
     Args:
-        strategies: what its names stand for, in the order of the help.
-        cluster_sources: an engine's own launchers, each of which says who a process is.
-        variables: of the environment, that an engine reads.
-        elsewhere: names that other trainers give such strategies: what to use instead.
-        older_modes: strategies that ``accelerator`` and ``distributed_backend`` once named.
-        spawned_plugins: what ``plugins`` once made of ``ddp_spawn``: strategies by plugin.
+        strategies: Its strategies by name, in the order of the help.
+        cluster_sources: Launchers of an engine, from which a process reads its rank.
+        variables: Environment variables that an engine reads.
+        other_names: Names of such strategies in other trainers, each with what to use instead.
+        older_modes: Former values of ``accelerator`` and ``distributed_backend``.
+        spawned_plugins: Former values of ``plugins``, each with its strategy under ``ddp_spawn``.
     """
 
     strategies: Mapping[str, Entry]
     cluster_sources: Sequence[Source] = ()
     variables: Sequence[str] = ()
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    other_names: Mapping[str, str] = field(default_factory=dict)
     older_modes: Mapping[str, Mode] = field(default_factory=dict)
     spawned_plugins: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""All strategies by name: those that the folders and files here declare, and the user's own.
+"""All strategies by name: those that folders and files declare here, and the user's own.
 
-A folder's ``__init__.py``, or a file, that holds a ``REGISTRATION`` is found; removing the folder
-removes its names, and nothing else has to change.
+It finds each file, and each folder's ``__init__.py``, that has a ``REGISTRATION``. Deleting a folder
+removes its names; no other file has to change.
 """
 
 import importlib
@@ -13,12 +13,12 @@ from ..launch import cluster
 from .base import Strategy
 from .registration import Entry, Registration
 
-# In the help these come first: they need nothing beside torch.
+# First in the help, because they need no package but torch.
 _FIRST = ("replicated", "fsdp")
 
 _ENTRIES: dict[str, Entry] = {}
 variables: list[str] = []
-"""Of the environment, that the folders here read."""
+"""Environment variables that the folders read."""
 
 
 def register(name: str, strategy: type[Strategy]) -> None:
@@ -32,10 +32,10 @@ def names() -> list[str]:
 
 
 def find(name: object) -> Entry:
-    """What a name, or a class path, stands for.
+    """The entry of a name or a class path.
 
     Raises:
-        ConfigurationError: there is no such name; the nearest ones are suggested.
+        ConfigurationError: The name is unknown; the nearest names are suggested.
     """
     if not isinstance(name, str):
         given = getattr(name, "__name__", repr(name))
@@ -64,8 +64,8 @@ def discover(package: str, path: list[str]) -> None:
     """Add what the folders and files of a package declare.
 
     Args:
-        package: its name.
-        path: where it is: ``__path__``.
+        package: Its ``__name__``.
+        path: Its ``__path__``.
     """
     found = [module.name for module in pkgutil.iter_modules(path)]
     last = len(_FIRST)
@@ -79,11 +79,11 @@ def discover(package: str, path: list[str]) -> None:
 def _add(package: str, declared: Registration) -> None:
     for name, entry in declared.strategies.items():
         if name in _ENTRIES:
-            raise RuntimeError(f"{package} declares the strategy {name!r}, which is there already")
+            raise RuntimeError(f"{package} declares strategy {name!r}, which exists already")
         _ENTRIES[name] = entry.below(package)
     for source in declared.cluster_sources:
         cluster.register(source)
     variables.extend(declared.variables)
-    other_trainers.STRATEGIES.update(declared.elsewhere)
+    other_trainers.STRATEGIES.update(declared.other_names)
     legacy.MODES.update(declared.older_modes)
     legacy.SPAWNED.update(declared.spawned_plugins)

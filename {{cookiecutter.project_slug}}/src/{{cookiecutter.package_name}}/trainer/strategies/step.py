@@ -1,4 +1,4 @@
-"""The user's step as a module that engines can wrap, and the loss that it returns."""
+"""The user's step as a module that engines can wrap, and checks of the loss that it returns."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

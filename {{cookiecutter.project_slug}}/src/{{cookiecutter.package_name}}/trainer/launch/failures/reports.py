@@ -307,7 +307,7 @@ def describe(error: BaseException, prefix: str = "") -> str:
     return f"{text}\n{prefix}{type(error).__name__}: {error}" if prefix else text
 
 
-def _is_lost_peer(error: BaseException) -> bool:
+def _is_lost_peer(error: BaseException, kinds: Sequence[str] = ()) -> bool:
     """Whether an error only reports a lost peer: the cause is in the peer, not here."""
     cause = stacks.root(error)
     if not isinstance(cause, RuntimeError):

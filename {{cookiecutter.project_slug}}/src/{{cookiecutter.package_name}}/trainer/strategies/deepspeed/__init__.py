@@ -1,6 +1,6 @@
-"""The DeepSpeed engine. Nothing outside this folder names it; deleting the folder removes it.
+"""The DeepSpeed engine. No file outside this folder names it; deleting the folder removes it.
 
-It may import from ``strategies/`` itself and ``gradients/``, and from the floors below.
+It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from ..registration import Entry, Registration
 from .cluster import SOURCE
 from .settings import VARIABLES
 
-_ELSEWHERE = {
+_OTHER_NAMES = {
     "deepspeed_stage_0": "is strategy='deepspeed' with strategy_options={'stage': 0}",
     "deepspeed_stage_1_offload": (
         "is strategy='deepspeed' with strategy_options={'stage': 1, 'offload_optimizer': True}"
@@ -53,5 +53,5 @@ REGISTRATION = Registration(
     },
     cluster_sources=[SOURCE],
     variables=VARIABLES,
-    elsewhere=_ELSEWHERE,
+    other_names=_OTHER_NAMES,
 )

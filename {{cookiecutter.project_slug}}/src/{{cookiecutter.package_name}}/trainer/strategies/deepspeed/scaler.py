@@ -1,15 +1,15 @@
-"""The scaler of fp16 gradients, where DeepSpeed unscales them and steps."""
+"""The scaler of fp16 gradients where DeepSpeed unscales and steps."""
 
 from ..precision import Precision
 
 
 def skip_together(precision: Precision) -> None:
-    """Have all processes skip a step where one sees an overflow: each sees a part of the gradients.
+    """Have all ranks skip a step if one finds an overflow, because each has a part of the gradients.
 
-    Call it before the first step, and before a process group is formed.
+    Call it before the first step and before the process group is initialized.
     """
-    # Imported now: its default group is the one that there is when it is imported; none means the
-    # default one of the moment.
+    # The import takes the current process group as a default argument. Without one, the default
+    # group at the time of the call is used.
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     if precision.scaler is not None:
@@ -17,11 +17,11 @@ def skip_together(precision: Precision) -> None:
 
 
 def adapt(precision: Precision, overflowed: bool) -> None:
-    """Adapt the scale after a step of DeepSpeed's, as the scaler's own ``update`` would.
+    """Adapt the scale after a DeepSpeed step, as the scaler's own ``update`` does.
 
     Args:
-        precision: of the run; without a scaler there is nothing to do.
-        overflowed: some gradient of the step was not finite.
+        precision: Of the run. Without a scaler, nothing is done.
+        overflowed: Whether a gradient of the step was not finite.
     """
     scaler = precision.scaler
     if scaler is None:

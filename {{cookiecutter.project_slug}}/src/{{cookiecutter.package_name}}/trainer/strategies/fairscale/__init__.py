@@ -1,7 +1,6 @@
-"""The FairScale engine. Nothing outside this folder names it; deleting the folder removes it.
+"""The FairScale engine. No file outside this folder names it; deleting the folder removes it.
 
-It may import from ``strategies/`` itself, ``gradients/`` and ``replicated/``, and from the floors
-below.
+It imports from ``strategies/``, ``gradients/`` and ``replicated/``, and from the floors below.
 """
 
 from ..registration import Entry, Registration
@@ -19,7 +18,7 @@ REGISTRATION = Registration(
         ),
         "fairscale_fsdp": Entry("fsdp:FairScaleFSDP"),
     },
-    elsewhere={
+    other_names={
         **dict.fromkeys(("ddp_fully_sharded", "fully_sharded", "fsdp_fairscale"), _FSDP),
         **{
             f"{name}_find_unused_parameters_false": f"is strategy={name!r} here, which asks for no "

@@ -1,6 +1,6 @@
-"""PyTorch's fully sharded data parallel.
+"""Torch's fully sharded data parallel (FSDP2), plain and hybrid.
 
-It may import from ``strategies/`` itself and ``gradients/``, and from the floors below.
+It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
 from ..registration import Entry, Registration

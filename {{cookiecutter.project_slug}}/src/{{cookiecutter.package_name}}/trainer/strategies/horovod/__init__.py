@@ -1,6 +1,6 @@
-"""The Horovod engine. Nothing outside this folder names it; deleting the folder removes it.
+"""The Horovod engine. No file outside this folder names it; deleting the folder removes it.
 
-It may import from ``strategies/`` itself and ``gradients/``, and from the floors below.
+It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
 from ...arguments.legacy import Mode

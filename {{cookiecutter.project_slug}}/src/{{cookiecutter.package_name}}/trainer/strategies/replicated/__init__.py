@@ -1,6 +1,6 @@
 """Strategies whose processes, or devices, hold the whole model each.
 
-It may import from ``strategies/`` itself and ``gradients/``, and from the floors below.
+It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
 from ..registration import Entry, Registration

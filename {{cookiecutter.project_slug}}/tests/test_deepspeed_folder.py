@@ -1,9 +1,12 @@
-"""The scale of fp16 gradients, where DeepSpeed unscales them and steps."""
+"""What DeepSpeed's folder does for the trainer: its launcher's words, its gradient scale."""
 
+import pytest
 import torch
 
 from .project import load
 
+cli = load("cli")
+cluster = load("trainer.launch.cluster")
 precision = load("trainer.strategies.precision")
 scaler = load("trainer.strategies.deepspeed.scaler")
 
@@ -21,3 +24,13 @@ def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:
         theirs.update()
         scaler.adapt(ours, overflowed)
         assert ours.state() == theirs.state()
+
+
+def test_an_option_that_the_launcher_appends_is_no_option_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert cluster.without_appended(["fit", "--local_rank=1", "--x"]) == ["fit", "--x"]
+    assert cluster.without_appended(["fit", "--local_rank=2"]) == ["fit", "--local_rank=2"]
+    cli.main(["--local_rank=1"])  # nothing is left of it
+    assert capsys.readouterr().out.startswith("usage: ")

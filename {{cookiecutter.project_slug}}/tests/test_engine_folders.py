@@ -1,0 +1,272 @@
+"""Strategies are found by their folders: an engine can be removed, and a strategy added, by files."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .project import PACKAGE, ROOT, load, run
+
+strategies = load("trainer.strategies")
+detection = load("trainer.launch.cluster.detection")
+
+SOURCE = ROOT / "src" / PACKAGE
+FOLDERS = Path("trainer", "strategies")
+ENGINES = ("deepspeed", "fairscale", "horovod")
+HERE = [name for name in ENGINES if (SOURCE / FOLDERS / name / "__init__.py").exists()]
+each_engine = pytest.mark.parametrize("engine", HERE)
+
+
+def declared(engine: str) -> Any:
+    """What an engine's folder adds to the trainer."""
+    return load(f"trainer.strategies.{engine}").REGISTRATION
+
+
+# --- nothing outside an engine's folder names it ---------------------------------------------------
+
+
+def naming(words: set[str], folder: Path) -> list[str]:
+    """Lines of the package's files outside a folder that hold one of some words."""
+    found = re.compile("|".join(map(re.escape, sorted(words))), re.IGNORECASE)
+    return [
+        f"{path.relative_to(SOURCE)}:{number}: {line.strip()}"
+        for path in sorted(SOURCE.rglob("*"))
+        if path.is_file() and path.suffix != ".pyc" and not path.is_relative_to(folder)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if found.search(line)
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_outside_its_folder_names_an_engine(engine):
+    names = set(declared(engine).strategies) if engine in HERE else set()
+    assert naming({engine, *names}, SOURCE / FOLDERS / engine) == []
+
+
+def test_a_name_outside_the_folder_would_be_found():
+    assert naming({"DDPZERO1"}, SOURCE / FOLDERS / "fsdp") != []
+
+
+# --- an engine that is removed by hand -------------------------------------------------------------
+
+# Lists all names, makes each strategy, and trains a step.
+REMOVED = """
+import json, sys
+import torch
+from torch.utils.data import DataLoader
+from PACKAGE import strategy_help
+from PACKAGE.trainer import Trainer, TrainingModule, strategies
+from PACKAGE.trainer.arguments import legacy, other_trainers
+from PACKAGE.trainer.launch.cluster import detection
+from PACKAGE.trainer.run import environment
+
+
+class Line(TrainingModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch, batch_idx):
+        return ((self.weight * batch - 1) ** 2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.25)
+
+
+def trained(strategy):
+    options = {"accelerator": "cpu", "devices": 1, "max_steps": 1, "enable_progress_bar": False}
+    model = Line()
+    data = DataLoader(torch.ones(2, 1), batch_size=2)
+    Trainer(strategy=strategy, run_name=strategy, loggers=[], **options).fit(model, data)
+    return model.weight.item()
+
+
+print(json.dumps({
+    "file": strategies.__file__,
+    "made": {name: type(strategies.create(name, {})).__name__ for name in strategies.names()},
+    "overview": [line.split()[0] for line in strategy_help.overview().splitlines()],
+    "sources": [source.name for source in detection._SOURCES],
+    "variables": sorted(environment.KNOWN),
+    "modes": sorted(legacy.MODES),
+    "elsewhere": other_trainers.STRATEGIES,
+    "weights": [trained(name) for name in sys.argv[1:]],
+}))
+""".replace("PACKAGE", PACKAGE)
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the package's sources, in which files may be removed and added."""
+    shutil.copytree(SOURCE, folder / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder / PACKAGE / FOLDERS
+
+
+def told(folder: Path, *trained: str) -> dict[str, Any]:
+    """What a copy of the package says of itself, in a process of its own."""
+    done = run(["-c", REMOVED, *trained], cwd=folder, extra={"PYTHONPATH": str(folder)})
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert Path(found["file"]).is_relative_to(folder)
+    return found
+
+
+@pytest.mark.parametrize("removed", [*([name] for name in HERE), HERE], ids="-".join)
+def test_an_engine_is_removed_with_its_folder(tmp_path, removed):
+    folder = copied(tmp_path)
+    for engine in removed:
+        shutil.rmtree(folder / engine)
+    gone = {name for engine in removed for name in declared(engine).strategies}
+    left = [name for name in strategies.names() if name not in gone]
+    assert {"single_device", "ddp", "fsdp"} <= set(left)
+    assert gone
+
+    found = told(tmp_path, "single_device", "ddp")
+
+    assert list(found["made"]) == left
+    assert found["overview"] == ["auto", *left]
+    assert found["weights"] == [0.5, 0.5]
+    launchers = {each.name for one in removed for each in declared(one).cluster_sources}
+    assert not launchers & set(found["sources"])
+    assert not {name for one in removed for name in declared(one).variables} & {*found["variables"]}
+    assert not {name for one in removed for name in declared(one).older_modes} & {*found["modes"]}
+    assert [text for text in found["elsewhere"].values() for name in gone if f"'{name}'" in text] == []
+
+
+@each_engine
+def test_an_engine_is_registered_without_being_imported(engine):
+    code = f"import sys, {PACKAGE}.trainer; print({engine!r} in sys.modules)"
+    assert run(["-c", code]).stdout == "False\n"
+
+
+def test_sources_are_asked_in_their_order():
+    order = ["torchelastic", "horovod", "openmpi", "hydra", "deepspeed"]
+    order += ["srun", "environment", "nodes", "none"]
+    engines = {each.name for engine in HERE for each in declared(engine).cluster_sources}
+    absent = {"horovod", "deepspeed"} - engines
+    assert [each.name for each in detection._SOURCES] == [name for name in order if name not in absent]
+
+
+# --- a strategy that is added ----------------------------------------------------------------------
+
+SIGN = '''
+from torch.optim import Optimizer
+
+from .registration import Entry, Registration
+from .replicated.ddp import DDP
+
+
+class SignDDP(DDP):
+    """``ddp`` that steps by the signs of gradients."""
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.sign_()
+        super().optimizer_step(optimizer)
+
+
+REGISTRATION = Registration({"sign": Entry(SignDDP)})
+'''
+FOLDER = '''
+from ..registration import Entry, Registration
+
+REGISTRATION = Registration(
+    {
+        "lazy": Entry("strategy:Lazy"),
+        "lazy_slow": Entry("strategy:Lazy", "slow", {"factor": 0.5}, base="lazy", launcher="spawn"),
+    }
+)
+'''
+IN_FOLDER = '''
+from ..base import Strategy
+
+
+class Lazy(Strategy):
+    """Steps by a part of the gradient."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    def optimizer_step(self, optimizer):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad *= self.factor
+        super().optimizer_step(optimizer)
+'''
+
+
+def test_a_strategy_is_added_by_a_file_or_a_folder(tmp_path):
+    folder = copied(tmp_path)
+    (folder / "sign.py").write_text(SIGN)
+    (folder / "lazy").mkdir()
+    (folder / "lazy" / "__init__.py").write_text(FOLDER)
+    (folder / "lazy" / "strategy.py").write_text(IN_FOLDER)
+
+    found = told(tmp_path, "sign", "lazy", "lazy_slow")
+
+    assert set(found["made"]) - set(strategies.names()) == {"sign", "lazy", "lazy_slow"}
+    assert found["made"]["sign"] == "SignDDP"
+    assert found["made"]["lazy"] == found["made"]["lazy_slow"] == "Lazy"
+    assert {"sign", "lazy", "lazy_slow"} <= set(found["overview"])
+    # From weight 0 the gradient is -2: its sign, all of it, and half of it, at a rate of 0.25.
+    assert found["weights"] == [0.25, 0.5, 0.25]
+
+
+def test_two_folders_cannot_declare_one_name(tmp_path):
+    (copied(tmp_path) / "sign.py").write_text(SIGN.replace('"sign"', '"fsdp"'))
+    done = run(["-c", REMOVED], cwd=tmp_path, extra={"PYTHONPATH": str(tmp_path)})
+    assert "strategies.sign declares the strategy 'fsdp', which is there already" in done.stderr
+
+
+# --- names with presets ----------------------------------------------------------------------------
+
+
+def test_a_preset_is_part_of_what_its_name_makes():
+    spawned = strategies.create("ddp_spawn", {"bucket_cap_mb": 1.0})
+    plain = strategies.create("ddp", {})
+    assert type(spawned) is type(plain)
+    assert (spawned.launcher, spawned.limits.max_nodes) == ("spawn", 1)
+    assert (plain.launcher, plain.limits.max_nodes) == ("subprocess", None)
+    assert spawned.bucket_cap_mb == 1.0
+
+
+def test_the_contract_and_single_device_may_both_be_subclassed():
+    trainer = load("trainer")
+
+    class Mine(trainer.Strategy):
+        pass
+
+    class Alone(trainer.SingleDevice):
+        pass
+
+    for cls, most in ((Mine, None), (Alone, 1)):
+        trainer.register("mine", cls)
+        try:
+            made = strategies.create("mine", {})
+        finally:
+            del strategies.registry._ENTRIES["mine"]
+        assert type(made) is cls
+        assert made.limits.max_devices == most
+        assert isinstance(trainer.Trainer(max_steps=1, strategy=cls()), trainer.Trainer)
+
+
+class EngineError(RuntimeError):
+    """What an engine raises where a peer has gone."""
+
+
+def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
+    reports, trainer, module = map(load, ("trainer.launch.failures.reports", "trainer", "tasks.gan"))
+    assert not reports._is_lost_peer(EngineError("aborted"))
+    assert reports._is_lost_peer(EngineError("aborted"), ["EngineError"])
+
+    class Mine(trainer.SingleDevice):
+        lost_peer_errors = ("EngineError",)
+
+    given: list[Any] = []
+    launch = load("trainer.trainer").launch
+    monkeypatch.setattr(launch, "run_external", lambda *arguments: given.extend(arguments))
+    options = {"max_steps": 1, "accelerator": "cpu", "devices": 1}
+    trainer.Trainer(strategy=Mine(), **options).fit(module.GAN())
+    assert given[3] == ("EngineError",)

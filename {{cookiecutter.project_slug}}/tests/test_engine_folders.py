@@ -1,4 +1,4 @@
-"""Strategies are found by their folders: an engine can be removed, and a strategy added, by files."""
+"""Strategies are found by their folders: engines can be removed, and strategies added, by files."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def declared(engine: str) -> Any:
     return load(f"trainer.strategies.{engine}").REGISTRATION
 
 
-# --- nothing outside an engine's folder names it ---------------------------------------------------
+# --- nothing outside an engine's folder names it --------------------------------------------------
 
 
 def naming(words: set[str], folder: Path) -> list[str]:
@@ -50,7 +50,7 @@ def test_a_name_outside_the_folder_would_be_found():
     assert naming({"DDPZERO1"}, SOURCE / FOLDERS / "fsdp") != []
 
 
-# --- an engine that is removed by hand -------------------------------------------------------------
+# --- an engine that is removed by hand ------------------------------------------------------------
 
 # Lists all names, makes each strategy, and trains a step.
 REMOVED = """
@@ -131,7 +131,9 @@ def test_an_engine_is_removed_with_its_folder(tmp_path, removed):
     assert not launchers & set(found["sources"])
     assert not {name for one in removed for name in declared(one).variables} & {*found["variables"]}
     assert not {name for one in removed for name in declared(one).older_modes} & {*found["modes"]}
-    assert [text for text in found["elsewhere"].values() for name in gone if f"'{name}'" in text] == []
+    assert [
+        text for text in found["elsewhere"].values() for name in gone if f"'{name}'" in text
+    ] == []
 
 
 @each_engine
@@ -145,10 +147,12 @@ def test_sources_are_asked_in_their_order():
     order += ["srun", "environment", "nodes", "none"]
     engines = {each.name for engine in HERE for each in declared(engine).cluster_sources}
     absent = {"horovod", "deepspeed"} - engines
-    assert [each.name for each in detection._SOURCES] == [name for name in order if name not in absent]
+    assert [each.name for each in detection._SOURCES] == [
+        name for name in order if name not in absent
+    ]
 
 
-# --- a strategy that is added ----------------------------------------------------------------------
+# --- a strategy that is added ---------------------------------------------------------------------
 
 SIGN = '''
 from torch.optim import Optimizer
@@ -169,7 +173,7 @@ class SignDDP(DDP):
 
 REGISTRATION = Registration({"sign": Entry(SignDDP)})
 '''
-FOLDER = '''
+FOLDER = """
 from ..registration import Entry, Registration
 
 REGISTRATION = Registration(
@@ -178,7 +182,7 @@ REGISTRATION = Registration(
         "lazy_slow": Entry("strategy:Lazy", "slow", {"factor": 0.5}, base="lazy", launcher="spawn"),
     }
 )
-'''
+"""
 IN_FOLDER = '''
 from ..base import Strategy
 
@@ -220,7 +224,7 @@ def test_two_folders_cannot_declare_one_name(tmp_path):
     assert "strategies.sign declares the strategy 'fsdp', which is there already" in done.stderr
 
 
-# --- names with presets ----------------------------------------------------------------------------
+# --- names with presets ---------------------------------------------------------------------------
 
 
 def test_a_preset_is_part_of_what_its_name_makes():
@@ -257,7 +261,9 @@ class EngineError(RuntimeError):
 
 
 def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
-    reports, trainer, module = map(load, ("trainer.launch.failures.reports", "trainer", "tasks.gan"))
+    reports, trainer, module = map(
+        load, ("trainer.launch.failures.reports", "trainer", "tasks.gan")
+    )
     assert not reports._is_lost_peer(EngineError("aborted"))
     assert reports._is_lost_peer(EngineError("aborted"), ["EngineError"])
 

@@ -1,4 +1,4 @@
-"""What a folder or file of ``strategies/`` declares about itself, so that no other file names it."""
+"""What a folder or file of ``strategies/`` declares about itself; no other file names it."""
 
 import importlib
 from collections.abc import Mapping, Sequence

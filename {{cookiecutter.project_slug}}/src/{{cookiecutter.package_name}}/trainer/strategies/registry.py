@@ -1,7 +1,7 @@
 """All strategies by name: those that folders and files declare here, and the user's own.
 
-It finds each file, and each folder's ``__init__.py``, that has a ``REGISTRATION``. Deleting a folder
-removes its names; no other file has to change.
+It finds each file, and each folder's ``__init__.py``, that has a ``REGISTRATION``. Deleting a
+folder removes its names; no other file has to change.
 """
 
 import importlib

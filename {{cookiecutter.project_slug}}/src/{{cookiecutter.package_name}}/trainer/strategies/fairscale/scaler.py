@@ -4,7 +4,7 @@ from ..precision import Precision
 
 
 def skip_together(precision: Precision) -> None:
-    """Have all ranks skip a step if one finds an overflow, because each has a part of the gradients.
+    """Have all ranks skip a step if one finds an overflow: each has only a part of the gradients.
 
     Call it before the first step and before the process group is initialized.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints and run directories: read, write, choose, lock.
+"""Checkpoints and run directories: read, write, select and lock them.
 
-Imports ``launch`` and what stands below it; nothing here knows a strategy.
+Imports ``launch`` and the folders below it; nothing here depends on a strategy.
 """

@@ -1,7 +1,7 @@
-"""Which commit a run is of. git is asked so that nothing runs which the repository asks it to run.
+"""Read the git commit of a run, without running programs that the repository configures.
 
-A repository's own configuration may name programs: a monitor of files, hooks, filters, and what
-fetches missing objects. A run in a folder that somebody else has made must start none of them.
+A repository's own configuration may name programs: a file-system monitor, hooks, filters, helpers
+that fetch missing objects. A run in a folder that somebody else created must not start them.
 """
 
 import os
@@ -15,27 +15,27 @@ _SETTINGS = {
     "core.attributesFile": os.devnull,
     "protocol.allow": "never",
 }
-# As git config --show-scope calls the files that lie in the repository.
+# Scopes of git config --show-scope for files inside the repository.
 _OWN_SCOPES = ("local", "worktree")
 
 
 def read() -> dict[str, Any] | None:
-    """The commit of the working directory and whether it has changes; ``None`` where none is known.
+    """The commit of the working directory, and whether it has changes; ``None`` if unknown.
 
-    In a container without git it is the commit that the image was built from.
+    In a container without git, the commit from which the image was built.
     """
     try:
-        commit = _ask(_SETTINGS, "rev-parse", "--verify", "HEAD").strip()
+        commit = _run_git(_SETTINGS, "rev-parse", "--verify", "HEAD").strip()
         settings = _SETTINGS | _without_filters()
-        # In a submodule git would read that one's own configuration.
-        changes = _ask(settings, "status", "--porcelain", "--ignore-submodules=dirty")
+        # In a submodule, git would read the submodule's own configuration.
+        changes = _run_git(settings, "status", "--porcelain", "--ignore-submodules=dirty")
         return {"commit": commit, "dirty": bool(changes)}
     except (OSError, subprocess.SubprocessError):
         return _of_image()
 
 
-def _ask(settings: Mapping[str, str], *arguments: str) -> str:
-    """What git prints, with settings that win over the repository's."""
+def _run_git(settings: Mapping[str, str], *arguments: str) -> str:
+    """Output of a git command, with settings that override the repository's."""
     words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     quiet = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
     command = ["git", *words, *arguments]
@@ -51,11 +51,11 @@ def _ask(settings: Mapping[str, str], *arguments: str) -> str:
 
 
 def _without_filters() -> dict[str, str]:
-    """Settings that switch off the filters which the repository itself brings.
+    """Settings that disable the filters that the repository itself configures.
 
-    Those of the user's own configuration stay: without git-lfs each of its files is a change.
+    Filters of the user's own configuration are kept: without git-lfs, its files appear changed.
     """
-    words = _ask(_SETTINGS, "config", "--list", "--show-scope", "--null").split("\0")
+    words = _run_git(_SETTINGS, "config", "--list", "--show-scope", "--null").split("\0")
     settings: dict[str, str] = {}
     for scope, entry in zip(words[::2], words[1::2], strict=False):
         name = entry.partition("\n")[0]
@@ -69,7 +69,7 @@ def _without_filters() -> dict[str, str]:
 
 
 def _of_image() -> dict[str, Any] | None:
-    """What a container's image was built from; there is no git in it."""
+    """The commit from which the container image was built."""
     commit = os.environ.get("IMAGE_COMMIT")
     if not commit:
         return None

@@ -1,4 +1,4 @@
-"""What lies here of a tensor: all of a plain one, one part of a DTensor.
+"""The local shard of a tensor: all of a plain tensor, one part of a DTensor.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.tensor.html
 """
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 def is_sharded(value: object) -> bool:
-    """Whether it is a DTensor; asked without importing them, which takes a moment."""
+    """Whether a value is a DTensor; checked without importing DTensor, which is slow."""
     return isinstance(value, Tensor) and hasattr(value, "to_local")
 
 
 def local(value: Tensor) -> Tensor:
-    """What lies in this process."""
+    """The local part of a tensor."""
     part: Any = value
     return part.to_local() if is_sharded(value) else value
 
 
 def is_first_copy(value: Tensor) -> bool:
-    """Whether no lower rank holds a copy of this rank's shard of a DTensor."""
+    """Whether no lower rank has a replica of this rank's shard."""
     whole: Any = value
     coordinates = whole.device_mesh.get_coordinate()
     return coordinates is not None and all(
@@ -31,7 +31,7 @@ def is_first_copy(value: Tensor) -> bool:
 
 
 def offsets(value: Tensor) -> list[int]:
-    """Where this rank's part begins in the whole tensor, one number a dimension."""
+    """Offset of this rank's shard in the full tensor, one number per dimension."""
     if not is_sharded(value):
         return [0] * value.ndim
     whole: Any = value

@@ -1,7 +1,7 @@
-"""Reads checkpoints. Loading runs no code, and takes nothing that has changed since it was saved.
+"""Read checkpoints. Loading runs no code, and detects any change since the checkpoint was saved.
 
-A checkpoint is a directory that holds ``state.json`` (:mod:`.state_file`) and safetensors
-files, each rank's shards in one. ``state.json`` lists the files with their sizes and checksums.
+A checkpoint is a directory that contains ``state.json`` (:mod:`.state_file`) and safetensors
+files, one per rank with its shards. ``state.json`` lists the files with sizes and checksums.
 """
 
 import re
@@ -22,31 +22,31 @@ _BYTES_AT_ONCE = 1 << 22
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's directory is named after; -1 if it has another name."""
+    """The step in the name of a checkpoint directory; -1 if it has another name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else -1
 
 
 def complete(directory: Path) -> list[Path]:
-    """Whole checkpoints in a directory, the oldest first."""
+    """Complete checkpoints in a directory, oldest first."""
     return [path for path in _named(directory) if _is_checkpoint(path)]
 
 
 def _named(directory: Path) -> list[Path]:
-    """What has the name of a checkpoint and is not empty, the oldest first."""
+    """Non-empty directories that are named like a checkpoint, oldest first."""
     found = (path for path in directory.glob(f"{PREFIX}*") if step_of(path) >= 0)
     return sorted((path for path in found if any(path.glob("*"))), key=step_of)
 
 
 def candidates(path: str | Path) -> list[Path]:
-    """The checkpoints that a path may mean, the best first.
+    """The checkpoints that a path may refer to, best first.
 
     Args:
-        path: a checkpoint: that alone; or a run's directory, or the one of its checkpoints: all of
-            them, the newest first, even those that lack their ``state.json``.
+        path: A checkpoint; or a run directory or its directory of checkpoints, which give all
+            checkpoints, newest first, even without ``state.json``.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: There is none.
     """
     given = Path(path)
     if _is_checkpoint(given):
@@ -60,17 +60,17 @@ def candidates(path: str | Path) -> list[Path]:
 
 
 def resolve(path: str | Path) -> Path:
-    """The checkpoint that a path means: itself, or the newest of a run's directory.
+    """The checkpoint that a path refers to: itself, or the newest one of a run directory.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: There is none.
     """
     return candidates(path)[0]
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run that a checkpoint belongs to; ``None`` if it was copied somewhere else."""
-    # One that was set aside is in a folder of its own.
+    """The run directory of a checkpoint; ``None`` if the checkpoint was copied elsewhere."""
+    # A checkpoint that was set aside is in a separate folder.
     for folder in checkpoint.absolute().parents[:2]:
         if folder.name == DIRECTORY:
             return checkpoint.parents[checkpoint.absolute().parents.index(folder) + 1]
@@ -82,13 +82,13 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 class Checkpoint:
-    """A checkpoint on disk whose ``state.json`` is whole, and whose files have the right sizes.
+    """A checkpoint on disk with a valid ``state.json`` and files of the right sizes.
 
     Args:
-        path: its directory.
+        path: The checkpoint directory.
 
     Raises:
-        CheckpointError: it is damaged, or holds what training did not write.
+        CheckpointError: It is corrupt, or contains objects that training did not write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,12 +108,12 @@ class Checkpoint:
 
     @property
     def world_size(self) -> int:
-        """How many ranks have saved it."""
+        """Number of ranks that saved it."""
         return self._head.world_size
 
     @property
     def step(self) -> int:
-        """Optimizer steps made when it was saved."""
+        """Number of optimizer steps when it was saved."""
         return self._head.step
 
     def _check_files(self) -> None:
@@ -134,11 +134,11 @@ class Checkpoint:
         """Compare the files with their checksums.
 
         Args:
-            reader: which of the readers among whom the files are divided this one is.
-            readers: how many there are.
+            reader: Index of this reader; each reader checks some of the files.
+            readers: Number of readers.
 
         Raises:
-            CheckpointError: the content of a file has changed since it was saved.
+            CheckpointError: A file has changed since the checkpoint was saved.
         """
         for name in sorted(self._head.files)[reader::readers]:
             if _checksum(self.path / name) != self._head.files[name].crc32:
@@ -147,12 +147,12 @@ class Checkpoint:
                 )
 
     def state(self) -> dict[str, Any]:
-        """What was saved as ``state``, its tensors on the CPU."""
+        """The saved state, with tensors on the CPU."""
         state: dict[str, Any] = read_all(self.stored_state())
         return state
 
     def stored_state(self) -> dict[str, Any]:
-        """What was saved as ``state``, its tensors not read yet: each is a ``Stored``."""
+        """The saved state, with tensors not read yet: each is a ``Stored``."""
         try:
             state = state_file.unpack(self._tree, self._tensors())
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -162,7 +162,7 @@ class Checkpoint:
         return state
 
     def own(self, rank: int) -> dict[str, Tensor]:
-        """The tensors of one process."""
+        """The rank-local tensors of a rank."""
         prefix = f"ranks/{rank}/"
         stored = self._tensors()
         names = [name for name in stored if name.startswith(prefix)]

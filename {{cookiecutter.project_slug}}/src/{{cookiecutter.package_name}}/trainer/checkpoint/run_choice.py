@@ -1,7 +1,7 @@
-"""Which directory a run writes, and which checkpoint it resumes from.
+"""Select the run directory, and the checkpoint from which to resume.
 
-The checkpoints of a run are one lineage: each descends from the one before. So an existing run is
-only continued or overwritten as a whole, and by one training at a time.
+The checkpoints of a run form one lineage: each descends from the previous one. So an existing run
+is continued or overwritten only as a whole, and by one training process at a time.
 """
 
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ from .run_lock import RunLock
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for.
+    """The user's options for the run directory.
 
     Args:
-        root: directory of runs.
-        name: of the run; by default that of the run that is resumed, or the time.
-        resume: a run's directory or a checkpoint; ``"auto"``: the newest checkpoint of the run
+        root: Directory that contains run directories.
+        name: Name of the run; default: that of the resumed run, or the time.
+        resume: A run directory or a checkpoint; ``"auto"``: the newest checkpoint of the run
             ``name``, if there is one; ``None``: a new run.
-        overwrite: replace a run that is in the directory.
+        overwrite: Replace an existing run.
     """
 
     root: Path
@@ -36,9 +36,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A run's directory, and the checkpoint that it resumes from.
+    """The selected run directory and checkpoint.
 
-    ``is_same_run``: whether the checkpoint is of this very run; ``remarks``: to be shown.
+    ``is_same_run``: whether the checkpoint belongs to this run; ``remarks``: notes to print.
     """
 
     directory: Path
@@ -48,10 +48,10 @@ class Chosen:
 
 
 def refuse_existing(request: Request) -> None:
-    """Refuse a new run in the directory of another one, before any process starts.
+    """Check, before any process starts, that a new run does not use an existing run directory.
 
     Raises:
-        ConfigurationError: there is a run already.
+        ConfigurationError: The directory contains a run.
     """
     if request.name is None or request.overwrite:
         return
@@ -61,16 +61,16 @@ def refuse_existing(request: Request) -> None:
 
 
 def choose(request: Request, layout: Layout, lock: RunLock) -> Chosen:
-    """Pick a run's directory and checkpoint, the same on every rank, and lock the directory.
+    """Select the run directory and the checkpoint on all ranks, and lock the directory.
 
     Args:
-        request: of the user.
-        layout: rank 0 of it chooses.
-        lock: taken by rank 0.
+        request: The user's options.
+        layout: Layout of the processes; rank 0 selects.
+        lock: Acquired by rank 0.
 
     Raises:
-        UserError: there is no such checkpoint, none that is whole, the directory cannot be made,
-            or another run is or writes there.
+        UserError: There is no valid checkpoint, the directory cannot be created, or another run
+            exists there or writes to it.
     """
     answer: dict[str, Any] = {}
     if layout.is_main:
@@ -78,7 +78,7 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Chosen:
             answer = _choose(request, lock)
         except UserError as error:
             answer = {"error": error.problems}
-    # Rank 0 alone looks: another might look a moment later, and see another newest checkpoint.
+    # Only rank 0 looks: at another moment, another rank could find another newest checkpoint.
     answer = collectives.broadcast(answer)
     if "error" in answer:
         raise UserError(answer["error"])
@@ -90,10 +90,10 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Chosen:
 
 
 def whole(path: Path) -> Checkpoint:
-    """A checkpoint whose content is checked, each rank looking through some of its files.
+    """Open a checkpoint and verify its content; each rank checks some of the files.
 
     Raises:
-        CheckpointError: it is damaged; the line names the one before, if there is one.
+        CheckpointError: It is corrupt; the message names the previous one, if there is one.
     """
     problems = [each for each in collectives.gather(_damage(path)) if each is not None]
     if problems:
@@ -142,17 +142,17 @@ def _candidates(request: Request) -> list[Path]:
     try:
         return reading.candidates(directory)
     except CheckpointError:
-        # It has not saved yet; perhaps it began with another run's checkpoint.
+        # The run has no checkpoint yet; it may have started from one of another run.
         first = run_directory.first_resumed(directory)
         return reading.candidates(first) if first else []
 
 
 def _first_whole(candidates: list[Path], remarks: list[str]) -> Path | None:
-    """The first checkpoint that is not damaged; each rank looks through some of its files."""
+    """The first checkpoint that is not corrupt; each rank checks some of its files."""
     damage: list[str] = []
     for path in candidates:
-        told = collectives.gather(_damage(path))
-        found = next((each for each in told if each is not None), None)
+        damages = collectives.gather(_damage(path))
+        found = next((each for each in damages if each is not None), None)
         if found is None:
             remarks += [f"damaged, and not used: {line}" for line in damage]
             return path

@@ -1,4 +1,4 @@
-"""The directory of a run: its name, its record, the output of its ranks."""
+"""The run directory: its name, its record, and the output of its ranks."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ _RECORDS = (
 
 
 def check_name(name: str | None) -> None:
-    """Raise ConfigurationError if a run cannot have this name."""
+    """Raise ConfigurationError if a name is not valid for a run."""
     if name is not None and not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"run_name={name!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
@@ -44,14 +44,14 @@ def check_name(name: str | None) -> None:
 
 
 def create(root: Path, name: str | None) -> Path:
-    """Make a run's directory.
+    """Create a run directory.
 
     Args:
-        root: where runs lie.
-        name: of the run; an existing directory is reused. By default a new one, of the time.
+        root: Directory that contains run directories.
+        name: Name of the run; an existing directory is reused. Default: a new name with the time.
 
     Raises:
-        ConfigurationError: the directory cannot be made.
+        ConfigurationError: The directory cannot be created.
     """
     base = name or time.strftime("%Y%m%d-%H%M%S")
     attempt = 1
@@ -70,16 +70,16 @@ def create(root: Path, name: str | None) -> Path:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether a training has written into a directory."""
+    """Whether a directory contains files of a training run."""
     return any((directory / name).exists() for name in (_RECORD, *_OUTPUTS))
 
 
 def clear(directory: Path, with_records: bool) -> None:
-    """Remove what an earlier training has written, but for the output of its ranks.
+    """Remove the files of an earlier training run, except the output of its ranks.
 
     Args:
-        directory: of the run.
-        with_records: False keeps ``run.json`` and what else tells of earlier attempts.
+        directory: The run directory.
+        with_records: False keeps ``run.json`` and the other records of earlier attempts.
     """
     for pattern in _OUTPUTS + (_RECORDS if with_records else ()):
         for path in directory.glob(pattern):
@@ -90,7 +90,7 @@ def clear(directory: Path, with_records: bool) -> None:
 
 
 def first_resumed(directory: Path) -> str | None:
-    """The checkpoint that a run began with, by its record; ``None`` if it began without."""
+    """The checkpoint from which a run started, according to its record; ``None`` if none."""
     attempts = _attempts(directory)
     found = attempts[0].get("resumed_from") if attempts else None
     return found if isinstance(found, str) else None
@@ -108,16 +108,16 @@ def _attempts(directory: Path) -> list[dict[str, Any]]:
 def write_record(
     directory: Path, layout: Layout, facts: dict[str, Any], configuration: str | None = None
 ) -> None:
-    """Add an attempt to ``run.json``: what is needed to run it again.
+    """Add an attempt to ``run.json``, with what is needed to reproduce it.
 
-    No variable of the environment, and no value of an option whose name says that it is secret.
+    Environment variables, and options whose name suggests a secret, are not recorded.
 
     Args:
-        directory: of the run.
-        layout: of its processes.
-        facts: more to write.
-        configuration: the whole command line's, as YAML, for ``config.yaml``; that of an earlier
-            attempt is kept as ``config.N.yaml`` where it differs.
+        directory: The run directory.
+        layout: Layout of the processes.
+        facts: Further entries.
+        configuration: The complete configuration as YAML, for ``config.yaml``; if it differs, that
+            of an earlier attempt is kept as ``config.N.yaml``.
     """
     attempts = _attempts(directory)
     if configuration is not None:
@@ -147,11 +147,11 @@ def _write_configuration(path: Path, text: str, attempts: int) -> None:
 
 @contextlib.contextmanager
 def output_to(path: Path, keep: bool = True) -> Iterator[None]:
-    """Send what this process prints, C libraries' words included, to a file for a while.
+    """Redirect this process' output, including that of C libraries, to a file in this context.
 
     Args:
-        path: of the file.
-        keep: append to an existing file; False replaces it.
+        path: The file.
+        keep: Append to an existing file; False replaces it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)

@@ -1,4 +1,4 @@
-"""A lock on a run's directory, so that two trainings never write into one."""
+"""Lock a run directory, so that two training runs never write to the same one."""
 
 import errno
 import fcntl
@@ -11,30 +11,30 @@ from typing import IO
 from ..errors import UserError
 
 _FILE = ".lock"
-# A rank that was just killed may not be gone yet.
+# A rank that was just killed may still be exiting.
 _SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
 class RunLock:
-    """Held by the rank that writes a run's directory, until it is released or the process ends.
+    """Lock of a run directory, held by the rank that writes to it until release or process exit.
 
-    A POSIX record lock: network file systems know it, and a forked loader worker that outlives its
-    rank does not hold it.
+    Uses a POSIX record lock: network file systems support it, and a forked DataLoader worker that
+    outlives its rank does not hold it.
     """
 
     def __init__(self) -> None:
         self._file: IO[str] | None = None
 
     def acquire(self, directory: Path) -> str | None:
-        """Take the lock of a directory.
+        """Acquire the lock of a directory.
 
         Returns:
-            a remark, where the file system has no locks.
+            A note, if the file system does not support locks.
 
         Raises:
-            UserError: another process holds it, or the directory cannot be written.
+            UserError: Another process holds it, or the directory is not writable.
         """
         path = directory / _FILE
         try:
@@ -64,14 +64,14 @@ class RunLock:
         return None
 
     def close(self) -> None:
-        """Give it back, if it is held."""
+        """Release the lock, if it is held."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def _try(file: IO[str]) -> int:
-    """The error's number; 0 if the lock is taken now."""
+    """Try to acquire the lock; return the error number, or 0."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Reads tensors from a checkpoint's safetensors files, each at most once looked through."""
+"""Read tensors from a checkpoint's safetensors files, whose headers are parsed at most once."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 
 class SafetensorsReader(HuggingFaceStorageReader):
-    """A storage reader for many calls of ``torch.distributed.checkpoint.load``.
+    """A storage reader for repeated calls of ``torch.distributed.checkpoint.load``.
 
     Args:
-        directory: of the files.
+        directory: Directory of the files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -18,7 +18,7 @@ class SafetensorsReader(HuggingFaceStorageReader):
         self._metadata: Metadata | None = None
 
     def read_metadata(self) -> Metadata:
-        """What torch's own reader finds in the files' heads, which do not change."""
+        """Read the files' headers once: they do not change."""
         if self._metadata is None:
             self._metadata = super().read_metadata()
         return self._metadata

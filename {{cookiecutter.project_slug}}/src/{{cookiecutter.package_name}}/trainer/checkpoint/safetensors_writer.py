@@ -1,7 +1,7 @@
-"""Writes safetensors files straight from where tensors lie, with a checksum of what is written.
+"""Write safetensors files directly from tensor memory, with a checksum of the content.
 
-Format: https://github.com/huggingface/safetensors#format. safetensors' own writer would have the
-file read again for its checksum, and gives it mode 0600 whatever the umask is.
+Format: https://github.com/huggingface/safetensors#format. With safetensors' own writer, the file
+would have to be read again for its checksum, and it has mode 0600 regardless of the umask.
 """
 
 import json
@@ -37,25 +37,25 @@ _DTYPES = {
 
 
 def can_hold(dtype: torch.dtype) -> bool:
-    """Whether a safetensors file can hold tensors of a dtype."""
+    """Whether safetensors files support a dtype."""
     return dtype in _DTYPES
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
-    """Write a file, and have it on the disk.
+    """Write a file and fsync it.
 
     Args:
-        path: of the file; an existing one is replaced.
-        tensors: by name.
-        metadata: text for the file's header.
+        path: The file; an existing one is replaced.
+        tensors: Tensors by name.
+        metadata: Text for the file's header.
 
     Returns:
-        the CRC-32 of its content.
+        The CRC-32 of the file's content.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
-    # By size of their elements, so that each begins at a multiple of it.
+    # Sorted by element size, so that each tensor is aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     contents = {name: _bytes(tensors[name]) for name in names}
     header = _header(tensors, contents, metadata)
@@ -64,7 +64,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         header,
         *contents.values(),
     ]
-    # Beside the writing, which mostly waits for the disk.
+    # In parallel with writing, which mostly waits for the disk.
     with ThreadPoolExecutor(1, "checksum") as executor, path.open("wb") as file:
         checksum = executor.submit(_checksum, parts)
         for part in parts:

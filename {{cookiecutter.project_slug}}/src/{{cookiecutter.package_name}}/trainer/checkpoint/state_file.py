@@ -1,7 +1,7 @@
-"""``state.json`` of a checkpoint: all that is not a tensor, as JSON under a checksum.
+"""``state.json`` of a checkpoint: everything except tensors, as JSON with a checksum.
 
-The file is ``{"crc32": "…", "content":`` on a line of its own, then the content that the checksum
-covers, then ``}``: JSON as a whole, of which no byte can change unnoticed.
+The file is ``{"crc32": "…", "content":`` on its own line, then the content that the checksum
+covers, then ``}``. It is valid JSON, and a change of any byte is detected.
 """
 
 import json
@@ -20,15 +20,15 @@ from . import dtensors
 
 FILE = "state.json"
 FORMAT = 2
-_FORMAT_TOLD = f"written in format {{}}; this trainer reads {FORMAT}"
-# Beyond what any run reaches; a larger number is damage.
+_WRONG_FORMAT = f"written in format {{}}; this trainer reads {FORMAT}"
+# Larger than in any real run; a larger number means corruption.
 MOST_STEPS = 10**15
 _MOST_RANKS = 10**7
 _FRAME = re.compile(rb'\{"crc32": "([0-9a-f]{8})", "content":\n(.*)\n\}\n', re.DOTALL)
 
 
 class Spread(dict[str, Any]):
-    """A dict whose entries are spread over the ranks: each holds some, a checkpoint all."""
+    """A dict whose entries are sharded over the ranks; a checkpoint contains all of them."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Head:
-    """What a checkpoint says of itself: the step, who wrote it, and its files by name."""
+    """Header of a checkpoint: the step, the number of ranks, and its files by name."""
 
     step: int
     world_size: int
@@ -49,35 +49,35 @@ class Head:
 
 
 def encode(head: Head, tree: str) -> bytes:
-    """The bytes of the file.
+    """The content of the file.
 
     Args:
-        head: of the checkpoint.
-        tree: JSON of what :func:`pack` gave.
+        head: The header.
+        tree: The value of :func:`pack` as JSON.
     """
     files = {name: [each.size, each.crc32] for name, each in head.files.items()}
-    told = {"format": FORMAT, "step": head.step, "world_size": head.world_size, "files": files}
-    content = f'{{"head": {json.dumps(told)}, "state": {tree}}}'.encode()
+    fields = {"format": FORMAT, "step": head.step, "world_size": head.world_size, "files": files}
+    content = f'{{"head": {json.dumps(fields)}, "state": {tree}}}'.encode()
     return b'{"crc32": "%08x", "content":\n%s\n}\n' % (zlib.crc32(content), content)
 
 
 def decode(data: bytes) -> tuple[Head, Any]:
-    """The head, and the tree for :func:`unpack`.
+    """Parse the file: return the header, and the tree for :func:`unpack`.
 
     Raises:
-        ValueError: it is damaged, or another version of the trainer wrote it.
+        ValueError: It is corrupt, or was written by another version of the trainer.
     """
     frame = _FRAME.fullmatch(data)
     if frame is None:
         is_early = data.startswith(b'{"head": {"format": 1,')
-        raise ValueError(_FORMAT_TOLD.format(1) if is_early else "it is not a checkpoint's state")
+        raise ValueError(_WRONG_FORMAT.format(1) if is_early else "it is not a checkpoint's state")
     if int(frame[1], 16) != zlib.crc32(frame[2]):
         raise ValueError("its content has changed since it was saved")
     try:
         content = json.loads(frame[2])
         head, tree = content["head"], content["state"]
         if head["format"] != FORMAT:
-            raise ValueError(_FORMAT_TOLD.format(head["format"]))
+            raise ValueError(_WRONG_FORMAT.format(head["format"]))
         files = {str(name): StoredFile(*each) for name, each in head["files"].items()}
         found = Head(head["step"], head["world_size"], files)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -96,10 +96,10 @@ def _check(head: Head) -> None:
 
 
 def check_count(name: str, value: object, least: int, most: int) -> int:
-    """A whole number within bounds, from a checkpoint.
+    """Check that a value from a checkpoint is an integer within bounds, and return it.
 
     Raises:
-        ValueError: it is none; the text says which.
+        ValueError: It is not; the message contains the name.
     """
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} is {value!r:.40}, not a whole number from {least} to {most}")
@@ -110,10 +110,10 @@ def check_count(name: str, value: object, least: int, most: int) -> int:
 
 
 class Packing:
-    """Turns a state into JSON, and collects the tensors that this rank is to write.
+    """Converts a state to JSON, and collects the tensors that this rank writes.
 
-    A tensor that all ranks hold is written by rank 0, a :class:`Spread` entry by the lowest rank
-    that has it, and a DTensor by the ranks whose shards are no copies of another rank's.
+    A replicated tensor is written by rank 0, a :class:`Spread` entry by the lowest rank that has
+    it, and a DTensor by the ranks whose shards are not replicas of another rank's.
     """
 
     def __init__(self) -> None:
@@ -121,15 +121,15 @@ class Packing:
         self._names: set[str] = set()
 
     def pack(self, value: Any, path: str, writes: bool) -> Any:
-        """JSON for a value.
+        """Convert a value to JSON.
 
         Args:
-            value: a tree of dicts, lists, tuples, numbers, text and tensors.
-            path: of the value, for the names of its tensors.
-            writes: whether this rank writes its plain tensors.
+            value: A tree of dicts, lists, tuples, numbers, strings and tensors.
+            path: Path of the value, for the names of its tensors.
+            writes: Whether this rank writes its replicated tensors.
 
         Raises:
-            CheckpointError: it holds something else; the text gives the path.
+            CheckpointError: It contains another type; the message contains the path.
         """
         if value is None or isinstance(value, bool | str) or type(value) in (int, float):
             return value
@@ -149,7 +149,7 @@ class Packing:
 
     def _note(self, tensor: Tensor, path: str, writes: bool) -> str:
         name = path
-        while name in self._names:  # of the keys 1 and "1", say
+        while name in self._names:  # for example, for the keys 1 and "1"
             name += "~"
         self._names.add(name)
         if dtensors.is_first_copy(tensor) if dtensors.is_sharded(tensor) else writes:
@@ -183,14 +183,14 @@ class Packing:
 
 
 def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:
-    """The value of which :meth:`Packing.pack` made a tree.
+    """Restore the value from which :meth:`Packing.pack` made a tree.
 
     Args:
         tree: JSON.
-        tensors: by name.
+        tensors: Tensors by name.
 
     Raises:
-        KeyError, TypeError, ValueError, RecursionError: the tree is damaged.
+        KeyError, TypeError, ValueError, RecursionError: The tree is corrupt.
     """
     if isinstance(tree, list):
         return [unpack(each, tensors) for each in tree]

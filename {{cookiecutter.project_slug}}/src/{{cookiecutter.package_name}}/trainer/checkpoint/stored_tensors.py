@@ -1,6 +1,6 @@
-"""Tensors that lie in a checkpoint, read when they are wanted: whole, or the part that lies here.
+"""Tensors in a checkpoint, read on demand: in full, or only the local shard.
 
-So no process holds more of a model than its strategy has it hold, while it loads one.
+So loading a model never needs more memory in a process than the strategy's shards.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ class StoredTensors(Mapping[str, "Stored"]):
     """The tensors of a checkpoint's safetensors files, by name.
 
     Args:
-        path: the checkpoint's directory.
+        path: The checkpoint directory.
 
     Raises:
-        CheckpointError: its files are damaged.
+        CheckpointError: Its files are corrupt.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class StoredTensors(Mapping[str, "Stored"]):
 
         self._path = path
         self._reader = SafetensorsReader(path)
-        with self._complaining():
+        with self._checkpoint_errors():
             entries = self._reader.read_metadata().state_dict_metadata
         self._entries = {
             key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
@@ -51,17 +51,17 @@ class StoredTensors(Mapping[str, "Stored"]):
         return len(self._entries)
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Read into tensors, and into what lies here of DTensors, by name."""
+        """Read into tensors, and into the local shards of DTensors, by name."""
         import torch.distributed.checkpoint as dcp
 
-        with self._complaining(), without_advice():
+        with self._checkpoint_errors(), without_advice():
             dcp.load(dict(targets), storage_reader=self._reader, no_dist=True)
 
     @contextlib.contextmanager
-    def _complaining(self) -> Iterator[None]:
+    def _checkpoint_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever a damaged file makes its reader raise
+        except Exception as error:  # the reader raises many types on corrupt files
             raise CheckpointError(f"{self._path}: damaged ({first_line(error)})") from error
 
 
@@ -69,10 +69,10 @@ class Stored:
     """A tensor in a checkpoint.
 
     Args:
-        tensors: of the checkpoint.
-        name: its own among them.
-        shape: of the whole tensor.
-        dtype: it is stored in.
+        tensors: All tensors of the checkpoint.
+        name: Name of this one.
+        shape: Shape of the full tensor.
+        dtype: The stored dtype.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class Stored:
         self.dtype = dtype
 
     def read(self) -> Tensor:
-        """The whole tensor, on the CPU."""
+        """Read the full tensor to the CPU."""
         whole = torch.empty(self.shape, dtype=self.dtype)
         self._tensors.fill({self._name: whole})
         return whole
 
     def read_into(self, target: Tensor) -> None:
-        """Fill a tensor, or what lies here of a DTensor, and read no more than that.
+        """Read into a tensor, or into the local shard of a DTensor; nothing else is read.
 
         Raises:
-            ValueError: they differ in shape.
+            ValueError: The shapes differ.
         """
         if target.shape != self.shape:
             raise ValueError(
@@ -104,7 +104,7 @@ class Stored:
 
 
 def read_all(tree: Any) -> Any:
-    """A tree of dicts and lists whose stored tensors are read, whole; tensors stay as they are."""
+    """Replace the stored tensors in a tree of dicts and lists by full tensors."""
     if isinstance(tree, Stored):
         return tree.read()
     if isinstance(tree, dict):
@@ -136,13 +136,13 @@ def fill(target: Tensor, value: Tensor | Stored) -> None:
 
 @contextlib.contextmanager
 def without_advice() -> Iterator[None]:
-    """Silence torch's remark that a single process is assumed: it is what we mean."""
+    """Silence torch's warning that it assumes a single process, which is intended here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
 
 
 def first_line(error: BaseException) -> str:
-    """An error's type and the first line of what it says."""
+    """The type of an error and the first line of its message."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Writes checkpoints: a directory a step, written beside and renamed when it is whole."""
+"""Write checkpoints: one directory per step, written under a temporary name and then renamed."""
 
 import datetime
 import json
@@ -25,7 +25,7 @@ _ABANDONED = "abandoned"
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A tensor, or this rank's shard of one, and where it begins in the whole."""
+    """A tensor, or this rank's shard of one, and its offset in the full tensor."""
 
     part: Tensor
     offsets: list[int]
@@ -35,11 +35,11 @@ class Checkpoints:
     """Writes the checkpoints of a run and keeps the newest.
 
     Args:
-        directory: of the run's checkpoints, one directory a step.
-        keep: how many to keep, at least two, so that one is whole at every moment.
-        asynchronous: copy the state and write it while training goes on.
-        timeout_seconds: after which a save that another process does not join fails, where it is
-            asynchronous; otherwise the process group says.
+        directory: Directory of the run's checkpoints, one subdirectory per step.
+        keep: Number of checkpoints to keep; at least two, so that one is always complete.
+        asynchronous: Copy the state, and write it while training continues.
+        timeout_seconds: Timeout for peers to join an asynchronous save; for other saves, the
+            timeout of the process group applies.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class Checkpoints:
         self._pending: Future[None] | None = None
         self._group: dist.ProcessGroup | None = None
         if asynchronous and collectives.is_active():
-            # A group of its own: the writer's collectives must not mix with those of the step.
+            # A separate group: the writer's collectives must not mix with those of the step.
             timeout = datetime.timedelta(seconds=timeout_seconds)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
-        # Here and not before each save: another rank may then be about to write already.
+        # Here, not before each save: another rank may have started to write by then.
         if collectives.rank() == 0:
             for partial in directory.glob(f".{PREFIX}*"):
                 shutil.rmtree(partial, ignore_errors=True)
 
     def save(self, step: int, state: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
-        """Save a step's state; to be called by every rank.
+        """Save the state at a step; called by every rank.
 
         Args:
-            step: optimizer steps made.
-            state: the same on every process: numbers, text, tensors in dicts and lists.
-            own: this process' tensors (its random state).
+            step: Number of optimizer steps.
+            state: The same on every rank: numbers, strings and tensors in dicts and lists.
+            own: Rank-local tensors (random number generators).
 
         Raises:
-            CheckpointError: the state holds something that a checkpoint cannot carry, or it could
-                not be written: then on every rank.
+            CheckpointError: On every rank: the state contains an unsupported type, or cannot be
+                written.
         """
         self.wait()
         packing = Packing()
@@ -106,23 +106,23 @@ class Checkpoints:
         older = [path for path in complete(self._directory) if step_of(path) < step_of(newest)]
         for path in older[: -(self._keep - 1)]:
             doomed = path.with_name(f".{path.name}.pruned")
-            path.rename(doomed)  # so that a kill half-way leaves no checkpoint that is not whole
+            path.rename(doomed)  # so that a kill leaves no incomplete checkpoint
             shutil.rmtree(doomed, ignore_errors=True)
 
     def wait(self) -> None:
-        """Wait for a checkpoint that is being written; raise what went wrong."""
+        """Wait for a pending asynchronous save; raise its error."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole; ``None`` if there is none."""
+        """The newest complete checkpoint; ``None`` if there is none."""
         self.wait()
         found = complete(self._directory)
         return found[-1] if found else None
 
     def close(self) -> None:
-        """Wait, and end the writer."""
+        """Wait for a pending save, and stop the writer."""
         try:
             self.wait()
         finally:
@@ -149,7 +149,7 @@ def _write(
     chunks: Mapping[str, _Chunk],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Write a checkpoint together; all ranks raise if one could not."""
+    """Write a checkpoint on all ranks; all ranks raise an error if one fails."""
     partial = path.with_name(f".{path.name}.partial")
     files: dict[str, list[Any]] = {}
     problem = None
@@ -157,11 +157,11 @@ def _write(
         files = _write_own(partial, chunks)
     except OSError as error:
         problem = _reason(error)
-    told = collectives.gather([problem, files], group)
-    problems = [f"{each[0]} (rank {rank})" for rank, each in enumerate(told) if each[0]]
+    reports = collectives.gather([problem, files], group)
+    problems = [f"{each[0]} (rank {rank})" for rank, each in enumerate(reports) if each[0]]
     problem = problems[0] if problems else None
     if collectives.rank() == 0 and problem is None:
-        merged = {name: StoredFile(*each) for part in told for name, each in part[1].items()}
+        merged = {name: StoredFile(*each) for part in reports for name, each in part[1].items()}
         try:
             _finish(path, partial, state_file.encode(replace(head, files=merged), tree))
         except OSError as error:
@@ -184,12 +184,12 @@ def _not_saved(path: Path, problem: str) -> str:
 
 
 def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[Any]]:
-    """Write this rank's file, if it has anything to write; its size and checksum, by its name."""
+    """Write this rank's file, if it has tensors; return its size and checksum by name."""
     partial.mkdir(parents=True, exist_ok=True)
     if not chunks:
         return {}
     file = partial / f"rank-{collectives.rank():05d}.safetensors"
-    # As torch.distributed.checkpoint's HuggingFaceStorageReader wants it.
+    # The format of torch.distributed.checkpoint's HuggingFaceStorageReader.
     offsets = {name: {"saved_offsets": each.offsets} for name, each in chunks.items()}
     tensors = {name: each.part for name, each in chunks.items()}
     checksum = safetensors_writer.write(file, tensors, {"DCP_SHARDING_INFO": json.dumps(offsets)})
@@ -221,19 +221,19 @@ def set_aside(directory: Path, resumed: Path) -> list[Path]:
     """Make a checkpoint the newest of its run: move those of an abandoned attempt away.
 
     Args:
-        directory: of the run's checkpoints.
-        resumed: the checkpoint that training resumes from. One that had been set aside before is
-            brought back.
+        directory: Directory of the run's checkpoints.
+        resumed: The checkpoint from which training resumes. It is moved back if it was set aside
+            before.
 
     Returns:
-        where the others are now.
+        The new paths of the other checkpoints.
     """
     others = complete(directory)
     if resumed.parent.resolve() == directory.resolve():
         others = [path for path in others if step_of(path) > step_of(resumed)]
     moved = []
     folder = _free(directory)
-    # The newest first: whenever this is interrupted, no later checkpoint follows a gap.
+    # Newest first: if this is interrupted, the remaining checkpoints have no gap.
     for path in reversed(others):
         folder.mkdir(exist_ok=True)
         moved.append(path.rename(folder / path.name))

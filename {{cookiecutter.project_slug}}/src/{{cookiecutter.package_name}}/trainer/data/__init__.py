@@ -1,4 +1,4 @@
-"""Batches: the global order of samples, each replica's share, and randomness.
+"""Data loading: the global order of samples, the batches of each replica, and randomness.
 
-Imports ``launch``, ``module`` and what stands below them.
+Imports ``launch``, ``module`` and the folders below them.
 """

@@ -1,4 +1,4 @@
-"""Batches on their way to the loop, each with what the loop must know of it."""
+"""Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -15,14 +15,17 @@ from .iteration import read
 from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
 
 UNEVEN = ("refuse", "join")
-"""Where loaders give the ranks different numbers of training batches: an error that tells each
-rank's; or ranks that have ended join in with weight 0, so that each sample still counts once."""
+"""How to handle loaders that yield different numbers of training batches on different ranks.
+
+``"error"`` raises an error with the number of each rank. With ``"join"``, ranks whose loader has
+ended take part with weight 0, so that each sample still counts once.
+"""
 
 
 class MicroBatch(NamedTuple):
     """A batch of one replica.
 
-    ``samples``: of this replica that count; ``weight``: factor of its mean loss.
+    ``samples``: number of samples that count; ``weight``: factor of the replica's mean loss.
     """
 
     data: Any
@@ -34,30 +37,30 @@ class MicroBatch(NamedTuple):
 
 
 class Feed(Protocol):
-    """Gives the batches of an epoch, from any one on."""
+    """Yields the batches of an epoch, from any batch on."""
 
     batches: int | None
-    """Micro-batches of an epoch; ``None`` if that cannot be known."""
+    """Micro-batches per epoch; ``None`` if unknown."""
     samples_per_step: int | None
-    """The effective batch size; ``None`` if that cannot be known."""
+    """The effective batch size; ``None`` if unknown."""
     accumulate: int
-    """Micro-batches of an optimizer step."""
+    """Micro-batches per optimizer step."""
     has_plan: bool = False
-    """Whether ``batches`` is certain, and the same on every rank."""
+    """Whether ``batches`` is exact, and the same on every rank."""
 
     @property
     def steps(self) -> int | None:
-        """Optimizer steps of an epoch; ``None`` if that cannot be known."""
+        """Optimizer steps per epoch; ``None`` if unknown."""
         return None if self.batches is None else -(-self.batches // self.accumulate)
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
-        """The batches of an epoch from number ``start`` on."""
+        """Iterate over the batches of an epoch, from number ``start`` on."""
         ...
 
 
 @dataclass(frozen=True)
 class Share:
-    """Who reads: one of so many data replicas, under the run's seed."""
+    """The data-parallel replica that reads, the number of replicas, and the run's seed."""
 
     replica: int
     replicas: int
@@ -65,19 +68,19 @@ class Share:
 
 
 class OrderedFeed(Feed):
-    """Reads a loader in the global order; starting in the middle costs nothing.
+    """Reads a loader in the global order; starting in the middle of an epoch is free.
 
     Args:
-        loader: whose batch sampler is ``order``.
-        order: of the samples.
-        seed: of the run.
+        loader: A ``DataLoader`` whose batch sampler is ``order``.
+        order: The order of the samples.
+        seed: Seed of the run.
     """
 
     def __init__(self, loader: DataLoader[Any], order: GlobalOrder, seed: int) -> None:
         self._loader = loader
         self._order = order
         self._plan: BatchPlan = order.plan
-        # In a worker process, or where nothing random is drawn, the model's randomness is safe.
+        # Protect the model's generators unless workers draw the random numbers, or nothing does.
         isolate = loader.num_workers == 0 and order.keyed
         self._stream = randomness.Stream(seed) if isolate else None
         self.batches: int | None = order.plan.batches
@@ -109,15 +112,16 @@ class OrderedFeed(Feed):
 
 
 class ReplayFeed(Feed):
-    """Reads any iterable as it is; starting in the middle reads, and drops, what comes before.
+    """Reads any iterable as it is; starting in the middle reads and skips the earlier batches.
 
-    For iterable data sets and the user's own samplers.
+    For iterable-style datasets and custom samplers.
 
     Args:
-        loader: a ``DataLoader`` or another iterable of batches.
-        share: whose it is; what the loader draws in this process comes from (seed, epoch, replica).
-        accumulate: micro-batches of an optimizer step.
-        uneven: one of :data:`UNEVEN`; or ``"allow"``, where no step waits for another rank.
+        loader: A ``DataLoader`` or another iterable of batches.
+        share: The replica. Random numbers that the loader draws in this process are seeded from
+            (seed, epoch, replica).
+        accumulate: Micro-batches per optimizer step.
+        uneven: One of :data:`UNEVEN`; or ``"allow"``, if no step waits for another rank.
     """
 
     def __init__(
@@ -133,15 +137,15 @@ class ReplayFeed(Feed):
         self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
-        for index, (data, samples, weight, ends_epoch) in enumerate(self._weighed(epoch)):
+        for index, (data, samples, weight, ends_epoch) in enumerate(self._weighted(epoch)):
             if index >= start:
                 ends_step = ends_epoch or (index + 1) % self.accumulate == 0
                 yield MicroBatch(
                     data, index, samples, weight / self.accumulate, ends_step, ends_epoch
                 )
 
-    def _weighed(self, epoch: int) -> Iterator[tuple[Any, int, float, bool]]:
-        """Each batch, its samples that count, its weight among the replicas, and if it is last."""
+    def _weighted(self, epoch: int) -> Iterator[tuple[Any, int, float, bool]]:
+        """Yield each batch, its samples that count, its weight, and whether it is the last."""
         batches = _with_last(self._read(epoch))
         data, is_last = next(batches, (None, True))
         if data is None:
@@ -151,17 +155,17 @@ class ReplayFeed(Feed):
             count += 1
             weight, has_ended = 1.0, is_last
             if self._uneven != "allow":
-                told = _tell(samples, is_last, self.batches)
+                infos = _exchange(samples, is_last, self.batches)
                 if self._uneven == "refuse":
-                    _refuse_uneven(told, count)
-                weight = samples * len(told) / max(1, sum(each.samples for each in told))
-                has_ended = all(each.is_last for each in told)
+                    _refuse_uneven(infos, count)
+                weight = samples * len(infos) / max(1, sum(each.samples for each in infos))
+                has_ended = all(each.is_last for each in infos)
             yield data, samples, weight, has_ended
             if not is_last:
                 data, is_last = next(batches)
                 samples = batch_length(data)
             else:
-                # A replica without a batch joins in with its last, which counts nothing.
+                # A replica whose loader has ended repeats its last batch, with weight 0.
                 samples = 0
 
     def _read(self, epoch: int) -> Iterator[Any]:
@@ -186,18 +190,18 @@ def feed_training(
     in_global_order: bool,
     uneven: str = "refuse",
 ) -> Feed:
-    """Training batches: shuffled anew each epoch, every replica taking every step.
+    """Feed for training: reshuffled each epoch, and every replica takes part in every step.
 
     Args:
-        loader: the user's.
-        share: whose part is read.
-        accumulate: micro-batches of an optimizer step.
-        global_batch_size: replaces the loader's batch size, where the order is the trainer's.
+        loader: The user's loader.
+        share: The replica that reads.
+        accumulate: Micro-batches per optimizer step.
+        global_batch_size: Replaces the loader's batch size if the trainer controls the order.
         in_global_order: False reads the loader as it is.
-        uneven: as :class:`ReplayFeed` takes it.
+        uneven: As in :class:`ReplayFeed`.
 
     Raises:
-        UserError: there is nothing to read.
+        UserError: The dataset is empty.
     """
     if not (in_global_order and can_be_ordered(loader)):
         replayed = ReplayFeed(loader, share, accumulate, uneven)
@@ -218,14 +222,14 @@ def feed_training(
 def feed_evaluation(
     loader: Iterable[Any], share: Share, *, in_global_order: bool, together: bool = False
 ) -> Feed:
-    """Validation, test or prediction batches: each sample once, in order.
+    """Feed for validation, test or prediction: each sample once, in order.
 
     Args:
-        loader: the user's.
-        share: whose part is read.
+        loader: The user's loader.
+        share: The replica that reads.
         in_global_order: False reads the loader as it is.
-        together: give every replica the same number of batches; those that are filled in have no
-            samples that count.
+        together: Give every replica the same number of batches; padding batches have no samples
+            that count.
     """
     if not (in_global_order and can_be_ordered(loader)):
         return ReplayFeed(loader, share, 1, "join" if together else "allow")
@@ -278,28 +282,28 @@ def _with_last(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         batch = following
 
 
-class _Told(NamedTuple):
-    """What a replica tells the others of its batch; ``batches``: of its epoch, -1 if unknown."""
+class _BatchInfo(NamedTuple):
+    """What replicas exchange about a batch; ``batches``: of the epoch, -1 if unknown."""
 
     samples: int
     is_last: bool
     batches: int
 
 
-def _tell(samples: int, is_last: bool, batches: int | None) -> list[_Told]:
+def _exchange(samples: int, is_last: bool, batches: int | None) -> list[_BatchInfo]:
     rows = torch.zeros(collectives.world_size(), 3, dtype=torch.int64)
     own = [samples, int(is_last), -1 if batches is None else batches]
     rows[collectives.rank()] = torch.tensor(own)
-    told = collectives.all_reduce(rows).tolist()
-    return [_Told(samples, bool(is_last), batches) for samples, is_last, batches in told]
+    infos = collectives.all_reduce(rows).tolist()
+    return [_BatchInfo(samples, bool(is_last), batches) for samples, is_last, batches in infos]
 
 
-def _refuse_uneven(told: list[_Told], count: int) -> None:
-    if len({each.is_last for each in told}) == 1:
+def _refuse_uneven(infos: list[_BatchInfo], count: int) -> None:
+    if len({each.is_last for each in infos}) == 1:
         return
     known = (
         f"rank {rank} has {count if each.is_last else _at_least(each.batches, count)}"
-        for rank, each in enumerate(told)
+        for rank, each in enumerate(infos)
     )
     raise UserError(
         f"the ranks' loaders give different numbers of batches: {', '.join(known)}; give each the "
@@ -312,7 +316,7 @@ def _at_least(batches: int, count: int) -> str:
 
 
 def batch_length(batch: Any) -> int:
-    """Samples in a batch: the first dimension of the first tensor found in it; 1 without any."""
+    """Number of samples in a batch: the first dimension of its first tensor; 1 without tensors."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 1
     for value in loaders.parts(batch):
@@ -325,5 +329,5 @@ def batch_length(batch: Any) -> int:
 def _length(loader: Iterable[Any]) -> int | None:
     try:
         return len(loader) if isinstance(loader, Sized) else None
-    except TypeError:  # a DataLoader of an iterable data set that has no length
+    except TypeError:  # a DataLoader of an iterable-style dataset without a length
         return None

@@ -1,4 +1,4 @@
-"""Reads a loader, so that a StopIteration of the user's code does not pass for the loader's end."""
+"""Iterate over a loader; a StopIteration raised by user code is an error, not the loader's end."""
 
 import multiprocessing
 import traceback
@@ -14,23 +14,23 @@ from ..errors import UserError
 from ..launch import preemption
 from . import loaders
 
-# Where a DataLoader makes a batch of an indexed data set, and where it raises a worker's error.
+# Where a DataLoader fetches a map-style batch, and where it re-raises a worker's error.
 _MAKE = _MapDatasetFetcher.fetch.__code__
 _RERAISE = ExceptionWrapper.reraise.__code__
 
 
 def read(loader: Iterable[Any]) -> Iterator[Any]:
-    """A loader's batches, from workers that Ctrl-C does not end before the run has saved.
+    """Yield a loader's batches; its workers ignore Ctrl-C, so that the run can save first.
 
     Raises:
-        UserError: the data set raised StopIteration for a sample, or a batch has no samples.
+        UserError: The dataset raised StopIteration for a sample, or a batch has no samples.
     """
     return _checked(_started(loader))
 
 
 def _started(loader: Iterable[Any]) -> Iterator[Any]:
     if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
-        # A StopIteration of its own is its end, and in a worker that of collate_fn would be too.
+        # StopIteration ends an iterable-style dataset, and in a worker one from collate_fn would.
         collate, loader.collate_fn = loader.collate_fn, _Collate(loader.collate_fn)
         try:
             return _iterator(loader)
@@ -70,7 +70,7 @@ def _checked(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _place(trace: TracebackType | None, text: str) -> str | None:
-    """Where the user's code raised it; ``None`` for the loader's own end."""
+    """Where user code raised StopIteration; ``None`` if the loader itself ended."""
     frames = list(traceback.walk_tb(trace))
     codes = [frame.f_code for frame, _ in frames]
     if _RERAISE in codes:
@@ -83,7 +83,7 @@ def _place(trace: TracebackType | None, text: str) -> str | None:
 
 
 class _Collate:
-    """A ``collate_fn`` whose StopIteration is an error. A class: workers may be sent it pickled."""
+    """Turns a StopIteration in ``collate_fn`` into an error. A class, so that it can be pickled."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate

@@ -1,4 +1,4 @@
-"""What a loader may be: an iterable of batches, such as a DataLoader."""
+"""Check loaders: a loader is an iterable of batches, such as a DataLoader."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from ..errors import UserError
 
 
 def check(loader: Any, source: str) -> None:
-    """Refuse what gives no batches.
+    """Check that a value is an iterable of batches.
 
     Args:
-        loader: of the user's.
-        source: what gave it: ``"Digits.train_dataloader returned"``.
+        loader: The value.
+        source: Where it comes from: ``"Digits.train_dataloader returned"``.
 
     Raises:
-        UserError: it is no iterable of batches.
+        UserError: It is not an iterable of batches.
     """
     kind = type(loader).__name__
     if isinstance(loader, Dataset):
@@ -42,7 +42,7 @@ def check(loader: Any, source: str) -> None:
 
 
 def is_empty(batch: Any) -> bool:
-    """Whether a batch holds tensors, and no sample in any of them."""
+    """Whether a batch contains tensors, and all of them are empty."""
     lengths = _lengths(batch)
     return bool(lengths) and not any(lengths)
 
@@ -55,7 +55,7 @@ def _lengths(batch: Any) -> list[int]:
 
 
 def parts(batch: Any) -> list[Any]:
-    """The values in a dict, list, tuple or dataclass; none of anything else."""
+    """The values of a dict, list, tuple or dataclass; an empty list for other types."""
     if isinstance(batch, Mapping):
         return list(batch.values())
     if isinstance(batch, list | tuple):

@@ -1,4 +1,4 @@
-"""Seeds and the state of every random number generator that a training step may use."""
+"""Seed, save and restore all random number generators that a training step may use."""
 
 import hashlib
 import random
@@ -13,7 +13,7 @@ State = dict[str, Tensor]
 
 
 def mix(*parts: int) -> int:
-    """A 63-bit seed from several numbers; another one for any change of any part."""
+    """Combine integers to a 63-bit seed; a change of any of them gives another seed."""
     digest = hashlib.blake2b(struct.pack(f"<{len(parts)}q", *parts), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -25,7 +25,7 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_sample(seed: int) -> None:
-    """Seed what an augmentation may draw from: torch's CPU generator, NumPy and Python."""
+    """Seed the generators that an augmentation may use: torch's CPU generator, NumPy and Python."""
     torch.default_generator.manual_seed(seed)
     _seed_host_libraries(seed)
 
@@ -36,20 +36,20 @@ def _seed_host_libraries(seed: int) -> None:
 
 
 def use_deterministic_algorithms(deterministic: bool) -> None:
-    """Make torch choose kernels that give the same bits each time, or raise where it has none."""
+    """Use deterministic kernels in torch; operations that have none raise an error."""
     if deterministic:
-        # Before cuBLAS is first used: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+        # Before the first use of cuBLAS: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
         import os
 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
-    # Even to say no imports torch's compiler: two seconds, also where others are only started.
+    # Calling it at all imports torch's compiler: two seconds, even in a process that only launches.
     if deterministic or torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(deterministic)
 
 
 def host_state() -> State:
-    """State of torch's CPU generator, NumPy's and Python's, as tensors."""
+    """State of the generators of torch (CPU), NumPy and Python, as tensors."""
     version, words, gauss = random.getstate()
     numpy = np.random.get_state(legacy=False)
     return {
@@ -63,7 +63,7 @@ def host_state() -> State:
 
 
 def set_host_state(state: State) -> None:
-    """Put back what :func:`host_state` gave."""
+    """Restore a state of :func:`host_state`."""
     torch.set_rng_state(state["torch"])
     version, *words = state["python"].tolist()
     gauss = state["python_gauss"].tolist()
@@ -74,7 +74,7 @@ def set_host_state(state: State) -> None:
 
 
 def full_state(devices: Sequence[torch.device]) -> State:
-    """:func:`host_state`, and the generators of this process' devices."""
+    """State of :func:`host_state`, and of the generators of this process' devices."""
     state = host_state()
     for name, each in _accelerators(devices).items():
         state[name] = torch.get_device_module(each).get_rng_state(each)
@@ -82,7 +82,7 @@ def full_state(devices: Sequence[torch.device]) -> State:
 
 
 def set_full_state(state: State, devices: Sequence[torch.device]) -> None:
-    """Put back what :func:`full_state` gave; a device's state only onto such a device."""
+    """Restore a state of :func:`full_state`; a device's state only on the same type of device."""
     set_host_state(state)
     for name, each in _accelerators(devices).items():
         if name in state:
@@ -90,16 +90,16 @@ def set_full_state(state: State, devices: Sequence[torch.device]) -> None:
 
 
 def _accelerators(devices: Sequence[torch.device]) -> dict[str, torch.device]:
-    """By the names of their states: those after the first are of replicas in the same process."""
+    """Devices by name of their state; those after the first are replicas in the same process."""
     used = [each for each in dict.fromkeys(devices) if each.type != "cpu"]
     return {f"{each.type}-{index}" if index else each.type: each for index, each in enumerate(used)}
 
 
 class Stream:
-    """A random stream of its own: inside ``with stream:`` the host's generators are this stream's.
+    """A separate random stream: inside ``with stream:`` the host's generators are this stream's.
 
-    What draws inside (a sampler, an augmentation, a collate function) leaves the model's own
-    randomness, dropout say, untouched.
+    Random numbers drawn inside (by a sampler, an augmentation, a collate function) do not affect
+    the model's own randomness, such as dropout.
     """
 
     def __init__(self, seed: int) -> None:

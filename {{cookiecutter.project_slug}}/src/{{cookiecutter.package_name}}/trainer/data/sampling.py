@@ -1,9 +1,9 @@
-"""Which samples make up a batch: a function of seed, epoch and step alone.
+"""Global-order sampling: the samples of a batch depend only on seed, epoch and step.
 
-A *global batch* is what one optimizer step sees, on all replicas together. The order of samples
-depends on (seed, epoch); each global batch is cut into micro-batches, each of these over the
-replicas. So the same global batch gives the same training on any number of processes, resuming is
-a step number, and what is random inside a sample (augmentation) is keyed by (seed, epoch, index).
+A *global batch* contains the samples of one optimizer step, over all replicas. The order of samples
+depends on (seed, epoch). Each global batch is split into micro-batches, and each micro-batch over
+the replicas. So the same global batch size gives the same training on any number of processes, a
+step number is enough to resume, and random augmentation is keyed by (seed, epoch, sample index).
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ Key = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How an epoch is cut into batches.
+    """How an epoch is split into batches.
 
     Args:
-        samples: in the data set.
-        batch_size: of one replica's micro-batch.
-        replicas: that share a micro-batch.
-        accumulate: micro-batches in an optimizer step.
-        drop_last: leave out the last global batch if it is not full.
+        samples: Number of samples in the dataset.
+        batch_size: Size of one replica's micro-batch.
+        replicas: Number of data-parallel replicas.
+        accumulate: Micro-batches per optimizer step.
+        drop_last: Drop the last global batch if it is not full.
     """
 
     samples: int
@@ -49,34 +49,34 @@ class BatchPlan:
 
     @property
     def micro_batch(self) -> int:
-        """Samples of a full micro-batch, over all replicas."""
+        """Samples in a full micro-batch, over all replicas."""
         return self.batch_size * self.replicas
 
     @property
     def global_batch(self) -> int:
-        """Samples of a full optimizer step: the effective batch size."""
+        """Samples in a full optimizer step: the effective batch size."""
         return self.micro_batch * self.accumulate
 
     @property
     def samples_used(self) -> int:
-        """Samples of an epoch."""
+        """Samples used per epoch."""
         return self.samples - (self.samples % self.global_batch if self.drop_last else 0)
 
     @property
     def batches(self) -> int:
-        """Micro-batches of an epoch; the same number for every replica."""
+        """Micro-batches per epoch; the same for every replica."""
         return -(-self.samples_used // self.micro_batch)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of an epoch."""
+        """Optimizer steps per epoch."""
         return -(-self.samples_used // self.global_batch)
 
     def part(self, batch: int, replica: int) -> tuple[int, int]:
-        """Where a replica's part of a micro-batch starts and ends in the epoch's order.
+        """Start and end of a replica's part of a micro-batch in the epoch's order.
 
-        The parts of a last, smaller micro-batch differ by one sample at most; the first replicas
-        have the larger ones, and the last may have none.
+        In a smaller last micro-batch, the sizes of the parts differ by at most one sample. The
+        first replicas have the larger parts; the last may have none.
         """
         start = batch * self.micro_batch
         size = min(self.micro_batch, self.samples_used - start)
@@ -85,8 +85,11 @@ class BatchPlan:
         return begin, begin + smallest + (replica < larger)
 
     def weight(self, batch: int, replica: int) -> float:
-        """Factor of a replica's mean loss, so that the average over replicas, summed over the
-        step's micro-batches, is the mean over the global batch."""
+        """Factor of a replica's mean loss.
+
+        With it, the average over replicas, summed over the step's micro-batches, is the mean over
+        the global batch.
+        """
         first = batch - batch % self.accumulate
         in_step = min(self.global_batch, self.samples_used - first * self.micro_batch)
         if in_step == self.global_batch:
@@ -96,16 +99,16 @@ class BatchPlan:
 
 
 class GlobalOrder(Sampler[list[Key]]):
-    """One replica's batches of indices, in the global order.
+    """Batch sampler of one replica, in the global order.
 
     Args:
-        plan: how the epoch is cut.
-        replica: whose batches.
-        seed: of the run.
-        shuffle: a new order each epoch; False: the data set's own.
-        keyed: hand out ``(epoch, index)`` for :class:`KeyedDataset` instead of indices.
-        fill: where a replica has no sample in a last batch, hand out one of the others', which
-            the plan weighs 0: for training, where every replica must take every step.
+        plan: How the epoch is split into batches.
+        replica: Index of the replica.
+        seed: Seed of the run.
+        shuffle: Reshuffle each epoch; False keeps the dataset's order.
+        keyed: Yield ``(epoch, index)`` for :class:`KeyedDataset` instead of indices.
+        fill: If the replica has no sample in a last batch, yield one of another replica, with
+            weight 0 in the plan: for training, where every replica must take part in every step.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class GlobalOrder(Sampler[list[Key]]):
         self.start = 0
 
     def set_position(self, epoch: int, batch: int) -> None:
-        """The next iteration gives the batches of an epoch from this one on."""
+        """Set the epoch and batch at which the next iteration starts."""
         self.epoch, self.start = epoch, batch
 
     def __len__(self) -> int:
@@ -161,10 +164,10 @@ class GlobalOrder(Sampler[list[Key]]):
 
 
 class KeyedDataset(Dataset[Any]):
-    """A data set whose samples draw the same random numbers wherever and whenever they are made.
+    """A dataset whose samples draw the same random numbers in every process and run.
 
-    Before a sample is made, torch's CPU generator, NumPy's and Python's are seeded from
-    (seed, epoch, index), so that neither workers nor processes nor a resume change it.
+    Before a sample is loaded, torch's CPU generator, NumPy's and Python's are seeded from (seed,
+    epoch, index), so that the result does not depend on workers, processes or a resume.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -181,7 +184,7 @@ class KeyedDataset(Dataset[Any]):
 
 
 class KeyedBatchDataset(KeyedDataset):
-    """The same for a data set that makes batches at once: keyed by the batch's first index."""
+    """The same for a dataset with ``__getitems__``: keyed by the first index of the batch."""
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
         epoch, first = keys[0]
@@ -190,7 +193,7 @@ class KeyedBatchDataset(KeyedDataset):
 
 
 def can_be_ordered(loader: object) -> TypeGuard[DataLoader[Any]]:
-    """Whether a loader's order is torch's default, which the trainer may replace by its own."""
+    """Whether a loader uses torch's default order, which the trainer may replace."""
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, IterableDataset)
@@ -200,7 +203,7 @@ def can_be_ordered(loader: object) -> TypeGuard[DataLoader[Any]]:
 
 
 def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[Any]:
-    """The loader again, one that :func:`can_be_ordered`, with its data set read in an order."""
+    """Copy of a loader (see :func:`can_be_ordered`) that reads its dataset in the given order."""
     dataset = loader.dataset
     if order.keyed:
         in_batches = _has_getitems(dataset)
@@ -214,7 +217,7 @@ def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[An
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
-        # Its own, so that starting workers does not draw from the model's generator.
+        # A separate generator, so that starting workers does not draw from the model's generator.
         generator=torch.Generator().manual_seed(order.seed),
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
@@ -222,11 +225,11 @@ def order_globally(loader: DataLoader[Any], order: GlobalOrder) -> DataLoader[An
 
 
 def needs_keys(loader: DataLoader[Any]) -> bool:
-    """Whether making a batch might draw random numbers; False only where it surely does not."""
+    """Whether loading a batch may draw random numbers; False only if it certainly does not."""
     return not (type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate)
 
 
 def _has_getitems(dataset: Dataset[Any]) -> bool:
-    while isinstance(dataset, Subset):  # it always has the method; what it does depends on its own
+    while isinstance(dataset, Subset):  # it always has the method, and calls that of its dataset
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")

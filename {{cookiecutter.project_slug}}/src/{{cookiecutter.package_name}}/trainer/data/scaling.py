@@ -1,4 +1,4 @@
-"""How batches, steps and epochs scale with devices: the arithmetic, in one place."""
+"""How batch sizes, steps and learning rates scale with the number of devices."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,19 @@ RULES = ("none", "linear", "sqrt")
 
 @dataclass(frozen=True)
 class LearningRate:
-    """By what learning rates are multiplied, because a batch is larger than they were chosen for.
+    """Scales learning rates, because a batch is larger than the one they were chosen for.
 
-    The factor comes on top of what optimizers and schedulers say, and is seen by neither.
+    The factor is applied on top of optimizers and schedulers, which do not see it.
 
     Args:
-        rule: ``"none"``; ``"linear"``: as the batch (Goyal et al. 2017,
-            https://arxiv.org/abs/1706.02677); ``"sqrt"``: as its square root (Krizhevsky 2014,
+        rule: ``"none"``; ``"linear"``: proportional to the batch size (Goyal et al. 2017,
+            https://arxiv.org/abs/1706.02677); ``"sqrt"``: to its square root (Krizhevsky 2014,
             https://arxiv.org/abs/1404.5997).
-        reference_batch_size: the effective batch size that the rates were chosen for.
-        warmup_steps: over which the factor goes from 1 to its end, in a straight line.
+        reference_batch_size: The effective batch size for which the learning rates were chosen.
+        warmup_steps: Linear warm-up steps from a factor of 1 to the final factor.
 
     Raises:
-        ConfigurationError: no such rule, or a number that it cannot work with.
+        ConfigurationError: Unknown rule, or a number out of range.
     """
 
     rule: str = "none"
@@ -46,11 +46,11 @@ class LearningRate:
         """The factor after the warm-up.
 
         Args:
-            batch_size: the effective one; ``None`` if it cannot be known.
-            device_batch_size: the reference where none was given: what one device would read.
+            batch_size: The effective batch size; ``None`` if unknown.
+            device_batch_size: Default of the reference: the batch size of one device.
 
         Raises:
-            ConfigurationError: a rule is asked for and a batch size is unknown.
+            ConfigurationError: A batch size that the rule needs is unknown.
         """
         if self.rule == "none":
             return 1.0
@@ -64,7 +64,7 @@ class LearningRate:
         return ratio if self.rule == "linear" else ratio**0.5
 
     def factor(self, target: float, step: int) -> float:
-        """The factor of a step, counted from 0."""
+        """The factor at a step, counted from 0."""
         if step >= self.warmup_steps:
             return target
         return 1.0 + (target - 1.0) * (step + 1) / self.warmup_steps
@@ -74,7 +74,7 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
     """The batch size of one replica's micro-batch.
 
     Raises:
-        ConfigurationError: the global batch cannot be divided so.
+        ConfigurationError: The global batch size is not divisible.
     """
     shares = replicas * accumulate
     if global_batch_size < 1 or global_batch_size % shares:
@@ -90,10 +90,10 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
 def check_samples(
     samples: int, batch_size: int, replicas: int, accumulate: int, global_batch_size: int | None
 ) -> None:
-    """Check that a step's batch is no larger than the data set, which it is believed to be.
+    """Check that the batch of a step is not larger than the dataset.
 
     Raises:
-        ConfigurationError: a step can never hold that many samples.
+        ConfigurationError: It is larger.
     """
     total = batch_size * replicas * accumulate
     if not 0 < samples < total:
@@ -111,10 +111,10 @@ def check_samples(
 
 
 def check_batches(batches: int | None, accumulate: int) -> None:
-    """Check that a loader gives enough batches for one step, where it tells how many it gives.
+    """Check that a loader yields enough batches for one step, if its length is known.
 
     Raises:
-        ConfigurationError: a step can never hold as many.
+        ConfigurationError: It yields fewer.
     """
     if batches is not None and 0 < batches < accumulate:
         raise ConfigurationError(
@@ -126,7 +126,7 @@ def check_batches(batches: int | None, accumulate: int) -> None:
 def total_steps(
     steps_per_epoch: int | None, max_epochs: int | None, max_steps: int | None
 ) -> int | None:
-    """Optimizer steps of a whole run; ``None`` if that cannot be known."""
+    """Optimizer steps of a whole run; ``None`` if unknown."""
     bounds = [] if max_steps is None else [max_steps]
     if max_epochs is not None and steps_per_epoch is not None:
         bounds.append(max_epochs * steps_per_epoch)

@@ -1,4 +1,4 @@
-"""What a command needs of a module: hooks that it overwrites, and loaders, its own or given."""
+"""What a command needs from a module: the hooks it overrides, and loaders."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -22,35 +22,35 @@ _RETURNS = {
 
 
 def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
-    """One line for each hook that a module does not overwrite."""
+    """One line for each hook that a module does not override."""
     kind = type(module).__name__
     return [
         f"{kind} has no {name}: overwrite it; it returns {_RETURNS[name]}"
         for name in names
-        if not _is_overwritten(module, name)
+        if not _is_overridden(module, name)
     ]
 
 
 def check(module: TrainingModule, *names: str) -> None:
-    """Raise ConfigurationError if a module does not overwrite a hook."""
+    """Raise ConfigurationError if a module does not override a hook."""
     lines = missing(module, names)
     if lines:
         raise ConfigurationError(lines)
 
 
-def _is_overwritten(module: TrainingModule, name: str) -> bool:
+def _is_overridden(module: TrainingModule, name: str) -> bool:
     found = getattr(getattr(module, name), "__func__", None)
     if name == "predict_step" and found is TrainingModule.predict_step:
-        # nn.Module's own forward, under whatever name torch gives it.
+        # nn.Module's own forward is _forward_unimplemented.
         return getattr(module.forward, "__func__", None) is not nn.Module.forward
     return found is not getattr(TrainingModule, name)
 
 
 def loader(data: Data, module: TrainingModule, stage: _Stage) -> Loader:
-    """The loader of a stage: what was given, or what a data module or the module makes.
+    """Get the loader of a stage: the given one, or that of the data module or the module.
 
     Raises:
-        UserError: there is none, or what was made is none.
+        UserError: There is none, or it is not an iterable of batches.
     """
     if data is not None and not isinstance(data, DataModule):
         return data
@@ -65,7 +65,7 @@ def loader(data: Data, module: TrainingModule, stage: _Stage) -> Loader:
 
 
 def validation_loader(data: Data, module: TrainingModule, given: Loader | None) -> Loader | None:
-    """What a fit validates on, if anything; the module must then have a ``validation_step``."""
+    """Get the validation loader of a fit, if any; it requires a ``validation_step``."""
     if given is None and (data is None or isinstance(data, DataModule)):
         given = _made_loader(data or module, "val")
     if given is not None:
@@ -74,7 +74,7 @@ def validation_loader(data: Data, module: TrainingModule, given: Loader | None) 
 
 
 def check_given(*given: Data) -> None:
-    """Refuse what is neither a data module nor an iterable of batches."""
+    """Check that each argument is a data module or an iterable of batches."""
     for each in given:
         if each is not None and not isinstance(each, DataModule):
             loaders.check(each, "the trainer was given")

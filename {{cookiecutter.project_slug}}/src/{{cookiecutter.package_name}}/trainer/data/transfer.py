@@ -1,6 +1,6 @@
-"""Batches on their way from the loader to a GPU: pinned, and copied one ahead on a side stream.
+"""Copy batches to a GPU: pin memory, and copy one batch ahead on a side stream.
 
-While a step computes, the next batch is read and copied. On CPUs there is none of it.
+The next batch is read and copied while a step computes. Not used on CPUs.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html,
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams
@@ -19,17 +19,17 @@ from .feed import Feed, MicroBatch
 
 
 class CopyStream(Protocol):
-    """Where batches are copied, beside what is computed."""
+    """A stream on which batches are copied in parallel with computation."""
 
     def copying(self) -> AbstractContextManager[Any]:
-        """What is copied within goes onto this stream; the host does not wait for it."""
+        """Enqueue copies made in this context on this stream; the host does not wait."""
         ...
 
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
-        """Have what is computed from now on wait for all copies so far, and the host for nothing.
+        """Make later computation wait for all copies so far; the host does not wait.
 
         Args:
-            tensors: whose memory is not used again before what is computed with them has ended.
+            tensors: Copies whose memory must not be reused before the computation has ended.
         """
         ...
 
@@ -52,41 +52,41 @@ class _SideStream:
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:
-    """A side stream of a GPU; ``None`` where batches are used where the loader made them."""
+    """A side stream of a GPU; ``None`` for the CPU."""
     return _SideStream(device) if device.type != "cpu" else None
 
 
 def read(
     feed: Feed, epoch: int, start: int, device: torch.device, dtype: torch.dtype | None
 ) -> Iterator[MicroBatch]:
-    """The batches of an epoch, those for a GPU copied to it one ahead.
+    """Yield the batches of an epoch; those for a GPU are copied one batch ahead.
 
-    What is no plain tensor but moves by a ``to`` of its own, and what a subclass of Tensor is, is
-    left for the step's own stream: nobody could say here when its memory is free again.
+    Objects with their own ``to`` method and subclasses of Tensor are left for the step's own
+    stream: it is unknown when their memory can be reused.
 
     Args:
-        feed: gives the batches.
-        epoch: to read.
-        start: number of its first batch.
-        device: where to.
-        dtype: of floating-point tensors, which are cast on the device; ``None``: as they are.
+        feed: Yields the batches.
+        epoch: The epoch to read.
+        start: Number of the first batch.
+        device: Target device.
+        dtype: Cast floating-point tensors to it on the device; ``None``: no cast.
     """
     batches = feed.epoch(epoch, start)
     stream = copy_stream(device)
     if stream is None:
         return batches
-    # Without a plan the ranks speak to one another of each batch: one that fails must not go on to
-    # a step in which the others, who wait for its word, do not take part.
+    # Without a plan, the ranks exchange the length of each batch. A rank that fails to read must
+    # not go on to a step in which its peers, which wait for it, do not take part.
     return _ahead(batches, stream, device, dtype, holds_errors=feed.has_plan)
 
 
 def read_pinned(feed: Feed, epoch: int, start: int, device: torch.device) -> Iterator[MicroBatch]:
-    """The batches of an epoch in pinned memory, where pieces of each go to several GPUs."""
+    """Yield the batches of an epoch in pinned memory, to be scattered to several GPUs."""
     batches = feed.epoch(epoch, start)
     if device.type == "cpu":
         return batches
     return (
-        batch._replace(data=_each_plain(batch.data, pinned))  # what is pinned is copied later
+        batch._replace(data=_each_plain(batch.data, pinned))  # pinned tensors are copied later
         for batch in batches
     )
 
@@ -104,7 +104,7 @@ def _ahead(
         if isinstance(following, Exception):
             raise following
         batch, tensors = following
-        # Before the next copy begins, which this batch need not wait for.
+        # Before the next copy starts, because this batch need not wait for it.
         stream.hand_over(tensors)
         following = _next(batches, stream, device, dtype, holds_errors)
         yield batch
@@ -117,8 +117,8 @@ def _next(
     dtype: torch.dtype | None,
     holds_errors: bool,
 ) -> tuple[MicroBatch, list[Tensor]] | Exception | None:
-    """The next batch and its tensors on the device; the error in its place, to raise in its turn;
-    or ``None`` at the end."""
+    """The next batch with its tensors on the device; an error, to be raised in its turn; or
+    ``None`` at the end."""
     try:
         batch = next(batches, None)
     except Exception as error:
@@ -139,19 +139,19 @@ def _next(
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """A tensor in memory from which a GPU copies by itself; dense, for else the host copies."""
+    """Copy a tensor to pinned memory; a non-dense tensor would be copied by the host."""
     if tensor.is_pinned() or tensor.numel() == 0:
         return tensor
     return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host's on a device; the host does not wait for the copy."""
+    """Copy a CPU tensor to a device; the host does not wait for the copy."""
     return devices.to(tensor if device.type == "cpu" else pinned(tensor), device, None)
 
 
 def _each_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch in which each plain tensor on the CPU is changed, and nothing else."""
+    """Apply a function to each plain CPU tensor in a batch."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, PackedSequence):

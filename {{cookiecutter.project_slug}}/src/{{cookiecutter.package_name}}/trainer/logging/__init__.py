@@ -1,4 +1,4 @@
-"""What is recorded: metrics, loggers and the progress bar.
+"""Logging: metrics, loggers and the progress bar.
 
-Imports ``launch`` and what stands below it.
+Imports ``launch`` and the folders below it.
 """

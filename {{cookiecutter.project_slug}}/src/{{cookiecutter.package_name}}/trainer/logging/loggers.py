@@ -1,4 +1,4 @@
-"""Where logged values go: a CSV file and TensorBoard."""
+"""Loggers: CSV file and TensorBoard."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 class Logger(Protocol):
-    """Takes values of one step."""
+    """Writes the values of a step."""
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Write values; ``step`` is the number of optimizer steps made."""
+        """Write values; ``step`` is the number of optimizer steps so far."""
 
     def position(self) -> int:
-        """Where the log stands, for :meth:`resume`."""
+        """Position in the log, for :meth:`resume`."""
 
     def resume(self, position: int | None, step: int) -> None:
-        """Continue the log of an earlier process, without what it wrote after a checkpoint.
+        """Continue the log of an earlier process, without entries made after the checkpoint.
 
         Args:
-            position: of the log when the checkpoint was saved; ``None`` if it had no such logger.
-            step: of the checkpoint.
+            position: Position when the checkpoint was saved; ``None`` if it had no such logger.
+            step: Step of the checkpoint.
         """
 
     def close(self) -> None:
-        """Write out what is held back."""
+        """Flush buffered values."""
 
 
 class CSVLogger:
-    """``metrics.csv``: one row a value (step, epoch, name, value), floats to their last digit."""
+    """``metrics.csv``: one row per value (step, epoch, name, value), floats in full precision."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "metrics.csv"
@@ -44,17 +44,17 @@ class CSVLogger:
             self._file.write("step,epoch,name,value\n")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Append rows, visible to readers at once."""
+        """Append rows, which readers see at once."""
         for name, value in values.items():
             self._rows.writerow((step, epoch, name, repr(value)))
         self._file.flush()
 
     def position(self) -> int:
-        """Bytes written."""
+        """Number of bytes written."""
         return self._file.tell()
 
     def resume(self, position: int | None, step: int) -> None:
-        """Cut off the rows that were written after the checkpoint."""
+        """Remove the rows that were written after the checkpoint."""
         if position is None:
             position = _end_of_step(self._path, step)
         if position <= self._file.tell():
@@ -67,7 +67,7 @@ class CSVLogger:
 
 
 def _end_of_step(path: Path, step: int) -> int:
-    """Bytes of a log up to the last row of a step."""
+    """Offset of the end of the last row of a step."""
     position = 0
     with path.open("rb") as file:
         for index, line in enumerate(file):
@@ -79,7 +79,7 @@ def _end_of_step(path: Path, step: int) -> int:
 
 
 class TensorBoardLogger:
-    """Event files in ``tensorboard/``; its import waits for the first value."""
+    """Event files in ``tensorboard/``; TensorBoard is imported at the first value."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "tensorboard"
@@ -96,11 +96,11 @@ class TensorBoardLogger:
             self._writer.add_scalar(name, value, step)
 
     def position(self) -> int:
-        """Not used: event files are purged by step."""
+        """Unused: event files are purged by step."""
         return 0
 
     def resume(self, position: int | None, step: int) -> None:
-        """Have TensorBoard hide what an earlier process wrote from this step on."""
+        """Make TensorBoard hide what an earlier process wrote after this step."""
         self._purge_step = step + 1
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ _LOGGERS: dict[str, type[CSVLogger] | type[TensorBoardLogger]] = {
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise ConfigurationError for every logger that does not exist, or is named twice."""
+    """Raise ConfigurationError for every unknown or repeated logger."""
     unknown = [name for name in names if name not in _LOGGERS]
     lines = [
         other_trainers.about("loggers", name)
@@ -130,5 +130,5 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def make_loggers(names: Sequence[str], directory: Path) -> dict[str, Logger]:
-    """Loggers that write into a run's directory, by name."""
+    """Create the loggers of a run directory, by name."""
     return {name: _LOGGERS[name](directory) for name in names}

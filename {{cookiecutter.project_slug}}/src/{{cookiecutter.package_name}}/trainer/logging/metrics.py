@@ -1,4 +1,4 @@
-"""What ``log`` collects, and how it becomes one number: sums on the device, reduced when shown."""
+"""Record logged values: accumulate sums on the device, reduce them only when they are shown."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ _REDUCE_FX: tuple[ReduceFx, ...] = ("mean", "sum", "min", "max")
 
 @dataclass
 class _Total:
-    """A value that is being reduced, on the device, in double precision."""
+    """A running reduction of a value, on the device, in double precision."""
 
     how: ReduceFx
     synced: bool
@@ -43,22 +43,22 @@ def _empty_total(how: ReduceFx, synced: bool, device: torch.device) -> _Total:
 
 
 def _number(value: Any, device: torch.device) -> Tensor:
-    """A value in double precision on a device; the host does not wait for the device."""
+    """Convert a value to double precision on the device; the host does not wait for the device."""
     if device.type == "cpu" or (isinstance(value, Tensor) and value.device.type != "cpu"):
         return torch.as_tensor(value, dtype=torch.float64, device=device)
     number = torch.as_tensor(value, dtype=torch.float64)
     if number.numel() != 1:
         return number
-    # Filled in by a kernel: a copy from the host would wait for all that the device has to do.
+    # full() launches a kernel: a copy from the host would wait for all pending work.
     return torch.full((), number.item(), dtype=torch.float64, device=device)
 
 
 class Recorder:
-    """Takes what a module logs.
+    """Records the values that a module logs.
 
     Args:
-        reduce: reduces a tensor over the processes (a strategy's).
-        device: where values are kept until they are shown.
+        reduce: The strategy's reduction of a tensor over ranks.
+        device: Where values are kept until they are shown.
     """
 
     def __init__(self, reduce: Callable[[Tensor, How], Tensor], device: torch.device) -> None:
@@ -84,13 +84,13 @@ class Recorder:
         reduce_fx: ReduceFx = "mean",
         batch_size: int | None = None,
     ) -> None:
-        """As :meth:`~..module.TrainingModule.log`.
+        """See :meth:`~..module.TrainingModule.log`.
 
-        In validation and test, values of single steps are not written: an epoch has one value.
+        In validation and test, only the epoch's value is written, not those of single steps.
         """
         if isinstance(value, Tensor):
             if self.training and not (self.recording or on_epoch or prog_bar):
-                return  # most steps of most runs: nothing of it will be shown
+                return  # the common case: the step's value will not be shown
             value = value.detach()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             self._metrics[name] = value
@@ -130,12 +130,12 @@ class Recorder:
         totals[name].add(value.reshape(()), samples)
 
     def take_step(self) -> dict[str, float]:
-        """The step's values, reduced over its micro-batches and the processes."""
+        """Values of the step, reduced over micro-batches and ranks."""
         totals, self._step = self._step, {}
         return self._reduced(totals)
 
     def take_epoch(self) -> dict[str, float]:
-        """The epoch's values, reduced over its samples and the processes; metrics are reset."""
+        """Values of the epoch, reduced over samples and ranks; metrics are reset."""
         totals, self._epoch = self._epoch, {}
         values = self._reduced(totals)
         for name, metric in self._metrics.items():
@@ -151,7 +151,7 @@ class Recorder:
         return _values(synced, self._reduce) | _values(local, lambda tensor, how: tensor)
 
     def _agreed(self, totals: dict[str, _Total]) -> dict[str, _Total]:
-        """The same names in the same order on every process; a process without samples joins."""
+        """Use rank 0's names in rank 0's order on every rank; a rank without samples takes part."""
         if collectives.world_size() == 1:
             return totals
         names = [f"{total.how} {name}" for name, total in totals.items()]
@@ -174,7 +174,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Take values of validation or test for a while; those of training are kept apart."""
+        """Record values of validation or test in this context; training's values are kept apart."""
         kept = self.training, self._epoch, self._metrics, self.latest, self.samples
         self.training, self._epoch, self._metrics, self.latest = False, {}, {}, {}
         try:
@@ -184,7 +184,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def ignoring_values(self) -> Iterator[None]:
-        """Take no values for a while; metrics are noted, for all processes compute them."""
+        """Record no values in this context, only metric objects, which all ranks must compute."""
         self._ignores = True
         try:
             yield
@@ -192,7 +192,7 @@ class Recorder:
             self._ignores = False
 
     def state(self) -> dict[str, Tensor]:
-        """The unfinished epoch's sums of this process."""
+        """This rank's sums of the current epoch."""
         return {
             f"{total.how}:{int(total.synced)}:{name}": torch.stack(
                 [total.total.cpu(), torch.tensor(total.weight, dtype=torch.float64)]
@@ -201,7 +201,7 @@ class Recorder:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state` gave."""
+        """Restore a state of :meth:`state`."""
         for key, (total, weight) in state.items():
             how, synced, name = key.split(":", 2)
             self._epoch[name] = _Total(
@@ -215,7 +215,7 @@ class Recorder:
 def _values(
     totals: Mapping[str, _Total], reduce: Callable[[Tensor, How], Tensor]
 ) -> dict[str, float]:
-    """Numbers of all totals, with one reduction of sums and one of extremes."""
+    """Compute all totals, with one reduction for sums and one for minima and maxima."""
     if not totals:
         return {}
     sums = {name: total for name, total in totals.items() if total.how in ("mean", "sum")}
@@ -244,7 +244,7 @@ def _values(
 
 @contextlib.contextmanager
 def unchanged_torchmetrics(module: nn.Module) -> Iterator[None]:
-    """Afterwards every torchmetrics metric inside a module is what it was before."""
+    """Restore the state of every torchmetrics metric inside a module on exit."""
     kept = [
         (metric, copy.deepcopy(metric.metric_state), metric._update_count)
         for _, metric in _torchmetrics(module)
@@ -260,7 +260,7 @@ def unchanged_torchmetrics(module: nn.Module) -> Iterator[None]:
 
 
 def torchmetrics_state(module: nn.Module) -> dict[str, Tensor]:
-    """The unfinished epoch of every torchmetrics metric inside a module, on this process."""
+    """This rank's state of every torchmetrics metric inside a module."""
     state: dict[str, Tensor] = {}
     for path, metric in _torchmetrics(module):
         state[f"{path}:count"] = torch.tensor(metric._update_count)
@@ -272,7 +272,7 @@ def torchmetrics_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_torchmetrics_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put back what :func:`torchmetrics_state` gave."""
+    """Restore a state of :func:`torchmetrics_state`."""
     metrics = dict(_torchmetrics(module))
     for key, value in sorted(state.items(), key=lambda item: _numbered(item[0])):
         path, kind, *rest = key.split(":")

@@ -1,4 +1,4 @@
-"""Where a run's values go: the recorder, the progress bar and the loggers."""
+"""Outputs of a run: the recorder, the progress bar and the loggers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from .progress import Progress
 
 @dataclass
 class Outputs:
-    """Where a run's values go. Only the main process has loggers."""
+    """Outputs of a run. Only the main rank has loggers."""
 
     recorder: Recorder
     progress: Progress
@@ -19,7 +19,7 @@ class Outputs:
     validated: dict[str, float] = field(default_factory=dict)
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Log values and remember them."""
+        """Write values to the loggers, and keep them as the run's latest values."""
         if values:
             self.latest.update(values)
             for logger in self.loggers.values():

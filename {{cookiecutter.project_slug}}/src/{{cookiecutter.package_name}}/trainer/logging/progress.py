@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, now and then a line elsewhere."""
+"""Display progress: a bar in a terminal, or a line at intervals."""
 
 import sys
 import time
@@ -13,12 +13,12 @@ _LINE_SECONDS = 10.0
 
 
 class Progress:
-    """Shows step, loss, rate and time left.
+    """Displays step, loss, speed and remaining time.
 
     Args:
-        enabled: False shows nothing.
-        total_steps: optimizer steps of the run; ``None`` if not known.
-        samples_per_step: the effective batch size; ``None`` if not known.
+        enabled: False displays nothing.
+        total_steps: Optimizer steps of the run; ``None`` if unknown.
+        samples_per_step: The effective batch size; ``None`` if unknown.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Progress:
         self._started = self._shown = time.monotonic()
 
     def start(self, step: int) -> None:
-        """Begin at a step: 0, or that of the checkpoint that is resumed."""
+        """Start at a step: 0, or the step of the resumed checkpoint."""
         self._first_step = step
         self._started = self._shown = time.monotonic()
         if self._enabled and sys.stderr.isatty():
@@ -42,16 +42,16 @@ class Progress:
             self._bar.start()
 
     def begin_epoch(self, epoch: int, epochs: int | None) -> None:
-        """Name the epoch that follows, from 0."""
+        """Set the epoch, counted from 0."""
         self._title = f"epoch {epoch + 1}" + (f"/{epochs}" if epochs else "")
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Tell of a finished step; shows something once in a while, and only then reads values."""
+        """Update after a step; values are read only if the display is due."""
         if self._enabled and time.monotonic() - self._shown >= self._interval:
             self.show(step, values)
 
     def show(self, step: int, values: Mapping[str, Any]) -> None:
-        """Show where the run stands, now."""
+        """Display the current progress now."""
         if not self._enabled:
             return
         self._shown = time.monotonic()
@@ -59,7 +59,7 @@ class Progress:
         rate = (step - self._first_step) / max(self._shown - self._started, 1e-9)
         speed = f"{rate * self._samples:.0f} samples/s" if self._samples else f"{rate:.1f} steps/s"
         if step == self._first_step:
-            speed = ""  # of a resume that has made no step yet
+            speed = ""  # no step yet after a resume
         if self._bar is not None:
             task = self._bar.task_ids[0]
             self._bar.update(task, completed=step, description=self._title)
@@ -74,7 +74,7 @@ class Progress:
         print(line, file=sys.stderr, flush=True)
 
     def stop(self) -> None:
-        """Give the terminal back."""
+        """Stop the display."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -98,7 +98,7 @@ def _make_bar(total: int | None, step: int) -> "RichProgress":
         TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        # Refreshed by hand: a thread that redraws would take time from every step.
+        # Refreshed explicitly: a thread that redraws would slow down every step.
         auto_refresh=False,
     )
     bar.add_task("", total=total, completed=step, values="", speed="")

@@ -1,1 +1,1 @@
-"""What saves memory: activation checkpointing, the meta device, the search for a batch size."""
+"""Memory: activation checkpointing, meta-device initialization, batch-size search."""

@@ -1,8 +1,8 @@
-"""Activation checkpointing: parts of a model compute their activations again in backward.
+"""Activation checkpointing: recompute the activations of parts of a model in backward.
 
-What a part computes in forward is forgotten but for its inputs, which saves memory and costs a
-second forward of that part. It is torch's, without reentrant autograd, and the model stays as it
-is: the same objects, classes, names and state.
+Only the inputs of these parts are kept, which saves memory and costs a second forward of them.
+This uses torch's non-reentrant checkpointing. The model is not changed: its objects, classes,
+names and state dict stay the same.
 
 Source: https://docs.pytorch.org/docs/stable/checkpoint.html (Chen et al. 2016,
 https://arxiv.org/abs/1604.06174)
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigurationError, nearest, shown
 
-# By the forward of a class, what computes in its place: compiled, while a run has it so.
+# Maps the forward of a class to its compiled version, during a run that compiles it.
 _computed_by: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -31,19 +31,19 @@ def applied(
     names: Sequence[str],
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Iterator[None]:
-    """Have the parts that are named compute their activations again in backward, for a while.
+    """Checkpoint the activations of the named parts in this context.
 
-    Random numbers are drawn again as they were (dropout). Buffers are left as the first forward
-    has made them: a BatchNorm counts each batch once. Whatever else a forward changes, it changes
-    twice. Parts may lie in one another. Without gradients nothing is computed twice.
+    Random numbers (dropout) are the same in the recomputation. Buffers keep the values of the first
+    forward: BatchNorm counts each batch once. Other side effects of a forward happen twice. Parts
+    may be nested. Without gradients nothing is recomputed.
 
     Args:
-        module: the whole model.
-        names: as :func:`select` takes them.
-        compiled: compiles the forward of a class. Parts that hold others are left as they are.
+        module: The whole model.
+        names: As in :func:`select`.
+        compiled: Compiles the forward of a class. Parts that contain other parts are not compiled.
 
     Raises:
-        ConfigurationError: a name means nothing in this model.
+        ConfigurationError: A name matches nothing in this model.
     """
     parts = [part for part in select(module, names) if not _is_applied(part)]
     for part in parts:
@@ -60,7 +60,7 @@ def applied(
 
 
 def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
-    """The forwards of those parts that hold no others, nor does another of their class."""
+    """The forwards of parts that contain no other parts, in any instance of their class."""
     known = set(map(id, parts))
     outer = {
         type(part).forward
@@ -71,10 +71,10 @@ def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
 
 
 def check_names(names: Any) -> None:
-    """Check what can be checked without a model.
+    """Check the option as far as possible without a model.
 
     Raises:
-        ConfigurationError: not a list of names.
+        ConfigurationError: It is not a list of names.
     """
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return
@@ -86,24 +86,24 @@ def check_names(names: Any) -> None:
 def select(
     module: nn.Module, names: Sequence[str], option: str = "activation_checkpointing"
 ) -> list[nn.Module]:
-    """The parts of a model that names mean, each once.
+    """Select the parts of a model by name, each once.
 
     Args:
-        module: the whole model.
-        names: of classes (``"Block"``), or paths (``"encoder.layer1"``), in whose parts ``*``,
-            ``?`` and ``[…]`` stand for others as in a shell (``"network.layers.*"``).
-        option: that has the names, for errors.
+        module: The whole model.
+        names: Names of classes (``"Block"``), or paths (``"encoder.layer1"``) in whose components
+            ``*``, ``?`` and ``[…]`` match as in a shell (``"network.layers.*"``).
+        option: Name of the option, for errors.
 
     Raises:
-        ConfigurationError: one line for every name that means nothing here.
+        ConfigurationError: One line for every name that matches nothing.
     """
-    # Under each of its paths, where a part has several.
+    # A part may have several paths.
     paths = dict(module.named_modules(remove_duplicate=False))
     del paths[""]
     found: dict[int, nn.Module] = {}
     problems = []
     for name in names:
-        meant = [part for path, part in paths.items() if _means(name, path, part)]
+        meant = [part for path, part in paths.items() if _matches(name, path, part)]
         called = [part for part in meant if type(part).forward is not nn.Module.forward]
         if not called:
             problems.append(f"{option}: {_problem(name, paths, meant)}")
@@ -119,7 +119,7 @@ def select(
     return list(found.values())
 
 
-def _means(name: str, path: str, part: nn.Module) -> bool:
+def _matches(name: str, path: str, part: nn.Module) -> bool:
     patterns, steps = name.split("."), path.split(".")
     return type(part).__name__ == name or (
         len(patterns) == len(steps) and all(map(fnmatchcase, steps, patterns))
@@ -141,9 +141,9 @@ def _is_applied(part: nn.Module) -> bool:
     return getattr(vars(part).get("forward"), "__func__", None) is forward
 
 
-# Named as what it stands for: a pickled method is looked up by its name, in the class.
+# Must be called "forward": a pickled method is looked up by its name in the class.
 def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What stands in the place of a part's own ``forward``."""
+    """Replaces the ``forward`` of a part."""
     own = _computed_by.get(type(self).forward, type(self).forward)
     if not torch.is_grad_enabled():
         return own(self, *args, **kwargs)
@@ -152,7 +152,7 @@ def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     def run(*values: Any) -> Any:
         return own(self, *values[:count], **dict(zip(names, values[count:], strict=True)))
 
-    # By position, for torch looks only there for devices whose random state it must keep.
+    # Positional arguments: torch looks only there for devices whose random state it must save.
     return checkpoint(
         run,
         *args,
@@ -164,7 +164,7 @@ def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def _buffers_kept(part: nn.Module) -> Iterator[None]:
-    """What happens to buffers for a while happens to copies."""
+    """Apply changes of buffers in this context to copies."""
     kept = [(each._buffers, each._buffers.copy()) for each in part.modules()]
     for buffers, own in kept:
         buffers.update({name: None if each is None else each.clone() for name, each in own.items()})

@@ -1,8 +1,7 @@
-"""The largest batch that fits into memory: the search, agreed among the ranks.
+"""Find the largest batch size that fits into memory, the same on all ranks.
 
-A rank that runs out of memory must not leave the others waiting. So a trial is each rank's alone
-and holds no collective (no gradient averaged, no BatchNorm synchronized, nothing gathered), and
-only its outcome is agreed upon.
+A rank that runs out of memory must not leave its peers waiting. So a trial contains no collectives
+(no gradient averaging, no synchronized BatchNorm, no gather), and ranks agree on its result only.
 """
 
 import gc
@@ -13,7 +12,7 @@ import torch
 from ..errors import UserError
 from ..launch import collectives
 
-# What CPU, CUDA, cuBLAS and cuDNN say in a RuntimeError that has no type of its own.
+# Messages of CPU, CUDA, cuBLAS and cuDNN errors that are plain RuntimeErrors.
 _MEMORY_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
@@ -27,25 +26,25 @@ _MEMORY_MESSAGES = (
 
 
 def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> int:
-    """The largest batch size that fits on every rank: doubled until one does not, then bisected.
+    """Find the largest batch size that fits on every rank: double it until it fails, then bisect.
 
     Every rank tries the same sizes, at most ``2 * log2(limit)`` of them.
 
     Args:
-        fits: tries a size on this rank alone, such as by :func:`fits_in_memory`. No larger size
-            fits than one that does not.
-        start: size to try first, of at least 1. The smallest of any rank holds for all.
-        limit: size that is never exceeded, such as the samples there are. The smallest of any rank
-            holds for all, for ``start`` too.
+        fits: Tries a size on this rank alone, for example with :func:`fits_in_memory`. If a size
+            does not fit, no larger one does.
+        start: First size, at least 1. The minimum over all ranks is used.
+        limit: Largest size, for example the number of samples; also limits ``start``. The minimum
+            over all ranks is used.
 
     Raises:
-        UserError: not even the first size fits.
+        UserError: The first size does not fit.
     """
-    start, limit = _least(start, limit)
+    start, limit = _minimum(start, limit)
     fitting, too_large = 0, limit + 1
     size = min(start, limit)
     while fitting + 1 < too_large:
-        if _least(fits(size))[0]:
+        if _minimum(fits(size))[0]:
             fitting = size
         elif fitting == 0:
             raise UserError(
@@ -61,13 +60,13 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
 
 
 def fits_in_memory(trial: Callable[[], object]) -> bool:
-    """Whether a trial comes to its end before the memory does; what it took is given back.
+    """Whether a trial fits into memory; its memory is freed afterward.
 
-    Where the system promises more memory than it has, as Linux does, a CPU's end is not an
-    exception but the end of the process: there only ``limit`` keeps a search from it.
+    If the operating system overcommits memory, as Linux does, running out of it on the CPU kills
+    the process instead of raising an error: there, only ``limit`` prevents this.
 
     Args:
-        trial: forward and backward of a batch, without a collective. What else it raises is raised.
+        trial: Forward and backward of a batch, without collectives. Other errors are not caught.
     """
     fits = True
     try:
@@ -76,14 +75,14 @@ def fits_in_memory(trial: Callable[[], object]) -> bool:
         if not is_out_of_memory(error):
             raise
         fits = False
-    # Not while the error is handled: its traceback holds the trial's tensors.
+    # After the except block: the traceback keeps the trial's tensors alive.
     gc.collect()
     torch.cuda.empty_cache()
     return fits
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory, of the device or of the host, is what was missing."""
+    """Whether an error means that the device or the host ran out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if not isinstance(error, RuntimeError):
@@ -91,7 +90,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(message in str(error) for message in _MEMORY_MESSAGES)
 
 
-def _least(*values: int) -> list[int]:
-    """Each value's smallest over all ranks."""
+def _minimum(*values: int) -> list[int]:
+    """The minimum of each value over all ranks."""
     least: list[int] = collectives.all_reduce(torch.tensor(values), "min").tolist()
     return least

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: modules of one class, in a ``ModuleList`` or a ``Sequential``."""
+"""Find repeated blocks of a model: modules of one class in a ``ModuleList`` or ``Sequential``."""
 
 from torch import nn
 
@@ -6,9 +6,9 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """Modules that have parts of their own and are several of a class in a container, each once.
+    """Modules with children that occur several times, as one class, in a container; each once.
 
-    Those inside others are among them, after these.
+    Nested blocks come after the blocks that contain them.
     """
     found = {id(block): block for each in module.modules() for block in _blocks_in(each)}
     return list(found.values())

@@ -1,7 +1,7 @@
-"""Models that are built without memory for their parameters, and get it a piece at a time.
+"""Build a model on the meta device, and materialize it one part at a time.
 
-A parameter on torch's meta device has a shape and no values. A strategy gives memory to the piece
-that it is about to divide, so that no process ever holds the whole.
+A parameter on torch's meta device has a shape but no data. A strategy materializes the part that
+it is about to shard, so that no process ever holds the whole model.
 
 Source: https://docs.pytorch.org/docs/stable/meta.html
 """
@@ -21,11 +21,11 @@ from ..module import TrainingModule
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Have the parameters of modules that are made within lie on the meta device.
+    """Create the parameters of modules on the meta device in this context.
 
-    Buffers, and whatever else modules hold, are as they would be otherwise.
+    Buffers and other attributes are created as usual.
     """
-    empty: Callable[..., Any] = _without_memory
+    empty: Callable[..., Any] = _to_meta
     hook = register_module_parameter_registration_hook(empty)
     try:
         yield
@@ -33,38 +33,38 @@ def building() -> Iterator[None]:
         hook.remove()
 
 
-def _without_memory(module: nn.Module, name: str, parameter: Tensor | None) -> Tensor | None:
-    if parameter is None or parameter.is_meta:  # used in a second place: still the same
+def _to_meta(module: nn.Module, name: str, parameter: Tensor | None) -> Tensor | None:
+    if parameter is None or parameter.is_meta:  # shared with another module: already converted
         return parameter
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
 def materialize(owner: TrainingModule, part: nn.Module) -> None:
-    """Give memory, on the CPU, and values to all parameters in a part of a module without them.
+    """Allocate and initialize, on the CPU, all meta parameters in a part of a module.
 
-    Each layer's values are drawn from (seed, its name): the same on every process and under every
-    strategy.
+    Each layer is initialized with random numbers from (seed, its name): the same in every process
+    and with every strategy.
 
     Args:
-        owner: the whole, whose ``initialize`` draws the values.
-        part: of it, or itself.
+        owner: The whole module, whose ``initialize`` is called.
+        part: A part of it, or the module itself.
 
     Raises:
-        UserError: ``initialize`` cannot tell what values a layer begins with.
+        UserError: ``initialize`` does not handle a layer.
     """
     made: dict[int, nn.Parameter] = {}
     names = {id(each): name for name, each in owner.named_modules()}
     for layer in part.modules():
         if any(each.is_meta for each in layer.parameters(recurse=False)):
-            _give_memory(layer, made)
+            _allocate(layer, made)
             name = names[id(layer)]
             seed = randomness.mix(owner.trainer.seed, zlib.crc32(name.encode()))
             with randomness.Stream(seed):
                 owner.initialize(name, layer)
 
 
-def _give_memory(layer: nn.Module, made: dict[int, nn.Parameter]) -> None:
-    # One by one, for to_empty would make two of a parameter that is used twice.
+def _allocate(layer: nn.Module, made: dict[int, nn.Parameter]) -> None:
+    # One by one: to_empty would split a parameter that is used twice.
     for name, empty in layer._parameters.items():
         if empty is not None and empty.is_meta:
             if id(empty) not in made:

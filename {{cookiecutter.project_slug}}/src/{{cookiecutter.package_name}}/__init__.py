@@ -1,1 +1,1 @@
-"""Train PyTorch models under every distributed strategy with one flag."""
+"""Train PyTorch models with any distributed strategy, selected by one flag."""

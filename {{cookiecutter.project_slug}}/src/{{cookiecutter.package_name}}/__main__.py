@@ -1,16 +1,16 @@
-"""``python -m <package>``, and the command that bears the project's name."""
+"""Entry point of ``python -m <package>`` and of the console script."""
 
 import os
 import signal
 import sys
 from types import FrameType
 
-# Variables that torch reads while it is imported.
+# Variables that torch reads at import.
 _IMPORTED = ("TORCH", "PYTORCH", "GLOO", "NCCL")
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it in one line while it is still being imported, too."""
+    """Run the command line. Ctrl-C prints one line, even during the imports."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         signal.signal(signal.SIGINT, _end)
@@ -25,9 +25,9 @@ def main() -> None:
 
 
 def _explain(error: Exception) -> None:
-    """End in one line, if what is imported (torch) refuses a variable of its own."""
+    """Print one line if torch fails at import because of an environment variable."""
     text = str(error)
-    # The longest first: a short value may be in the text by chance.
+    # Longest first: a short value may occur in the text by chance.
     for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
         if name.startswith(_IMPORTED) and value and (name in text or value in text):
             reason = text.strip().splitlines()[0][:200].rstrip(".")

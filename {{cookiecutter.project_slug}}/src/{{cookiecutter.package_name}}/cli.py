@@ -23,10 +23,10 @@ _USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; exit 0, 1 after a failure, 2 after a mistake of the user's, 130 after Ctrl-C.
+    """Run a command; exit 0, 1 after a failure, 2 after a user error, 130 after Ctrl-C.
 
     Args:
-        arguments: of the command line, without the program; by default this process'.
+        arguments: Command-line arguments without the program; default: those of this process.
     """
     words = cluster.without_appended(sys.argv[1:] if arguments is None else arguments)
     _find_classes_here()
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = end.code if isinstance(end.code, int | None) else 1
         raise
     finally:
-        if arguments is None:  # nothing comes after this
+        if arguments is None:  # the process ends with this command
             leftover_threads.end_with_main_thread(code or 0)
 
 
@@ -54,10 +54,10 @@ def _end_with_a_code(words: list[str]) -> None:
 
 
 def _find_classes_here() -> None:
-    """Have a console script too find the user's classes in the folder where it is started.
+    """Let a console script find the user's classes in the working directory, too.
 
-    Last, so that no file of that folder is taken for an installed module. ``python -P`` and
-    ``PYTHONSAFEPATH`` leave that folder out, as everywhere: then PYTHONPATH names where they are.
+    It is added last, so that its files do not shadow installed modules. As in Python, ``python -P``
+    and ``PYTHONSAFEPATH`` disable it: then set PYTHONPATH.
     """
     here = str(Path.cwd())
     if not sys.flags.safe_path and not {"", here} & set(sys.path):
@@ -125,10 +125,10 @@ def _usage(program: str) -> str:
 
 
 def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
-    # Another one ends what is left to be tidied up.
+    # Another SIGINT ends the cleanup.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     line = str(interrupt) or interruption.WORD
-    outcome.write_failure(line)  # unless the run itself has told that it saved
+    outcome.write_failure(line)  # unless the run has written that it saved
     if interruption.is_main_rank() and not is_reported():
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
@@ -139,7 +139,7 @@ def _end(error: BaseException, code: int) -> NoReturn:
     text = describe(error)
     outcome.write_failure(text)
     if not is_reported():
-        # In one write: torchrun's ranks are not buffered, and another's line might come between.
+        # Write once: the output of torchrun's ranks is unbuffered, and lines could mix.
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     sys.exit(code)

@@ -1,7 +1,7 @@
-"""Reads YAML within bounds, and refuses what YAML itself would drop without a word.
+"""Read YAML within bounds, and reject what YAML would silently drop.
 
-A few lines of YAML can stand for gigabytes (aliases of aliases) or for more brackets than a parser
-can stack. So size, depth and what aliases expand to are counted before anything is made of them.
+A few lines of YAML can expand to gigabytes (aliases of aliases), or to more nesting than a parser
+supports. So size, depth and the expansion of aliases are checked before any value is created.
 """
 
 import stat
@@ -19,10 +19,10 @@ _MOST_VALUES = 100_000
 
 
 def read(path: str) -> dict[str, Any]:
-    """The sections in a file.
+    """Read the sections of a file.
 
     Raises:
-        ConfigurationError: it cannot be read, is not YAML, is too large, or says a thing twice.
+        ConfigurationError: It cannot be read, is not YAML, is too large, or repeats a key.
     """
     name = f"--config {shorten(path)}"
     if not path:
@@ -35,10 +35,10 @@ def read(path: str) -> dict[str, Any]:
 
 
 def value(name: str, text: str) -> Any:
-    """What the text of an option means; text that is not YAML means itself.
+    """Parse the value of an option; a string that is not YAML is returned as it is.
 
     Raises:
-        ConfigurationError: it is too large, or says a thing twice.
+        ConfigurationError: It is too large, or repeats a key.
     """
     try:
         return _loaded(name, text)
@@ -81,13 +81,13 @@ def _loaded(name: str, text: str) -> Any:
     except yaml.YAMLError as error:
         text = " ".join(str(error).split())[:200]
         raise _NotYAMLError(f"{name}: not YAML ({text})") from None
-    except (ValueError, TypeError) as error:  # a number of too many digits, a date that is none
+    except (ValueError, TypeError) as error:  # a number with too many digits, an invalid date
         text = " ".join(str(error).split())[:200]
         raise ConfigurationError(f"{name}: holds a value that cannot be read ({text})") from None
 
 
 def _check_bounds(name: str, text: str) -> None:
-    """Walk over the text without making anything of it."""
+    """Check the parse events, without creating values."""
     values, sizes = 0, dict[str, int]()
     above: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -111,7 +111,7 @@ def _check_bounds(name: str, text: str) -> None:
 
 
 def _refuse_repeated(name: str, node: yaml.Node, seen: set[int]) -> None:
-    """Refuse keys that are given twice in one place: YAML takes the last, without a word."""
+    """Reject keys that are repeated in a mapping: YAML silently uses the last."""
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(id(node))

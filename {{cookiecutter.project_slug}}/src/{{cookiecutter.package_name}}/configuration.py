@@ -1,7 +1,7 @@
-"""Reads the command line and its YAML files, and finds every mistake before anything starts.
+"""Parse the command line and its YAML files, and report all errors before anything starts.
 
-jsonargparse parses, checks types and makes the objects. It stops at its first error, so once it
-has found one, ``mistakes.py`` looks for the rest.
+jsonargparse parses the options, checks their types and creates the objects. It stops at its first
+error; ``mistakes.py`` then finds the others.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _NO_CHECKPOINT = "none"
 
 @dataclass(frozen=True)
 class Run:
-    """What a command is to work on."""
+    """The objects that a command works on."""
 
     trainer: Trainer
     model: TrainingModule
@@ -36,10 +36,10 @@ class Run:
 
 
 class _Parser(ArgumentParser):
-    """Lists strategies in its help, and writes options of the trainer in today's spelling."""
+    """Lists strategies in the help, and writes trainer options in their current spelling."""
 
     def format_help(self, *arguments: Any, **options: Any) -> str:
-        # In this order: what is imported for the list would be listed as types of an option too.
+        # First: otherwise modules imported for the list would be listed as types of an option.
         text: str = super().format_help(*arguments, **options)
         return f"{text}\nstrategies:\n{strategy_help.overview()}\n"
 
@@ -53,7 +53,7 @@ class _Parser(ArgumentParser):
 
 
 def make_parser(program: str, command: str) -> ArgumentParser:
-    """The parser of one of :data:`COMMANDS`."""
+    """Create the parser of one of :data:`COMMANDS`."""
     parser = _Parser(
         prog=f"{program} {command}",
         exit_on_error=False,
@@ -80,7 +80,7 @@ def make_parser(program: str, command: str) -> ArgumentParser:
 
 
 def _tidy_help(parser: ArgumentParser) -> None:
-    """Leave older spellings out of the help and of what is written; have strategies explained."""
+    """Hide older spellings from the help and the dumped configuration; add help on strategies."""
     older = {f"trainer.{name}" for name in legacy.ARGUMENTS}
     for action in parser._actions:
         if action.dest.removesuffix(".help") in older:
@@ -102,16 +102,16 @@ _WITH_CHECKPOINT = ("validate", "test", "predict")
 
 
 def describe_command(command: str) -> str:
-    """One line on what a command does."""
+    """One-line description of a command."""
     return _HELP[command]
 
 
 def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
-    """Parse, check and make what a command works on.
+    """Parse and check the arguments, and create the objects of a command.
 
     Raises:
-        ConfigurationError: one line for every mistake, in whatever part.
-        SystemExit: after ``--help`` or ``--print_config``.
+        ConfigurationError: One line per error, in all sections.
+        SystemExit: After ``--help`` or ``--print_config``.
     """
     sections = [*SECTIONS, *([CHECKPOINT] if command in _WITH_CHECKPOINT else [])]
     shapes = Problems()
@@ -121,12 +121,12 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
     parser = make_parser(program, command)
     try:
         parsed = parser.parse_args(_with_expanded_files(arguments))
-    # jsonargparse lets through what a user's class or file raises while it is looked at.
+    # Importing a user's class or file may raise anything, which jsonargparse does not catch.
     except Exception as error:
         raise ConfigurationError(mistakes.find(arguments, sections) or [one_line(error)]) from None
     problems = Problems()
     made: dict[str, Any] = dict.fromkeys(SECTIONS)
-    # In this order: making the trainer seeds what the model draws its weights from.
+    # The trainer first: creating it sets the seed with which the model initializes its weights.
     for section in ("trainer", "data", "model"):
         with problems:
             trainer: Trainer | None = made["trainer"]
@@ -142,14 +142,14 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
             checkpoint = _checkpoint(parsed.get(CHECKPOINT))
     problems.raise_any()
     made["trainer"].configuration = parser.dump(parsed, skip_unset=False)
-    # Absolute, as the trainer's own: user code may change the working directory.
+    # Absolute, like the trainer's: user code may change the working directory.
     root = Path(made["trainer"].default_root_dir).absolute()
     results = Results(checkpoint, root, parsed.trainer.run_name)
     return Run(**made, checkpoint=str(checkpoint) if checkpoint else None, results=results)
 
 
 def _with_expanded_files(arguments: Sequence[str]) -> list[str]:
-    """The command line with ``~`` and variables replaced in what ``--config`` names."""
+    """Expand ``~`` and variables in the arguments of ``--config``."""
     words = list(arguments)
     for position, word in enumerate(words):
         option, has_value, value = word.partition("=")
@@ -163,7 +163,7 @@ def _with_expanded_files(arguments: Sequence[str]) -> list[str]:
 
 
 def _checkpoint(given: str | None) -> Path | None:
-    """The checkpoint itself, once: a run that still trains may have a newer one a moment later."""
+    """Resolve the checkpoint only once: a running training may write a newer one at any time."""
     if given is None:
         raise ConfigurationError(
             "checkpoint: not given; add --checkpoint with a run's directory or a checkpoint, or "
@@ -204,6 +204,6 @@ def _make(parser: ArgumentParser, parsed: Namespace, section: str) -> Any:
     try:
         return instantiate(only)[section]
     except Exception as error:
-        # jsonargparse wraps what the user's class raises into an error about types.
+        # jsonargparse wraps exceptions of the user's class in a type error.
         cause = error.__cause__ if isinstance(error, ValueError) and error.__cause__ else error
         raise values.refused(section, cls, given, cause) from None

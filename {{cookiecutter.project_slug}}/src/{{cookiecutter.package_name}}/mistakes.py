@@ -1,7 +1,7 @@
-"""Finds every mistake of a command line and its files, where jsonargparse stops at its first.
+"""Find all errors of a command line and its files: jsonargparse stops at its first.
 
-Each value is given to jsonargparse alone. What it would take without a word is found here, too:
-sections that hold nothing, or that another file replaces by something else.
+Each value is passed to jsonargparse separately. Errors that it ignores are found here too: empty
+sections, and sections that another file replaces by another type.
 """
 
 import importlib
@@ -21,12 +21,12 @@ _WITHOUT_VALUE = ("help", "print_config")
 
 
 def gather(arguments: Sequence[str], sections: Collection[str], problems: Problems) -> Any:
-    """What files and options say together, by section; as the parser would put it together.
+    """Merge files and options by section, as the parser does.
 
     Args:
-        arguments: of the command line, after the command.
-        sections: that there are.
-        problems: takes a line for what cannot be read, and for every section that is none.
+        arguments: Command-line arguments after the command.
+        sections: Names of the sections.
+        problems: Collects a line for each unreadable file and each unknown section.
     """
     given: dict[str, Any] = {}
     unreadable = Problems()
@@ -37,7 +37,7 @@ def gather(arguments: Sequence[str], sections: Collection[str], problems: Proble
                 _merge(given, _sections(config_files.read(text), sections, problems))
     problems.lines += unreadable.lines
     if unreadable.lines:
-        return given  # what is wrong with the rest may be said by what cannot be read
+        return given  # other errors may be caused by the unreadable files
     for key, text in options:
         name, *rest = key.removesuffix("+").split(".")
         if name not in sections:
@@ -57,12 +57,12 @@ def gather(arguments: Sequence[str], sections: Collection[str], problems: Proble
 
 
 def find(arguments: Sequence[str], sections: Collection[str]) -> list[str]:
-    """A line for every mistake."""
+    """One line per error."""
     problems = Problems()
     given = gather(arguments, sections, problems)
     if any(line.startswith("--config") for line in problems.lines):
-        return problems.lines  # what else is missing may stand in the file
-    # First, since what they are imported from may register the trainer's strategy.
+        return problems.lines  # missing values may be in the unreadable file
+    # First, because the modules of these classes may register the trainer's strategy.
     for section in ("model", "data"):
         if given.get(section) is not None:
             _check_class(section, given[section], problems)
@@ -77,7 +77,7 @@ def find(arguments: Sequence[str], sections: Collection[str]) -> list[str]:
 def _sections(
     content: Mapping[str, Any], sections: Collection[str], problems: Problems
 ) -> dict[str, Any]:
-    """The sections of a file that there are, and that hold something."""
+    """The known, non-empty sections of a file."""
     good: dict[str, Any] = {}
     for key, value in content.items():
         if key not in sections:
@@ -94,7 +94,7 @@ def _sections(
 
 
 def _options(arguments: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]:
-    """``--key value`` and ``--key=value`` as pairs."""
+    """Split ``--key value`` and ``--key=value`` into pairs."""
     position = 0
     while position < len(arguments):
         word = arguments[position]
@@ -128,7 +128,7 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, problems: Problems) 
     section, *rest = path
     if not rest:
         if isinstance(value, str) and section != CHECKPOINT:
-            value = _of_section(section, value)
+            value = _parse_section(section, value)
         if section == "trainer" and not isinstance(value, dict):
             problems.add("trainer: give its options by name")
         elif isinstance(value, dict) and isinstance(tree.get(section), dict):
@@ -148,8 +148,8 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, problems: Problems) 
     below[rest[-1]] = value
 
 
-def _of_section(section: str, text: str) -> Any:
-    """A section that is given as a text: a file, or a class path."""
+def _parse_section(section: str, text: str) -> Any:
+    """Parse a section given as a string: a file, or a class path."""
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):
@@ -160,7 +160,7 @@ def _of_section(section: str, text: str) -> Any:
 
 
 def _entry(value: Any) -> dict[Any, Any]:
-    """What a section says of a class, however it is written; empty where it says nothing."""
+    """The section of a class as a dict, whatever its form; empty if nothing is set."""
     if isinstance(value, str):
         return {"class_path": value}
     return value if isinstance(value, dict) else {}
@@ -181,15 +181,15 @@ def _check_class(section: str, value: Any, problems: Problems) -> None:
         if section == "data" and len(problems.lines) == before:
             try:
                 cls(**good)
-            except Exception as error:  # a user's class may raise anything
+            except Exception as error:  # importing a user's class may raise anything
                 raise values.refused(section, cls, good, error) from None
 
 
 def find_class(section: str, path: str) -> type:
-    """The class of a section.
+    """Import the class of a section.
 
     Raises:
-        ConfigurationError: there is none of that path, or it is no model or no data.
+        ConfigurationError: It does not exist, or is not a model or data class.
     """
     module, _, name = path.rpartition(".")
     where = f"{section}.class_path={shown(path)}"
@@ -197,7 +197,7 @@ def find_class(section: str, path: str) -> type:
         raise ConfigurationError(f"{where}: give its module too: module.{shorten(path)}")
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's module may raise anything
+    except Exception as error:  # importing a user's module may raise anything
         raise ConfigurationError(f"{where}: {one_line(error)}") from None
     base = SECTIONS[section]
     if not (isinstance(found, type) and issubclass(found, base)):
@@ -208,7 +208,7 @@ def find_class(section: str, path: str) -> type:
 def _check_values(
     section: str, cls: type, given: Mapping[Any, Any], problems: Problems
 ) -> dict[str, Any]:
-    """Give each value alone to jsonargparse; return those that it takes."""
+    """Check each value separately with jsonargparse; return the valid ones."""
     parameters, expected = inspect.signature(cls).parameters, values.hints(cls)
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     good: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def _check_values(
         wanted = expected.get(name, Any)
         try:
             good[name] = values.converted(wanted, value, parameters[name].default)
-        except Exception:  # whatever jsonargparse finds wrong with this one value
+        except Exception:  # jsonargparse raises many types
             problems.add(values.refusal(f"{section}.{name}", value, wanted))
     for name, parameter in parameters.items():
         is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)

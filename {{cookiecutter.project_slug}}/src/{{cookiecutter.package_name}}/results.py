@@ -1,4 +1,4 @@
-"""What ``test`` and ``predict`` write, and where: into the run whose weights they use."""
+"""Write the results of ``test`` and ``predict`` into the run directory of the checkpoint."""
 
 import json
 import os
@@ -13,13 +13,13 @@ from .trainer.launch import files
 
 
 class Results:
-    """The files of one test or prediction.
+    """Output files of one test or prediction.
 
     Args:
-        checkpoint: whose weights are used; ``None``: those that the model begins with.
-        root: directory of runs, for a new one where the checkpoint belongs to none that can be
-            written.
-        name: of that new run; by default the time.
+        checkpoint: The checkpoint that was evaluated; ``None``: the module's initial weights.
+        root: Directory of runs, for a new run directory if the checkpoint has none that is
+            writable.
+        name: Name of that new run; default: the time.
     """
 
     def __init__(self, checkpoint: Path | None, root: Path, name: str | None) -> None:
@@ -29,7 +29,7 @@ class Results:
         self._started_in = Path.cwd()
 
     def write_metrics(self, metrics: dict[str, float]) -> None:
-        """Write what a test has computed, and print where."""
+        """Write test metrics, and print the path."""
         path = self._path("test", ".json")
         checkpoint = self._checkpoint
         content = {
@@ -43,7 +43,7 @@ class Results:
         print(f"test results written to {self._shown(path)}{replaced}", flush=True)
 
     def write_predictions(self, predictions: Any) -> None:
-        """Write a tensor of predictions, and print how many and where."""
+        """Write a tensor of predictions, and print their number and the path."""
         from .trainer.checkpoint import safetensors_writer
 
         path = self._path("predictions", ".safetensors")
@@ -58,7 +58,7 @@ class Results:
         return files.shown(path, self._started_in)
 
     def _path(self, stem: str, suffix: str) -> Path:
-        # A file a checkpoint: results of another one stay.
+        # One file per checkpoint: results of other checkpoints are kept.
         step = f"-{self._checkpoint.name}" if self._checkpoint else ""
         return self._directory() / f"{stem}{step}{suffix}"
 
@@ -68,7 +68,7 @@ class Results:
 
 
 def _run_of(checkpoint: Path) -> Path | None:
-    """The run that a checkpoint belongs to, if it can be written."""
+    """The run directory of a checkpoint, if it is writable."""
     found = run_of(checkpoint.absolute())
     if found is None or not os.access(found, os.W_OK):
         return None

@@ -1,4 +1,4 @@
-"""What the command line says of strategies: a line each, and all options and limits of one."""
+"""Command-line help on strategies: an overview, and all options and limits of one strategy."""
 
 import argparse
 import inspect
@@ -17,7 +17,7 @@ _AUTO = (
 
 
 def asked_for(words: list[str]) -> str | None:
-    """The strategy whose help a command line asks for, empty if it names none; else ``None``."""
+    """The strategy named after the help option, or empty; ``None`` without the option."""
     for position, word in enumerate(words):
         name, has_value, value = word.partition("=")
         if name == f"--{OPTION}":
@@ -27,7 +27,7 @@ def asked_for(words: list[str]) -> str | None:
 
 
 def overview() -> str:
-    """All registered strategies, a line each."""
+    """All registered strategies, one line each."""
     lines = {"auto": _AUTO}
     lines |= {name: _summary(strategies.find(name)) for name in strategies.names()}
     width = max(map(len, lines)) + 2
@@ -35,10 +35,10 @@ def overview() -> str:
 
 
 def describe(name: str) -> str:
-    """A strategy's options, each with its type and default, and its limits.
+    """A strategy's options with type and default, and its limits.
 
     Raises:
-        ConfigurationError: there is no such strategy.
+        ConfigurationError: The strategy does not exist.
     """
     if not name:
         raise ConfigurationError(f"--{OPTION} needs a name, such as ddp; 'fit --help' lists them")

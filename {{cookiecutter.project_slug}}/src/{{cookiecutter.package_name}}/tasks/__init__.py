@@ -1,1 +1,1 @@
-"""What is trained: your models and your data. Nothing here needs to be registered."""
+"""Your models and your data. Nothing here needs to be registered."""

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1797 real images of 8 by 8 pixels, part of the package."""
+"""scikit-learn's handwritten digits: 1797 real images of 8 x 8 pixels, included in the package."""
 
 from functools import cached_property
 from importlib.util import find_spec
@@ -19,10 +19,10 @@ def _check_installed() -> None:
 
 
 class DigitImages(Dataset[tuple[Tensor, int]]):
-    """The images (1, 8, 8), values from 0 to 1, and their labels.
+    """The images (1, 8, 8), with values from 0 to 1, and their labels.
 
     Args:
-        shift: move each image by up to so many pixels, anew each time: augmentation.
+        shift: Augmentation: move each image by up to this many pixels, at random each time.
 
     Raises:
         ConfigurationError: scikit-learn is not installed.
@@ -30,7 +30,7 @@ class DigitImages(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, shift: int = 0) -> None:
         _check_installed()
-        from sklearn.datasets import load_digits  # here, since only this class pays for it
+        from sklearn.datasets import load_digits  # imported here, because it is slow
 
         digits = load_digits()
         self.images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -49,38 +49,38 @@ class DigitImages(Dataset[tuple[Tensor, int]]):
 
 
 class Digits(DataModule):
-    """Three quarters to train on, an eighth each to validate and to test.
+    """Three quarters of the images for training, an eighth each for validation and test.
 
-    Images are read when they are first asked for: a process that only starts others never does.
+    Images are loaded on first use: a process that only launches ranks does not load them.
 
     Args:
-        batch_size: of one device.
-        shift: augmentation of the training images, in pixels.
-        num_workers: processes that make batches; 0 makes them in the training process.
+        batch_size: Batch size per device.
+        shift: Augmentation of the training images, in pixels.
+        num_workers: DataLoader worker processes; 0 loads batches in the training process.
 
     Raises:
         ConfigurationError: scikit-learn is not installed.
     """
 
     def __init__(self, batch_size: int = 32, shift: int = 0, num_workers: int = 0) -> None:
-        _check_installed()  # before any process starts, though the images are read later
+        _check_installed()  # before any process starts, although the images are loaded later
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.shift = shift
 
     @cached_property
     def plain(self) -> DigitImages:
-        """All images, as they are."""
+        """All images, without augmentation."""
         return DigitImages()
 
     @cached_property
     def augmented(self) -> DigitImages:
-        """All images, for training."""
+        """All images, augmented for training."""
         return DigitImages(self.shift)
 
     @cached_property
     def parts(self) -> dict[str, list[int]]:
-        """Indices of the images to train on, to validate with and to test with."""
+        """Indices of the images for training, validation and test."""
         order = torch.randperm(len(self.plain), generator=torch.Generator().manual_seed(0)).tolist()
         eighth = len(order) // 8
         return {

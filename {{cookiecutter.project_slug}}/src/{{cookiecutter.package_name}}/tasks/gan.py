@@ -1,4 +1,4 @@
-"""A small generative adversarial network: two networks against each other, optimized by hand."""
+"""A small generative adversarial network, trained with manual optimization."""
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,15 @@ from ..trainer import TrainingModule
 
 
 class GAN(TrainingModule):
-    """A DCGAN (https://arxiv.org/abs/1511.06434) for images of 8 by 8 pixels from 0 to 1.
+    """A DCGAN (https://arxiv.org/abs/1511.06434) for images of 8 x 8 pixels, from 0 to 1.
 
-    Both losses are logged, and the Fréchet distance between real and generated images.
+    Logs both losses, and the Fréchet distance between real and generated images.
 
     Args:
-        noise: random numbers that an image is made of.
-        width: channels of the discriminator's first convolution; inner layers have twice as many.
-        learning_rate: of both Adam optimizers.
-        accumulate: batches of an optimizer step.
+        noise: Number of random inputs of the generator per image.
+        width: Channels of the discriminator's first convolution; inner layers have twice as many.
+        learning_rate: Learning rate of both Adam optimizers.
+        accumulate: Batches per optimizer step.
     """
 
     automatic_optimization = False
@@ -47,18 +47,18 @@ class GAN(TrainingModule):
             nn.Flatten(),
             nn.Linear(2 * width * 4 * 4, 1),
         )
-        # Of the pixels as they are: Inception's features would be for larger images.
+        # Computed from the pixels: Inception features are meant for larger images.
         self.distance = FrechetInceptionDistance(
             nn.Flatten(), normalize=True, input_img_size=(1, 8, 8)
         )
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Images (batch, 1, 8, 8) made of noise (batch, ``noise``)."""
+        """Generate images (batch, 1, 8, 8) from noise (batch, ``noise``)."""
         images: Tensor = self.generator(noise)
         return images
 
     def generate(self, count: int) -> Tensor:
-        """So many new images."""
+        """Generate ``count`` new images."""
         return self(torch.randn(count, self.noise, device=self.device))  # type: ignore[no-any-return]
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -84,7 +84,7 @@ class GAN(TrainingModule):
         self.log_dict({"d_loss": d_loss, "g_loss": g_loss}, prog_bar=True)
 
     def _loss(self, images: Tensor, label: float) -> Tensor:
-        """How far the discriminator is from saying of all images that they are real (1) or not."""
+        """Loss of the discriminator's prediction that all images are real (1) or generated (0)."""
         logits = self.discriminator(images)
         return binary_cross_entropy_with_logits(logits, torch.full_like(logits, label))
 
@@ -101,7 +101,7 @@ class GAN(TrainingModule):
         self.log(f"{stage}_distance", self.distance)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """As many new images as there are real ones in the batch."""
+        """Generate as many images as there are real ones in the batch."""
         return self.generate(len(batch[0]))
 
     def configure_optimizers(self) -> list[Optimizer]:

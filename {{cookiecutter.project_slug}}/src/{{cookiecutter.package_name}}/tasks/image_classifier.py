@@ -8,15 +8,15 @@ from ..trainer import TrainingModule
 
 
 class ImageClassifier(TrainingModule):
-    """Two convolutions and two linear layers; loss and accuracy are logged.
+    """Two convolutions and two linear layers; logs loss and accuracy.
 
     Args:
-        image_size: height and width of the images, divisible by 4.
-        channels: of the images.
-        classes: to tell apart.
-        width: channels of the first convolution.
-        dropout: share of features left out in training.
-        learning_rate: of AdamW.
+        image_size: Height and width of the images, divisible by 4.
+        channels: Channels of the images.
+        classes: Number of classes.
+        width: Channels of the first convolution.
+        dropout: Dropout probability.
+        learning_rate: Learning rate of AdamW.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ImageClassifier(TrainingModule):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (batch, classes) of images (batch, channels, height, width)."""
+        """Compute logits (batch, classes) of images (batch, channels, height, width)."""
         logits: Tensor = self.network(images)
         return logits
 
@@ -60,7 +60,7 @@ class ImageClassifier(TrainingModule):
         self._log_quality("test", batch)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The most likely class of each image."""
+        """Predict the most likely class of each image."""
         return self(batch[0]).argmax(dim=1)  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

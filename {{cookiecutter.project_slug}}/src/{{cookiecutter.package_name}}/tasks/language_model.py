@@ -23,7 +23,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix each position with those before it."""
+        """Let each position attend to itself and earlier positions."""
         batch, time, width = x.shape
         query, key, value = (
             part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each normalized before and added to its input."""
+    """Attention and a feed-forward layer, each with pre-normalization and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -46,24 +46,24 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, time, width) to the same."""
+        """Apply the block to (batch, time, width)."""
         x = x + self.dropout(self.attention(self.norm1(x)))
         output: Tensor = x + self.dropout(self.down(gelu(self.up(self.norm2(x)))))
         return output
 
 
 class LanguageModel(TrainingModule):
-    """GPT-2's architecture, small, on bytes; logs the loss in nats and the bits a byte.
+    """A small GPT-2 architecture on bytes; logs the loss in nats, and bits per byte.
 
     Args:
-        layers: blocks.
-        heads: attention heads of a block.
-        width: of the residual stream, divisible by ``heads``.
-        context: longest sequence.
-        dropout: share of features left out in training.
-        learning_rate: of AdamW, after warm-up.
-        warmup_steps: over which the rate rises to it, linearly.
-        weight_decay: of matrices; vectors are not decayed.
+        layers: Number of transformer blocks.
+        heads: Attention heads per block.
+        width: Size of the residual stream, divisible by ``heads``.
+        context: Maximum sequence length.
+        dropout: Dropout probability.
+        learning_rate: Learning rate of AdamW after the warm-up.
+        warmup_steps: Linear warm-up steps of the learning rate.
+        weight_decay: Weight decay of matrices; vectors are not decayed.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LanguageModel(TrainingModule):
             self.initialize(name, layer)
 
     def initialize(self, name: str, layer: nn.Module) -> None:
-        """As GPT-2 does: matrices from a normal distribution of deviation 0.02."""
+        """Initialize like GPT-2: matrices from a normal distribution with deviation 0.02."""
         if isinstance(layer, nn.Linear | nn.Embedding):
             nn.init.normal_(layer.weight, std=0.02)
         if isinstance(layer, nn.Linear) and layer.bias is not None:
@@ -99,7 +99,7 @@ class LanguageModel(TrainingModule):
             layer.reset_parameters()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (batch, time, 256) of the next byte, for bytes (batch, time) as int64."""
+        """Compute logits (batch, time, 256) of the next byte from bytes (batch, time) as int64."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.bytes(tokens) + self.positions(positions)
         logits: Tensor = self.head(self.norm(self.blocks(x)))
@@ -117,7 +117,7 @@ class LanguageModel(TrainingModule):
         self._log_quality("test", batch)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """The most likely next byte after each sequence."""
+        """Predict the most likely next byte of each sequence."""
         return self(batch[:, :-1])[:, -1].argmax(dim=-1)  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> dict[str, Any]:

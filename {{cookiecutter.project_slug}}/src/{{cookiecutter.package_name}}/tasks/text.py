@@ -1,4 +1,4 @@
-"""Text files as sequences of bytes; by default the sources of Python's own standard library."""
+"""Text files as sequences of bytes; by default the source code of Python's standard library."""
 
 import sysconfig
 from pathlib import Path
@@ -11,7 +11,7 @@ from ..trainer import ConfigurationError, DataModule
 
 
 class ByteSequences(Dataset[Tensor]):
-    """Sequences of ``context + 1`` bytes as int64, one after the other."""
+    """Consecutive sequences of ``context + 1`` bytes as int64."""
 
     def __init__(self, data: Tensor, context: int) -> None:
         self.data = data
@@ -26,19 +26,21 @@ class ByteSequences(Dataset[Tensor]):
 
 
 class TextFiles(DataModule):
-    """Your own text, or Python's sources: nine tenths to train on, the end to validate and test.
+    """Your own text, or Python's source code: nine tenths for training, the rest for validation.
+
+    The validation part is also used for test and prediction.
 
     Args:
-        path: a text file, or a folder whose files are taken; ``None``: the sources of the standard
-            library, which are on every machine.
-        pattern: which files of a folder.
-        context: bytes of a sequence.
-        batch_size: sequences of one device.
-        max_bytes: read no more than this.
-        num_workers: processes that make batches; 0 makes them in the training process.
+        path: A text file, or a folder of text files; default: the source code of Python's standard
+            library, which is on every machine.
+        pattern: Pattern of file names in the folder.
+        context: Bytes per sequence.
+        batch_size: Sequences per device.
+        max_bytes: Maximum number of bytes to read.
+        num_workers: DataLoader worker processes; 0 loads batches in the training process.
 
     Raises:
-        ConfigurationError: there is no such path, or too little text.
+        ConfigurationError: The path does not exist, or there is too little text.
     """
 
     def __init__(

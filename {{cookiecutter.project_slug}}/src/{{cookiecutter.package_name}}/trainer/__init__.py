@@ -1,4 +1,4 @@
-"""The bundled trainer: one module of yours, any strategy."""
+"""The bundled trainer: trains your module with any strategy."""
 
 from .data.randomness import seed_everything
 from .errors import CheckpointError, ConfigurationError, UserError

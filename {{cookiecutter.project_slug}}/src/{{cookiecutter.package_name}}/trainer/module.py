@@ -1,4 +1,4 @@
-"""What the user writes: a module with its steps, and where its data comes from."""
+"""The user's classes: a module with its steps, and a data module."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Loader = Iterable[Any]
 
 
 class Manual(Protocol):
-    """What manual optimization gives a training step."""
+    """Interface of manual optimization for a training step."""
 
     @property
     def optimizers(self) -> Sequence[Any]: ...
@@ -22,7 +22,7 @@ class Manual(Protocol):
 
 
 class Run(Protocol):
-    """What a module may ask of the run that trains it; the trainer is one."""
+    """Interface of the run for a module; the trainer implements it."""
 
     log: Callable[..., None]
 
@@ -47,18 +47,18 @@ class Run(Protocol):
 
 
 class Shard(Protocol):
-    """A parameter of which an engine has left this process a slice only."""
+    """A parameter of which this process has only a slice, left by an engine."""
 
     def make_whole(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What the trainer knows of a module: the one attribute that it sets on it.
+    """The trainer's state of a module: the only attribute that it sets on the module.
 
-    ``run``: that uses the module; ``None`` outside a run. ``device``: of parameters, buffers and
-    batches. ``samples``: behind a value that is logged without a ``batch_size``; ``None``: those of
-    the batch. ``shards``: of parameters that are still slices after a run.
+    ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
+    batches. ``samples``: default ``batch_size`` of logged values; ``None``: that of the batch.
+    ``shards``: parameters that are still slices after a run.
     """
 
     run: Run | None = None
@@ -68,43 +68,43 @@ class TrainerState:
 
 
 class DataModule:
-    """Where batches come from. Overwrite the loaders you need; return a ``DataLoader`` each.
+    """Data loading. Override the loaders that you need; each returns a ``DataLoader``.
 
-    The trainer puts in the samplers: training is shuffled anew each epoch, validation and test are
-    in order and see each sample once, on any number of processes.
+    The trainer replaces the samplers: training data is reshuffled each epoch; validation and test
+    data is read in order, each sample once, on any number of processes.
     """
 
     def train_dataloader(self) -> Loader | None:
-        """Batches to train on."""
+        """Loader of training batches."""
         return None
 
     def val_dataloader(self) -> Loader | None:
-        """Batches to validate on."""
+        """Loader of validation batches."""
         return None
 
     def test_dataloader(self) -> Loader | None:
-        """Batches to test on."""
+        """Loader of test batches."""
         return None
 
     def predict_dataloader(self) -> Loader | None:
-        """Batches to predict."""
+        """Loader of prediction batches."""
         return None
 
 
 class TrainingModule(nn.Module):
-    """A model and how it is trained, without a word on devices, processes or precision.
+    """A model and its training, independent of devices, processes and precision.
 
-    Overwrite :meth:`training_step` and :meth:`configure_optimizers`, and what else you need. A
-    batch is on the module's device when a step sees it, and so are registered buffers; make new
-    tensors from old ones (``x.new_zeros``) or on ``self.device``.
+    Override :meth:`training_step` and :meth:`configure_optimizers`, and other hooks as needed. The
+    batch of a step is on the module's device, and so are registered buffers. Create new tensors
+    from existing ones (``x.new_zeros``) or on ``self.device``.
 
-    The trainer sets one attribute, ``trainer_state`` (:class:`TrainerState`). Hooks, and another
-    ``forward`` of parts that are compiled or checkpointed, are there while a run lasts; only the
-    fully sharded strategies leave a module sharded.
+    The trainer sets one attribute, ``trainer_state`` (:class:`TrainerState`). During a run, the
+    module also has hooks, and a replaced ``forward`` in parts that are compiled or checkpointed.
+    After a run, only the fully sharded strategies leave a module sharded.
     """
 
     automatic_optimization: bool = True
-    """False: ``training_step`` calls ``manual_backward`` and steps its ``optimizers()`` itself."""
+    """False: manual optimization, in which ``training_step`` calls backward and the optimizers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,60 +113,60 @@ class TrainingModule(nn.Module):
     # --- steps -----------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | Mapping[str, Any] | None:
-        """Loss of a batch: a scalar, the mean over its samples; or a dict with it as ``loss``.
+        """Compute the loss of a batch: a scalar (mean over samples), or a dict with key ``loss``.
 
-        Under dp and ddp2, anything that ``training_step_end`` makes a loss of; with manual
-        optimization, nothing.
+        With dp and ddp2, it may return any value from which ``training_step_end`` computes the
+        loss; with manual optimization, nothing.
         """
         raise NotImplementedError(f"{type(self).__name__} has no training_step")
 
     def training_step_end(self, outputs: Any) -> Any:
-        """Sees what :meth:`training_step` returned: under dp and ddp2, of all device replicas."""
+        """Process the output of :meth:`training_step`; with dp and ddp2, of all device replicas."""
         return outputs
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """Validate a batch; log what is worth knowing."""
+        """Validate on a batch; log the metrics."""
         raise NotImplementedError(f"{type(self).__name__} has no validation_step")
 
     def validation_step_end(self, outputs: Any) -> Any:
-        """As :meth:`training_step_end`, for validation."""
+        """Like :meth:`training_step_end`, for validation."""
         return outputs
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
-        """Test a batch; log what is worth knowing."""
+        """Test on a batch; log the metrics."""
         raise NotImplementedError(f"{type(self).__name__} has no test_step")
 
     def test_step_end(self, outputs: Any) -> Any:
-        """As :meth:`training_step_end`, for tests."""
+        """Like :meth:`training_step_end`, for test."""
         return outputs
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """Predictions for a batch; by default what ``forward`` gives for it."""
+        """Predict a batch; by default, return the output of ``forward``."""
         return self(batch)
 
     def configure_optimizers(self) -> Any:
-        """The optimizers, and schedulers if there are any.
+        """Create the optimizers, and optionally learning-rate schedulers.
 
         Returns:
-            an optimizer; a list of them (each steps once a step); two lists, optimizers and
-            schedulers; or a dict, or list of dicts, with ``optimizer`` and ``lr_scheduler``. A
-            scheduler is stepped at the end of each epoch; ``{"scheduler": s, "interval": "step"}``
-            steps it after each optimizer step, and ``"monitor": name`` hands it a logged value.
+            An optimizer; a list of optimizers, which all step at each step; two lists, optimizers
+            and schedulers; or a dict, or list of dicts, with ``optimizer`` and ``lr_scheduler``. A
+            scheduler steps at the end of each epoch; ``{"scheduler": s, "interval": "step"}`` steps
+            it after each optimizer step, and ``"monitor": name`` passes it a logged value.
         """
         raise NotImplementedError(f"{type(self).__name__} has no configure_optimizers")
 
     def initialize(self, name: str, layer: nn.Module) -> None:
-        """Give a layer's parameters their first values, where the model was built without memory.
+        """Initialize the parameters of a layer that was built on the meta device.
 
-        Called for each layer that has parameters of its own, the module itself included (Trainer's
-        ``meta_device``). By default its ``reset_parameters`` does it, as torch's layers have it.
+        Called for each layer that has its own parameters, including the module itself (see the
+        trainer's ``meta_device``). By default, calls its ``reset_parameters``, if it has one.
 
         Args:
-            name: of the layer, ``""`` for this module.
-            layer: whose own parameters lie on the CPU, with arbitrary values.
+            name: Name of the layer, ``""`` for this module.
+            layer: The layer, with its own parameters on the CPU and uninitialized.
 
         Raises:
-            UserError: it has none.
+            UserError: The layer has no ``reset_parameters``.
         """
         reset: Callable[[], object] | None = getattr(layer, "reset_parameters", None)
         if reset is None:
@@ -180,22 +180,22 @@ class TrainingModule(nn.Module):
     # --- manual optimization -----------------------------------------------------------------
 
     def optimizers(self) -> Any:
-        """The optimizers of ``configure_optimizers``, for a step with manual optimization.
+        """Get the optimizers of ``configure_optimizers``, in a step with manual optimization.
 
         Returns:
-            a :class:`~.manual_optimization.ManualOptimizer`, or a list of them. Each has
+            A :class:`~.manual_optimization.ManualOptimizer`, or a list of them. Each has
             ``step()``, ``zero_grad()``, ``clip_gradients(value)``, and ``toggle_model(
-            sync_grad=True)``: a context in which only its own parameters get gradients.
+            sync_grad=True)``: a context in which only its own parameters require gradients.
         """
         optimizers = self._manual().optimizers
         return optimizers[0] if len(optimizers) == 1 else optimizers
 
     def manual_backward(self, loss: Tensor) -> None:
-        """Compute gradients of a loss and average them, unless toggled with ``sync_grad=False``."""
+        """Compute the gradients of a loss, and average them unless ``sync_grad=False``."""
         self._manual().backward(loss)
 
     def lr_schedulers(self) -> Any:
-        """The schedulers of ``configure_optimizers``; with manual optimization, step them here."""
+        """Get the schedulers of ``configure_optimizers``; step them in manual optimization."""
         schedulers = self.trainer.schedulers
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
@@ -207,31 +207,31 @@ class TrainingModule(nn.Module):
             raise RuntimeError(f"{name}: set automatic_optimization = False to optimize by hand")
         return self.trainer.manual
 
-    # --- data, where it is not a DataModule's ------------------------------------------------
+    # --- data, if there is no data module ----------------------------------------------------
 
     def train_dataloader(self) -> Loader | None:
-        """Batches to train on, where no data module is given."""
+        """Loader of training batches, if there is no data module."""
         return None
 
     def val_dataloader(self) -> Loader | None:
-        """Batches to validate on, where no data module is given."""
+        """Loader of validation batches, if there is no data module."""
         return None
 
     def test_dataloader(self) -> Loader | None:
-        """Batches to test on, where no data module is given."""
+        """Loader of test batches, if there is no data module."""
         return None
 
     def predict_dataloader(self) -> Loader | None:
-        """Batches to predict, where no data module is given."""
+        """Loader of prediction batches, if there is no data module."""
         return None
 
-    # --- moments ----------------------------------------------------------------------------
+    # --- hooks ------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Called once the module stands on its device, before the first step."""
+        """Called after the module is moved to its device, before the first step."""
 
     def on_train_epoch_start(self) -> None:
-        """Called before the first batch of an epoch; not when an epoch is resumed in its middle."""
+        """Called before the first batch of an epoch; not if a run resumes within an epoch."""
 
     def on_train_epoch_end(self) -> None:
         """Called after the last batch of an epoch, before its values are reduced."""
@@ -242,7 +242,7 @@ class TrainingModule(nn.Module):
     def on_test_epoch_end(self) -> None:
         """Called after the last test batch, before its values are reduced."""
 
-    # --- what the run tells -----------------------------------------------------------------
+    # --- logging and state of the run -------------------------------------------------------
 
     def log(
         self,
@@ -259,19 +259,19 @@ class TrainingModule(nn.Module):
         """Log a number, a scalar tensor, or a torchmetrics metric.
 
         Args:
-            name: what it is called in logs and in the progress bar.
-            value: kept on its device; nothing waits for it until it is shown.
-            on_step: log single steps; default in training. With gradient accumulation, a step's
-                value is reduced over its micro-batches.
-            on_epoch: log the reduction over the epoch; default in validation and test.
-            prog_bar: show it in the progress bar.
-            sync_dist: reduce over all processes, each sample counted once, so that every process
-                has the same value. Every process must then log it. False: this process' own.
+            name: Name in the logs and the progress bar.
+            value: The value; tensors stay on their device, and are read only when they are shown.
+            on_step: Log the value of each step; default in training. With gradient accumulation, it
+                is reduced over the step's micro-batches.
+            on_epoch: Log the reduction over the epoch; default in validation and test.
+            prog_bar: Show it in the progress bar.
+            sync_dist: Reduce over all ranks, each sample counted once, so that every rank has the
+                same value; every rank must then log it. False: keep each rank's own value.
             reduce_fx: ``"mean"`` (weighted by samples), ``"sum"``, ``"min"`` or ``"max"``.
-            batch_size: samples behind the value; by default those of the batch.
+            batch_size: Number of samples of the value; default: that of the batch.
 
         A metric is computed and reset at the end of the epoch; it synchronizes itself.
-        Outside a run (a step called by hand), nothing happens.
+        Outside of a run (if you call a step yourself), nothing is logged.
         """
         run, samples = self.trainer_state.run, self.trainer_state.samples
         if run is not None:
@@ -279,7 +279,7 @@ class TrainingModule(nn.Module):
             run.log(name, value, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, samples)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
-        """:meth:`log` each entry, all with the same options."""
+        """Call :meth:`log` for each entry, with the same options."""
         for name, value in values.items():
             self.log(name, value, **options)
 
@@ -288,7 +288,7 @@ class TrainingModule(nn.Module):
         """The run that trains this module.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: There is none.
         """
         if self.trainer_state.run is None:
             raise RuntimeError(f"{type(self).__name__} is not being trained")
@@ -296,23 +296,23 @@ class TrainingModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device that parameters, buffers and batches are on."""
+        """The device of parameters, buffers and batches."""
         return self.trainer_state.device
 
     @property
     def global_rank(self) -> int:
-        """This process among all; 0 outside a run."""
+        """The global rank of this process; 0 outside of a run."""
         run = self.trainer_state.run
         return 0 if run is None else run.global_rank
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps made so far; 0 outside a run."""
+        """Number of optimizer steps so far; 0 outside of a run."""
         run = self.trainer_state.run
         return 0 if run is None else run.global_step
 
     @property
     def current_epoch(self) -> int:
-        """The running epoch, from 0; 0 outside a run."""
+        """The current epoch, counted from 0; 0 outside of a run."""
         run = self.trainer_state.run
         return 0 if run is None else run.current_epoch

@@ -1,6 +1,6 @@
-"""``Trainer``: checks every argument together, picks the strategy, launches, runs the loop.
+"""``Trainer``: checks all arguments, selects the strategy, launches ranks and runs the loop.
 
-The only place that knows everybody.
+The top of the package: the only file that imports all parts.
 """
 
 import inspect
@@ -35,85 +35,86 @@ _Command = partial[Any]  # of a method of RankRun: its keywords are what the use
 
 
 class Trainer:
-    """Trains a module under any strategy.
+    """Trains a module with any strategy.
 
     Args:
-        accelerator: ``"auto"``, ``"cpu"``, ``"gpu"``.
-        devices: how many, or which: ``2``, ``"0,2"``, ``[0, 2]``, ``-1`` or ``"auto"`` for all. On
-            CPUs, processes.
-        num_nodes: to check what srun or torchrun has started; by default whatever that is. Where
-            this command is started once on each node (``NODE_RANK``), how many there are.
-        strategy: a registered name, a class path, ``"auto"``, or a strategy.
-        strategy_options: arguments of a strategy that is given by name.
-        precision: ``"32-true"``; ``"bf16-mixed"`` or ``"16-mixed"``, by autocast; ``"bf16-true"``
-            or ``"16-true"``: parameters, buffers and batches too, without a scaler of gradients.
-        matmul_precision: of float32 matrix products on GPUs: ``"highest"`` (float32), ``"high"``
-            (TF32) or ``"medium"``, as ``torch.set_float32_matmul_precision`` takes them; by default
-            ``"high"``, or what the program has set itself. On CPUs nothing is changed.
-        max_epochs: passes over the data; ``None``: until ``max_steps``.
-        max_steps: optimizer steps; ``None``: until ``max_epochs``.
-        global_batch_size: samples of an optimizer step over all devices; replaces the batch size
-            of the training loader, so that the same run fits any number of devices.
-        accumulate_grad_batches: micro-batches of an optimizer step.
-        gradient_clip_val: bound of the gradients; ``None``: no clipping.
-        gradient_clip_algorithm: ``"norm"`` (of all together) or ``"value"`` (each).
-        learning_rate_scaling: multiply rates as the effective batch grows: ``"none"``,
+        accelerator: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        devices: Number of devices, or which: ``2``, ``"0,2"``, ``[0, 2]``; ``-1`` or ``"auto"`` for
+            all. On CPUs, the number of processes.
+        num_nodes: Number of nodes, to check the launch by srun or torchrun, which is the default.
+            Required if this command is started once per node (``NODE_RANK``).
+        strategy: A registered name, a class path, ``"auto"``, or a ``Strategy`` object.
+        strategy_options: Arguments of a strategy that is given by name.
+        precision: ``"32-true"``; ``"bf16-mixed"`` or ``"16-mixed"`` (autocast); ``"bf16-true"`` or
+            ``"16-true"`` (parameters, buffers and batches in half precision, without a gradient
+            scaler).
+        matmul_precision: Precision of float32 matrix products on GPUs: ``"highest"`` (float32),
+            ``"high"`` (TF32) or ``"medium"``, as in ``torch.set_float32_matmul_precision``;
+            default: ``"high"``, or the program's own setting. No effect on CPUs.
+        max_epochs: Maximum number of epochs; ``None``: until ``max_steps``.
+        max_steps: Maximum number of optimizer steps; ``None``: until ``max_epochs``.
+        global_batch_size: Samples per optimizer step over all devices; replaces the batch size of
+            the training loader, so that a run gives the same result on any number of devices.
+        accumulate_grad_batches: Micro-batches per optimizer step.
+        gradient_clip_val: Maximum norm or value of gradients; ``None``: no clipping.
+        gradient_clip_algorithm: ``"norm"`` (global norm) or ``"value"`` (each element).
+        learning_rate_scaling: Scale learning rates with the effective batch size: ``"none"``,
             ``"linear"`` or ``"sqrt"``.
-        reference_batch_size: effective batch size that the rates were chosen for; by default what
-            one device reads.
-        learning_rate_warmup_steps: steps over which a scaled rate grows to its end.
-        sync_batchnorm: normalize over the batches of all processes.
-        compile: compile the module's ``forward`` with ``torch.compile``; or its options, in a dict:
+        reference_batch_size: Effective batch size for which the learning rates were chosen;
+            default: the batch size of one device.
+        learning_rate_warmup_steps: Linear warm-up steps to the scaled learning rate.
+        sync_batchnorm: Synchronize BatchNorm statistics over all ranks.
+        compile: Compile the module's ``forward`` with ``torch.compile``; or a dict of options:
             ``mode`` (``"default"``, ``"reduce-overhead"``, ``"max-autotune"``,
-            ``"max-autotune-no-cudagraphs"``), ``dynamic`` (shapes that change), and ``regional``:
-            compile repeated blocks, each class once, or the parts that a list names as
-            ``activation_checkpointing`` does. With that option each part that it names is compiled.
-        activation_checkpointing: parts of the module that compute their activations again in
-            backward rather than keep them: names of classes (``"Block"``), or paths, in which
-            ``*`` stands for a name (``"network.layers.*"``).
-        seed: fixes data order, workers, augmentation and, where the module is made after the
+            ``"max-autotune-no-cudagraphs"``), ``dynamic`` (dynamic shapes), and ``regional``:
+            compile repeated blocks, each class once, or the parts in a list of names. With
+            ``activation_checkpointing``, the parts named there are compiled.
+        activation_checkpointing: Parts of the module that recompute their activations in backward:
+            names of classes (``"Block"``), or paths, in which ``*`` matches any name
+            (``"network.layers.*"``).
+        seed: Seed of data order, workers, augmentation and, if the module is created after the
             trainer, its weights.
-        meta_device: parameters of modules made within :meth:`building` have no memory until a
-            strategy gives it to them, piece by piece where it divides them; the command line makes
-            modules so. What they begin with is said by ``initialize`` of the module.
-        deterministic: use only kernels that give the same bits each time.
-        cudnn_benchmark: have cuDNN try its algorithms for each new shape of a convolution, and keep
-            the fastest; by default on GPUs, unless ``deterministic``. False: for shapes that change
+        meta_device: Create the parameters of modules inside :meth:`building` on the meta device; a
+            strategy allocates them, one part at a time if it shards them. The command line creates
+            the module inside it. The module's ``initialize`` sets the initial values.
+        deterministic: Use only deterministic kernels.
+        cudnn_benchmark: Let cuDNN benchmark its algorithms for each new input shape of a
+            convolution; default: on GPUs, unless ``deterministic``. Use False if shapes change
             from batch to batch.
-        use_distributed_sampler: put in the trainer's order of samples. False: loaders are read
-            as they are.
-        uneven_inputs: where loaders that are read as they are give the ranks different numbers of
-            batches: ``"refuse"``, or ``"join"``: each sample still counts once.
-        log_every_n_steps: log every N optimizer steps; the first and the last one are logged too.
-        check_val_every_n_epoch: run validation every N epochs.
-        val_every_n_steps: run validation every N optimizer steps, too.
-        checkpoint_every_n_steps: save every N optimizer steps, besides after each epoch.
-        keep_checkpoints: how many to keep, at least 2.
-        stop_on_nonfinite_loss: end the fit with an error after a step whose loss is NaN or
-            infinite, and save no parameters that are; with a gradient scaler (``"16-mixed"``) such
-            steps are skipped, and the fit ends when its scale falls below 1e-4.
-        async_checkpoints: write them while training goes on.
-        resume: a run's directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
-            of ``run_name``, which must be given, or a new run if there is none.
-        default_root_dir: where runs lie.
-        run_name: directory of the run in it; by default the time. One in which there is a run is
-            refused, unless that is resumed or overwritten.
-        overwrite: remove the run that is in the directory, once the new one is ready to begin.
+        use_distributed_sampler: Use the trainer's order of samples. False: read loaders as they
+            are.
+        uneven_inputs: If loaders are read as they are, and yield different numbers of batches on
+            different ranks: ``"refuse"``, or ``"join"``, so that each sample still counts once.
+        log_every_n_steps: Log every N optimizer steps; the first and the last one are logged too.
+        check_val_every_n_epoch: Run validation every N epochs.
+        val_every_n_steps: Also run validation every N optimizer steps.
+        checkpoint_every_n_steps: Save a checkpoint every N optimizer steps, and after each epoch.
+        keep_checkpoints: Number of checkpoints to keep, at least 2.
+        stop_on_nonfinite_loss: Stop with an error after a step whose loss is NaN or infinite, and
+            save no non-finite parameters. With a gradient scaler (``"16-mixed"``) such steps are
+            skipped, and the fit stops when the scale falls below 1e-4.
+        async_checkpoints: Write checkpoints while training continues.
+        resume: A run directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
+            of ``run_name``, which is then required, or a new run if there is none.
+        default_root_dir: Directory that contains run directories.
+        run_name: Name of the run directory; default: the time. A directory that contains a run is
+            an error, unless it is resumed or overwritten.
+        overwrite: Remove the existing run in the directory, when the new one is ready to start.
         loggers: ``"csv"``, ``"tensorboard"``.
-        enable_progress_bar: show step, loss, rate and time left.
-        auto_select_gpus: where ``devices`` is a number: take GPUs that nobody else uses.
-        gpus: older spelling of ``devices``, by its own table; ``None`` and 0 mean the CPU.
-        num_processes: older spelling of ``devices`` on CPUs.
-        tpu_cores: older spelling of ``devices`` on TPUs.
-        plugins: older spelling of ``strategy``; so are ``accelerator="ddp"`` and its like.
-        distributed_backend: older spelling of ``strategy``.
-        replace_sampler_ddp: older spelling of ``use_distributed_sampler``.
-        amp_backend: ``"native"``, which is all there is: apex has given up its own.
-        resume_from_checkpoint: older spelling of ``resume``.
-        logger: older spelling of ``loggers``.
+        enable_progress_bar: Show step, loss, speed and remaining time.
+        auto_select_gpus: If ``devices`` is a number: select idle GPUs.
+        gpus: Older spelling of ``devices``, with its own rules; ``None`` and 0 mean the CPU.
+        num_processes: Older spelling of ``devices`` on CPUs.
+        tpu_cores: Older spelling of ``devices`` on TPUs.
+        plugins: Older spelling of ``strategy``, like ``accelerator="ddp"``.
+        distributed_backend: Older spelling of ``strategy``.
+        replace_sampler_ddp: Older spelling of ``use_distributed_sampler``.
+        amp_backend: Only ``"native"``: apex has removed its mixed precision.
+        resume_from_checkpoint: Older spelling of ``resume``.
+        logger: Older spelling of ``loggers``.
 
     Raises:
-        ConfigurationError: one line for every mistake in the arguments.
+        ConfigurationError: One line for each error in the arguments.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a user may write: older spellings, names of other trainers, types, ranges and paths.
+"""Trainer arguments: older spellings, names from other trainers, types, ranges and paths.
 
 Imports nothing of the trainer but ``errors``.
 """

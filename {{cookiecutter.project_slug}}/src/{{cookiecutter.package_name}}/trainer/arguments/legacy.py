@@ -1,7 +1,7 @@
-"""Older spellings of the trainer's arguments, translated into today's in this one place.
+"""Translate older spellings of the trainer's arguments; the only place that knows them.
 
-An older argument that is ``None`` was not given, for that was its default; only ``gpus=None`` says
-something: no GPU. Whoever says a thing in an older and in a newer spelling is asked to say it once.
+An older argument that is ``None`` was not given, because that was its default; only ``gpus=None``
+has a meaning: no GPU. Giving both spellings is an error.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import ConfigurationError, Problems, shown
 from . import other_trainers
 
-# A text, so that it needs no type of its own beside those of an argument's values.
+# A string, so that the types of arguments need not include another type.
 NOT_GIVEN = "not given"
 ARGUMENTS = (
     "gpus",
@@ -28,7 +28,7 @@ ARGUMENTS = (
 
 _Values = Mapping[str, Any]
 
-# The newer arguments that the older ones became, as they are where nobody gives them.
+# The current arguments that replace older ones, with their defaults.
 _DEFAULTS: dict[str, Any] = {
     "accelerator": "auto",
     "devices": "auto",
@@ -38,9 +38,9 @@ _DEFAULTS: dict[str, Any] = {
     "resume": None,
     "loggers": ("csv", "tensorboard"),
 }
-# They stayed, but once were None where nobody gave them.
+# Arguments that still exist, but whose default was None.
 _NONE_IS_AUTO = ("accelerator", "devices", "strategy")
-# What both these arguments once named, and its strategy.
+# A value that both of these arguments accepted, and its strategy.
 _MODE_ARGUMENTS = ("accelerator", "distributed_backend")
 
 
@@ -66,21 +66,21 @@ MODES = {
     "ddp2": Mode("ddp2"),
 }
 _HARDWARE = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
-# The strategy that an engine's plugin makes of ddp_spawn; of ddp it makes the one that it names.
+# Strategies to which plugins changed ddp_spawn; with ddp, the plugin itself names the strategy.
 SPAWNED: dict[str, str] = {}
 _PRECISIONS = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 
 
 def translate(given: _Values) -> dict[str, Any]:
-    """A trainer's arguments in today's spelling only.
+    """Translate a trainer's arguments to their current spelling.
 
     Args:
-        given: by name, older and newer ones together; :data:`NOT_GIVEN` is the default of the older
-            ones.
+        given: All arguments by name, older and current; the default of the older ones is
+            :data:`NOT_GIVEN`.
 
     Raises:
-        ConfigurationError: one line for every wrong value of an older argument, and for every two
-            arguments that contradict each other.
+        ConfigurationError: One line for each invalid value of an older argument, and for each pair
+            of arguments that contradict each other.
     """
     older = {name: given[name] for name in ARGUMENTS if _is_given(given, name)}
     translated = {
@@ -134,7 +134,7 @@ def _strategy(older: _Values, newer: _Values) -> dict[str, Any]:
 
 
 def _modes(older: _Values, newer: _Values) -> dict[str, str]:
-    """The arguments that name a mode, as ``accelerator`` once did."""
+    """The arguments that name a strategy, as ``accelerator`` once could."""
     values = (newer["accelerator"], older.get("distributed_backend"))
     named = zip(_MODE_ARGUMENTS, values, strict=True)
     return {name: value for name, value in named if _is_mode(value)}
@@ -145,7 +145,7 @@ def _is_mode(value: Any) -> bool:
 
 
 def _combined(named: _Values) -> Any:
-    """The strategy that arguments mean together, or None: a plugin says how a mode is done."""
+    """The strategy that a mode and a plugin mean together, or None."""
     modes = [MODES[mode].strategy for name, mode in named.items() if name in _MODE_ARGUMENTS]
     plugin = named.get("plugins")
     if len(named) == 1:
@@ -162,7 +162,7 @@ def _plugin(value: Any) -> Any:
         value = value[0]
     if line := other_trainers.about("plugins", value):
         raise ConfigurationError(line)
-    # The contract's method tells a strategy, whose class stands on a higher floor.
+    # Checked by method: the class Strategy is in a folder above this one.
     if isinstance(value, str) or callable(getattr(value, "forward_backward", None)):
         return value
     raise ConfigurationError(
@@ -179,12 +179,12 @@ def _hardware(older: _Values, newer: _Values) -> dict[str, Any]:
     if not counts and not modes:
         return {}
     if len(counts) > 1 and "gpus" in counts and _is_none(counts["gpus"]):
-        del counts["gpus"]  # that there are none leaves it to the others to say what there is
+        del counts["gpus"]  # "no GPU" does not contradict the other arguments
     if newer["devices"] != "auto":
         counts["devices"] = newer["devices"]
     if len(counts) > 1:
         raise ConfigurationError(f"{_listed(counts)} each say which devices; give devices alone")
-    # Which hardware each argument is about, and the arguments as they were given.
+    # The hardware that each argument names, and the arguments as given.
     about = {name: "cpu" for name, mode in modes.items() if mode == "ddp_cpu"}
     given: dict[str, Any] = dict(counts) | modes
     accelerator = newer["accelerator"]
@@ -197,7 +197,7 @@ def _hardware(older: _Values, newer: _Values) -> dict[str, Any]:
         each = _listed({name: given[name] for name in about})
         raise ConfigurationError(f"{each} contradict each other; give accelerator and devices")
     if accelerator not in ("auto", *MODES, *_HARDWARE):
-        return changes  # whoever looks for the accelerator says that there is no such
+        return changes  # an unknown accelerator is reported later
     on_cpu = not counts and any(MODES[mode].on_cpu for mode in modes.values())
     hardware = next(iter(about.values()), "cpu" if on_cpu else "auto")
     return changes | {"accelerator": "auto" if hardware == "tpu" else hardware}
@@ -232,7 +232,7 @@ def _num_processes(value: Any) -> tuple[str, Any]:
 
 
 def _tpu_cores(value: Any) -> tuple[str, Any]:
-    """``8``, ``"8"``: so many; ``[1]``, ``"1,"``: the first, for cores were counted from 1."""
+    """``8``, ``"8"``: the number; ``[1]``, ``"1,"``: the first core; cores were counted from 1."""
     cores = value
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",") if part.strip()]
@@ -264,7 +264,7 @@ def _precision(older: _Values, newer: _Values) -> dict[str, Any]:
     value = newer["precision"]
     if shown(value).strip("'") in _PRECISIONS:
         return {"precision": _PRECISIONS[str(value)]}
-    is_in_bits = not isinstance(value, str) or value.isdecimal()  # of others, precision.py says it
+    is_in_bits = not isinstance(value, str) or value.isdecimal()  # others: see precision.py
     if is_in_bits and (line := other_trainers.about("precision", value)):
         raise ConfigurationError(line)
     if not isinstance(value, str):
@@ -328,7 +328,7 @@ def _listed(arguments: _Values) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as written, or an object by its class."""
+    """A value as written; an object by its class."""
     if isinstance(value, list):
         return f"[{', '.join(map(_shown, value))}]"
     return shown(value) if type(value).__module__ == "builtins" else type(value).__name__

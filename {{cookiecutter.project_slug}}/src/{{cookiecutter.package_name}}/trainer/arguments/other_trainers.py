@@ -1,7 +1,7 @@
-"""Names that other trainers know and this one does not: what each is, and what to take instead.
+"""Names from other trainers that are not supported here, with their alternatives.
 
-The one table of them, for strategies, accelerators, plugins, precisions and loggers. Older
-spellings that can be translated are in ``legacy.py``. Whoever builds one removes it here.
+The only table of them: strategies, accelerators, plugins, precisions and loggers. Older spellings
+that can be translated are in ``legacy.py``. Remove an entry when you implement it.
 """
 
 from collections import ChainMap
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from ..errors import nearest, shown
 
-# Of the numbers that are a name: a precision in bits.
+# Numbers that are a name: a precision in bits.
 _LARGEST = 1000
 _TPU = "is for TPUs, which are not supported; use accelerator='gpu' or 'cpu'"
 _TENSOR_PARALLEL = (
@@ -132,13 +132,13 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
 
 
 def about(option: str, name: object) -> str | None:
-    """The line for a name that is not built, or has another one here; ``None`` for any other."""
+    """Error line for a name that is unsupported or renamed; ``None`` for other names."""
     is_number = type(name) is int and abs(name) < _LARGEST
     text = _TABLES[option].get(str(name)) if is_number or isinstance(name, str) else None
     return None if text is None else f"{option}={name!r} {text}"
 
 
 def unknown(option: str, name: object, known: Iterable[str]) -> str:
-    """The line for a name that is none of those that are known."""
+    """Error line for an unknown name."""
     text = name if isinstance(name, str) else shown(name)
     return about(option, name) or f"{option}={shown(name)} is unknown{nearest(text, known)}"

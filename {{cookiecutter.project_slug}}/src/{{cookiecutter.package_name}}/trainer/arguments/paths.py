@@ -1,4 +1,4 @@
-"""Paths as users write them, with ``~`` and ``$HOME``."""
+"""Expand ``~`` and environment variables in paths."""
 
 import errno
 import os
@@ -15,12 +15,12 @@ _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP)
 def expanded(
     given: dict[str, Any], instead: Mapping[str, Any], problems: Problems
 ) -> dict[str, Any]:
-    """Values of which those that are paths are expanded.
+    """Expand the paths among some values.
 
     Args:
-        given: values by name; a path that is ``None`` stays.
-        instead: by name of each path, what takes its place where it cannot be expanded.
-        problems: takes a line for each that cannot.
+        given: Values by name; a path that is ``None`` is kept.
+        instead: By name of each path, the value to use if it cannot be expanded.
+        problems: Collects a line for each path that cannot be expanded.
     """
     found = dict(given)
     for name, other in instead.items():
@@ -32,14 +32,14 @@ def expanded(
 
 
 def expand(name: str, value: str | os.PathLike[str]) -> str:
-    """A path with its home directory and variables in place.
+    """Expand the home directory and environment variables in a path.
 
     Args:
-        name: of the option, for the error.
-        value: as it was given.
+        name: Name of the option, for errors.
+        value: The path as given.
 
     Raises:
-        ConfigurationError: a user or a variable does not exist, or no file can have such a path.
+        ConfigurationError: A user or variable does not exist, or the path is not valid.
     """
     text = os.path.expandvars(os.fspath(value))
     if unset := re.match(r".*\$(\w+|\{[^}]*\})", text, re.DOTALL):
@@ -47,7 +47,7 @@ def expand(name: str, value: str | os.PathLike[str]) -> str:
         raise ConfigurationError(
             f"{name}={shown(value)}: the variable {variable} is not set; set it, or write the path"
         )
-    expanded = os.path.expanduser(text)  # noqa: PTH111 (a Path raises where there is no such user)
+    expanded = os.path.expanduser(text)  # noqa: PTH111 (Path raises if there is no such user)
     if expanded.startswith("~"):
         user = expanded.partition("/")[0]
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""In which ranges the trainer's numbers are."""
+"""Check the ranges of numeric arguments."""
 
 import math
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from ..errors import Problems
 
 
 def check(given: Mapping[str, Any], problems: Problems) -> None:
-    """Check numbers of a trainer's arguments, whose types are right.
+    """Check numeric arguments of the trainer, whose types are valid.
 
     Args:
-        given: by name.
-        problems: takes a line for each number that is out of its range.
+        given: Arguments by name.
+        problems: Collects a line for each number out of range.
     """
     at_least_one = ("accumulate_grad_batches", "log_every_n_steps", "check_val_every_n_epoch")
     optional = (

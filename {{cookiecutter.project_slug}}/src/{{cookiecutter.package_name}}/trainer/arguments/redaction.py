@@ -1,7 +1,7 @@
-"""Takes secrets out of a command line before it is written down or shown.
+"""Redact secrets in a command line before it is written or printed.
 
-An option is secret by its name: ``--model.api_key``, ``--data.init_args.password``. So is what
-stands between a user's name and the host of an address: ``https://name:password@host``.
+Options are secret by name: ``--model.api_key``, ``--data.init_args.password``. Passwords in URLs
+(``https://name:password@host``) are redacted too.
 """
 
 import re
@@ -18,12 +18,12 @@ _ADDRESS = re.compile(r"(?<=://)[^/\s@]*:[^/\s@]*(?=@)")
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of an option with this name, sections before it included, is a secret."""
+    """Whether the value of an option with this name, including its sections, is a secret."""
     return _SECRET.search(name.rpartition(".")[2].replace("-", "_")) is not None
 
 
 def command(words: Sequence[str]) -> list[str]:
-    """A command line without the values of its secret options."""
+    """A command line with the values of secret options redacted."""
     redacted: list[str] = []
     hides_next = False
     for word in words:
@@ -40,7 +40,7 @@ def command(words: Sequence[str]) -> list[str]:
 
 
 def text(given: str) -> str:
-    """A value as it is given on the command line, without what is secret inside it."""
+    """A command-line value with secrets inside it redacted."""
     if ":" not in given:
         return given
     try:
@@ -53,7 +53,7 @@ def text(given: str) -> str:
 
 
 def value(given: Any) -> Any:
-    """A parsed value without what is secret inside it."""
+    """A parsed value with secrets inside it redacted."""
     if isinstance(given, Mapping):
         return {
             key: HIDDEN if is_secret(str(key)) and each is not None else value(each)

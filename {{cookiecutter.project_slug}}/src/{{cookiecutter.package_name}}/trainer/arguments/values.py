@@ -1,7 +1,7 @@
-"""Whether values have the types that a signature asks for; jsonargparse says so.
+"""Check the types of values against a signature, with jsonargparse.
 
-The command line has its values checked by jsonargparse. Values that come from Python are checked by
-it, too, and are not converted: ``"2"`` is text on a command line, but no number in Python.
+jsonargparse checks the values of the command line. Values from Python are checked by it too, but
+not converted: ``"2"`` is a valid number on a command line, but not in Python.
 """
 
 import functools
@@ -19,16 +19,16 @@ from jsonargparse import ArgumentParser
 from ..errors import ConfigurationError, Problems, one_line, shown
 from . import redaction
 
-# What torch, JSON and the file names of checkpoints can hold.
+# The largest integer that torch, JSON and names of checkpoints support.
 _LARGEST = 2**63 - 1
 _NONE = type(None)
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """Types of what a class is made with; of none if one of them cannot be resolved."""
+    """Types of a class' constructor arguments; empty if one cannot be resolved."""
     try:
         found = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
-    except Exception:  # a name that is imported for type checkers only
+    except Exception:  # a name that is imported only for type checkers
         return {}
     found.pop("return", None)
     return found
@@ -37,16 +37,16 @@ def hints(cls: type) -> dict[str, Any]:
 def check(
     expected: Mapping[str, Any], given: Mapping[str, Any], problems: Problems, prefix: str = ""
 ) -> list[str]:
-    """Check values against types.
+    """Check the types of values.
 
     Args:
-        expected: types by name; a value without one may be anything.
-        given: values by name.
-        problems: takes a line for each value of a wrong type.
-        prefix: of names in these lines.
+        expected: Types by name; a value without a type is not checked.
+        given: Values by name.
+        problems: Collects a line for each value of a wrong type.
+        prefix: Prefix of names in these lines.
 
     Returns:
-        names of the wrong values.
+        Names of the invalid values.
     """
     wrong = [name for name, value in given.items() if not fits(expected.get(name, Any), value)]
     for name in wrong:
@@ -61,14 +61,14 @@ def typed(
     problems: Problems,
     skip: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Values with defaults in the place of those of a wrong type; defaults are not checked.
+    """Replace values of a wrong type by defaults; defaults are not checked.
 
     Args:
-        given: values by name.
-        defaults: by name.
-        expected: types by name.
-        problems: takes a line for each value of a wrong type.
-        skip: names of values that are not checked.
+        given: Values by name.
+        defaults: Defaults by name.
+        expected: Types by name.
+        problems: Collects a line for each value of a wrong type.
+        skip: Names of values that are not checked.
     """
     changed = {
         name: value
@@ -80,24 +80,24 @@ def typed(
 
 
 def refusal(name: str, value: Any, expected: Any) -> str:
-    """The line for a value of a wrong type."""
-    told = _told(name, value)
+    """Error line for a value of a wrong type."""
+    shown_value = _shown(name, value)
     if _is_too_large(value):
-        return f"{name}={told}: expected a number of at most 2**63 - 1"
+        return f"{name}={shown_value}: expected a number of at most 2**63 - 1"
     wanted = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
-    return f"{name}={told}: expected {wanted}"
+    return f"{name}={shown_value}: expected {wanted}"
 
 
-def _told(name: str, value: Any) -> str:
-    """A value as an error shows it."""
+def _shown(name: str, value: Any) -> str:
+    """Format a value for an error message; secrets are redacted."""
     return redaction.HIDDEN if redaction.is_secret(name) else shown(redaction.value(value))
 
 
 def fits(expected: Any, value: Any) -> bool:
-    """Whether a value is of a type, without being converted."""
+    """Whether a value has a type, without conversion."""
     if expected is Any:
         return True
-    if value is None:  # which jsonargparse takes for "not given"
+    if value is None:  # for jsonargparse, None means "not given"
         return _NONE in typing.get_args(expected)
     if _is_too_large(value):
         return False
@@ -105,20 +105,20 @@ def fits(expected: Any, value: Any) -> bool:
         return any(typing.get_origin(each) is os.PathLike for each in typing.get_args(expected))
     try:
         return _is_same(value, _parser(expected).parse_object({"value": value})["value"])
-    except Exception:  # whatever jsonargparse, or the value itself, finds wrong
+    except Exception:  # jsonargparse, or the value itself, may raise anything
         return False
 
 
 def converted(expected: Any, value: Any, default: Any = None) -> Any:
-    """A value as the command line takes it: text of a number is that number.
+    """Convert a value as on the command line: a numeric string becomes a number.
 
     Args:
-        expected: its type.
-        value: from the command line, or from a file.
-        default: what it is where it is not given, and may be in any case.
+        expected: The type.
+        value: A value from the command line or a file.
+        default: The option's default, which is always valid.
 
     Raises:
-        Exception: it is not of that type.
+        Exception: The value does not have this type.
     """
     if expected is Any or value is default:
         return value
@@ -128,7 +128,7 @@ def converted(expected: Any, value: Any, default: Any = None) -> Any:
 
 
 def may_be_given(cls: type, name: str, value: Any) -> bool:
-    """Whether a class takes a value, of which only ``None`` may still be of a wrong type."""
+    """Whether a class accepts a value; only ``None`` may still have a wrong type."""
     if value is not None:
         return True
     parameter = inspect.signature(cls).parameters.get(name)
@@ -138,20 +138,20 @@ def may_be_given(cls: type, name: str, value: Any) -> bool:
 def refused(
     what: str, cls: type, given: Mapping[str, Any], error: BaseException
 ) -> ConfigurationError:
-    """The error of a class that does not take its arguments.
+    """Error for a class whose constructor raised.
 
     Args:
-        what: section or option that names the class.
-        cls: that was to be made.
-        given: its arguments that the user gave.
-        error: that it raised.
+        what: Section or option that names the class.
+        cls: The class.
+        given: Arguments given by the user.
+        error: The exception.
     """
     if isinstance(error, ConfigurationError):
         return error
     known = inspect.signature(cls).parameters
     defaults = {name: each.default for name, each in known.items()}
     chosen = {name: value for name, value in given.items() if value is not defaults.get(name)}
-    arguments = ", ".join(f"{name}={_told(name, value)}" for name, value in chosen.items())
+    arguments = ", ".join(f"{name}={_shown(name, value)}" for name, value in chosen.items())
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == inspect.getfile(cls)]
     at = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

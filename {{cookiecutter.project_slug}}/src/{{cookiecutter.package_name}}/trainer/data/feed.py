@@ -17,7 +17,7 @@ from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_
 UNEVEN = ("refuse", "join")
 """How to handle loaders that yield different numbers of training batches on different ranks.
 
-``"error"`` raises an error with the number of each rank. With ``"join"``, ranks whose loader has
+``"refuse"`` raises an error with the number of each rank. With ``"join"``, ranks whose loader has
 ended take part with weight 0, so that each sample still counts once.
 """
 

@@ -11,9 +11,9 @@ lock=$(dirname "$0")/deepspeed.txt
 others=$(mktemp)
 trap 'rm -f "$others"' EXIT
 
-# Its build asks for what it needs to run: that comes first.
+# Its build imports its dependencies: install them first.
 sed '/^deepspeed==/,/[^\\]$/d' "$lock" > "$others"
 "$python" -m pip install -qq --require-hashes --no-deps --requirement "$others"
-# None of its extensions is compiled.
+# Do not compile its extensions.
 export DS_BUILD_OPS=0
 "$python" -m pip install -qq --require-hashes --no-deps --no-build-isolation --requirement "$lock"

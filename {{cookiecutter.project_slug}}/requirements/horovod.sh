@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Install Horovod into an environment; `make horovod` calls this with its Python. Horovod is built
-# once for a torch, a Python, a kind of machine, and with or without MPI: a second call takes the
-# wheel that the first has kept.
+# once per version of torch and Python, platform, and with or without MPI. A second call installs the
+# cached wheel.
 # usage: horovod.sh PYTHON
-#   HOROVOD_WHEELS           where wheels are kept, ~/.cache/horovod-wheels by default
-#   HOROVOD_WITHOUT_MPI=1    build without MPI, though there is a compiler for it
-#   HOROVOD_GPU_OPERATIONS   NCCL or MPI, for GPUs; read by Horovod's build, as its other variables
+#   HOROVOD_WHEELS           where wheels are cached, ~/.cache/horovod-wheels by default
+#   HOROVOD_WITHOUT_MPI=1    build without MPI, even if mpicxx is installed
+#   HOROVOD_GPU_OPERATIONS   NCCL or MPI, for GPUs; read by Horovod's build, like its other variables
 set -euo pipefail
 
 complain() {
@@ -41,7 +41,7 @@ check_tools() {
     [ -z "${missing[*]}" ] || complain "to build Horovod, first: apt-get install ${missing[*]}"
 }
 
-# Ends the shell of a build, whose output went to a log.
+# At the end of a build: print the errors from its log.
 conclude() {
     if [ "$1" != 0 ]; then
         grep -E -A 4 '(error|ERROR|Error at .*):' "$work/log" | head -n 40 >&3 || true
@@ -59,31 +59,31 @@ build() {
         --no-build-isolation --dest "$work" --requirement "$lock"
     mkdir "$work/source"
     tar -xzf "$work"/horovod-*.tar.gz -C "$work/source" --strip-components 1
-    # torch's headers are written in C++20 now.
+    # torch's headers need C++20.
     sed -i 's/CMAKE_CXX_STANDARD 14)/CMAKE_CXX_STANDARD 20)/' \
         "$work/source/CMakeLists.txt" "$work/source/horovod/torch/CMakeLists.txt"
-    # Nothing in it imports cffi, which it would have installed.
+    # It requires cffi, but does not import it.
     sed -i "s/require_list.append('cffi>=1.4.0')/pass/" "$work/source/setup.py"
 
     if [ "$with_mpi" = mpi ]; then export HOROVOD_WITH_MPI=1; else export HOROVOD_WITHOUT_MPI=1; fi
     export HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1
     export HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
-    # By its version pip tells this build from one for another torch.
+    # The version distinguishes this build from one for another torch.
     export HOROVOD_LOCAL_VERSION="$key"
-    # CMake 4 refuses the old minimum that gloo states. GCC 13 and later include less by themselves,
-    # and refuse the span that flatbuffers brings.
+    # CMake 4 refuses the old minimum version of gloo. GCC 13 and later include fewer headers
+    # implicitly, and refuse the span of flatbuffers.
     export CMAKE_POLICY_VERSION_MINIMUM=3.5
     CXXFLAGS="${CXXFLAGS:-} -include cstdint -include stdexcept -include string"
     export CXXFLAGS="$CXXFLAGS -DFLATBUFFERS_USE_STD_SPAN"
     export LDFLAGS="${LDFLAGS:-} -s"
-    # What a make around this one has put there is not for the one inside.
+    # MAKEFLAGS of an outer make do not apply here.
     MAKEFLAGS="-j$(nproc)"
     export MAKEFLAGS
-    # Not isolated: it is built against the torch of the environment.
+    # Without build isolation: build against the torch of the environment.
     "$python" -m pip wheel --use-pep517 --no-build-isolation --no-deps \
         --wheel-dir "$work" "$work/source"
 
-    # By a rename at the end: a build that is killed leaves no wheel.
+    # Rename at the end: an interrupted build leaves no wheel.
     mkdir -p "$kept"
     built=$(basename "$work/$wheel"-*.whl)
     cp "$work/$built" "$kept/.$$"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Make this folder a git repository with a first commit, if it is in none; `make setup` calls this once. The commit holds
-# the files as they are: settings and hooks of the user's that would change or leave out files, run a program or ask for a
-# passphrase have no effect on it.
+# Create a git repository with a first commit, unless this folder is already in one; `make setup` calls this once. The
+# commit contains the files unchanged: git settings and hooks of the user that would change or omit files, run a program or
+# ask for a passphrase are disabled for it.
 # usage: repository.sh
 set -euo pipefail
 
@@ -11,7 +11,7 @@ if ! command -v git > /dev/null; then
     echo "note: git is not installed, so this folder is not a git repository yet" >&2
     exit 0
 fi
-# GIT_DIR and the like, which would name another repository.
+# GIT_DIR and similar variables would select another repository.
 # shellcheck disable=SC2046 # names of variables
 unset $(git rev-parse --local-env-vars)
 if around=$(git rev-parse --show-toplevel 2> /dev/null) && ! git check-ignore --quiet "$PWD"; then
@@ -26,7 +26,7 @@ plain=(-c core.hooksPath=/dev/null -c core.attributesFile=/dev/null -c core.excl
 for variable in GIT_{AUTHOR,COMMITTER}_{NAME,EMAIL}; do
     if [ -z "${!variable-}" ]; then unset "$variable"; fi
 done
-# Git takes neither an empty name nor one of punctuation alone.
+# Git accepts neither an empty name nor one with only punctuation.
 if ! git -c user.useConfigOnly=true -c user.email=x@localhost var GIT_COMMITTER_IDENT > /dev/null 2>&1; then
     plain+=(-c "user.name=$name")
 fi

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Train on as many nodes as there are: torchrun's elastic launch. A lost node shrinks the run, which
-# goes on from its newest checkpoint, and is replaced as soon as SLURM has a node for it.
+# Train on the nodes that are available: torchrun's elastic launch. If a node is lost, the run
+# continues on fewer nodes from its newest checkpoint, and SLURM replaces the node when one is free.
 #
 #   NODES_MIN=2 sbatch --nodes=4 slurm/elastic.sh --trainer.checkpoint_every_n_steps 100
 #
-# SLURM takes a lost node out of a job for good. So a small job takes its place: it waits in the
-# queue for a node, the same one or another, and joins the run. It ends with the run. Where the
-# first node is lost, with it this script, SLURM puts the whole job back into the queue.
+# SLURM removes a lost node from a job permanently. A replacement job therefore waits in the queue
+# for one node, joins the run, and ends with it. If the first node, which runs this script, is lost,
+# SLURM requeues the whole job.
 #
-# Each line below can be overridden by the same option of sbatch. Other settings: slurm/settings.sh.
+# Options of sbatch override the lines below. For other settings see slurm/settings.sh.
 #
 #SBATCH --job-name={{ cookiecutter.project_slug }}
 #SBATCH --nodes=2
-# A process a GPU; on CPUs --ntasks-per-node says how many.
+# One process per GPU; on CPUs --ntasks-per-node sets the number.
 {%- if cookiecutter.gpus_per_node == "0" %}
 #SBATCH --cpus-per-task=4
 {%- else %}
@@ -25,13 +25,13 @@
 {%- if cookiecutter.slurm_account %}
 #SBATCH --account={{ cookiecutter.slurm_account }}
 {%- endif %}
-# A job that needs longer saves before its end, and goes on after its next turn in the queue.
+# A job that needs more time saves before its limit, is requeued and resumes.
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
-# The loss of a node is not the end of the job.
+# A lost node does not end the job.
 #SBATCH --no-kill
-# One file for a job, over all its requeues. What ranks other than 0 print lies in runs/RUN/logs.
+# One file per job, for all requeues. The output of ranks other than 0 is in runs/RUN/logs.
 #SBATCH --output=slurm-%j.out
 #SBATCH --open-mode=append
 # shellcheck disable=SC2030,SC2031,SC2153,SC2317,SC2329 # set by SLURM, changed for one command, in a trap
@@ -51,7 +51,7 @@ case $RDZV_BACKEND in
     etcd-v2 | etcd) endpoint=${RDZV_ENDPOINT:?"slurm/elastic.sh: RDZV_BACKEND=$RDZV_BACKEND wants RDZV_ENDPOINT=HOST:PORT of a server"} ;;
     *) fail "RDZV_BACKEND=$RDZV_BACKEND is unknown; use c10d, etcd-v2 or etcd" ;;
 esac
-# Lost nodes are noticed after 6 s; a new round waits 5 s for those that may still come.
+# A lost node is detected after 6 s; a rendezvous waits 5 s for further nodes.
 rdzv_conf=keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=5
 replacement=$run_name-replacement
 replaced=0 code=0
@@ -60,10 +60,10 @@ declare -A agents=() started=() attempts=()
 start_agent() { # NODE
     local conf=$rdzv_conf
     if [ "$RDZV_BACKEND" = c10d ]; then
-        # torchrun could tell by the name of its machine, where that is the node's.
+        # torchrun would compare host names, which may differ from the names of nodes.
         conf+=,is_host=$([ -z "${JOIN_JOB-}" ] && [ "$1" = "$SLURMD_NODENAME" ] && echo true || echo false)
     fi
-    # How often ranks may fail is the trainer's to say: it ends torchrun when there is no progress.
+    # The trainer limits restarts: it ends torchrun if there is no progress.
     srun --input=none --nodes=1 --ntasks=1 --nodelist="$1" --cpus-per-task="$SLURM_CPUS_ON_NODE" --overlap --no-kill \
         --export=ALL "${srun_options[@]}" "${python[@]}" "${torchrun[@]}" \
         --nnodes="$NODES_MIN:$NODES_MAX" --max-restarts=100 \
@@ -76,25 +76,25 @@ start_agent() { # NODE
     if [ "$signal" = USR1 ]; then kill -USR1 $!; fi
 }
 
-# Nodes that the job has now; those that are lost are taken out of it.
+# The nodes that the job has now, without lost ones.
 nodes() {
     local list
     list=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && scontrol show hostnames "$list"
 }
 
-# Whether a machine was started after an agent was: srun itself may go on waiting for it.
+# Whether a node has rebooted since its agent started: srun itself may keep waiting for the agent.
 has_rebooted() { # NODE
     [[ $(scontrol --oneliner show node "$1") =~ \ BootTime=([0-9T:-]+) ]] &&
         [[ ${BASH_REMATCH[1]} > ${started[$1]} ]]
 }
 
-# Let jobs wait for as many nodes as are missing; those that wait or run already are known by name.
+# Submit a replacement job for each missing node; existing ones are found by their name.
 replace_nodes() { # OPTION …
     local present coming missing
-    # Nothing is known while SLURM's controller is away.
+    # Do nothing while SLURM's controller is unavailable.
     present=$(nodes | wc -l) && coming=$(squeue --noheader --me --name="$replacement" | wc -l) || return
     missing=$((NODES_MAX - present - coming))
-    # Read after it was counted: at the end of the run a stand-in is gone, and wants no other.
+    # Read only now: at the end of the run replacement jobs have ended, and are not replaced.
     if [ -s "$TRAINER_OUTCOME" ]; then return; fi
     for ((; missing > 0 && replaced < MAX_REPLACEMENTS; missing--)); do
         replaced=$((replaced + 1))
@@ -113,15 +113,15 @@ submit_replacement() { # OPTION …
     if [ -n "${SLURM_JOB_ACCOUNT-}" ]; then options+=(--account="$SLURM_JOB_ACCOUNT"); fi
     read -r -a more <<< "$REPLACEMENT_OPTIONS"
     (
-        # What SLURM has told this job is not true of the other.
+        # SLURM's variables of this job do not apply to the other.
         for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done
         export JOIN_JOB=$job JOIN_RESTARTS=$restarts JOIN_ENDPOINT=$endpoint NODES_MAX
         sbatch --parsable --export=ALL "${options[@]}" "${more[@]}" slurm/elastic.sh "$@" > /dev/null
     )
 }
 
-# Whether the run that this job takes part in still goes on, by the same start of its job. It does
-# while SLURM's controller is away, and cannot tell.
+# Whether the job that this job has joined is still running, and has not been restarted. Assume so
+# while SLURM's controller is unavailable.
 run_goes_on() {
     local facts
     if facts=$(scontrol --oneliner show job "$job" 2>&1); then
@@ -131,7 +131,7 @@ run_goes_on() {
     fi
 }
 
-# Collect agents that have ended; sets `code` to the last one's.
+# Remove agents that have ended; sets `code` to the exit code of the last one.
 check_agents() {
     local node
     for node in "${!agents[@]}"; do
@@ -154,7 +154,7 @@ start_missing_agents() {
     done < <(nodes)
 }
 
-# Wait a moment, or until an agent ends or a signal comes.
+# Wait 5 s, or until an agent ends or a signal arrives.
 pause() {
     sleep 5 &
     wait -n $! "${agents[@]}"
@@ -168,7 +168,7 @@ end_agents() { # SIGNAL
 
 end_replacements() { scancel --quiet --me --name="$replacement"; }
 
-# The job of a stand-in: one agent, for as long as the run that it takes part in goes on.
+# A replacement job: one agent, until the run that it has joined ends.
 if [ -n "${JOIN_JOB-}" ]; then
     start_agent "$SLURMD_NODENAME"
     while [ -n "${agents[*]}" ]; do
@@ -199,10 +199,10 @@ while [ -n "${agents[*]}" ]; do
         start_missing_agents
         replace_nodes "$@"
     elif [[ $outcome == "failed error: "* ]]; then
-        # The user's own mistake, such as an unknown option, stays one however often it is tried.
+        # An error of the user, such as an unknown option: a retry would fail again.
         end_agents TERM
     elif [ -n "$signal" ] || [[ $outcome != failed* ]]; then
-        # It ends, or all ranks but one that has left begin again, and then the file goes.
+        # The run ends. Or one rank has left and the others restart, which removes the file.
         deadline=${deadline:-$((SECONDS + SAVE_SECONDS))}
         if [ "$SECONDS" -ge "$deadline" ]; then end_agents KILL; fi
     fi

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Train once for each line of a file, as one job array:
+# Train one run per line of a file, as a job array:
 #
 #   bash slurm/sweep.sh [--at-once=N] [OPTION=VALUE of sbatch …] FILE [option of `fit` …]
 #   bash slurm/sweep.sh --at-once=4 --time=02:00:00 grid.txt --config configs/gpt.yaml
 #
-# A line of the file holds options of `fit`, which win over those of the command line; quotes keep
-# spaces together, as in a shell, but nothing is expanded. Empty lines and # comments are left out.
-# Task I of the array is the I-th line; its run is called job-ARRAY-I.
+# Each line has options of `fit`, which override those of the command line. Quotes keep spaces
+# together, as in a shell, but nothing is expanded. Empty lines and # comments are skipped. Task I of
+# the array trains line I, in the run job-ARRAY-I.
 set -euo pipefail
 
 fail() {
@@ -29,7 +29,7 @@ done
 grid=$1
 shift
 
-# Tasks read this copy, whatever becomes of the file: one file for a task, one line for a word.
+# Tasks read this copy, so the file may change: one file per task, one line per word.
 mkdir -p runs
 plan=$(mktemp -d "$PWD/runs/.sweep-XXXXXX")
 count=0 number=0
@@ -37,7 +37,7 @@ while IFS= read -r line || [ -n "$line" ]; do
     number=$((number + 1))
     if [[ $line =~ ^[[:space:]]*(#|$) ]]; then continue; fi
     count=$((count + 1))
-    # xargs takes quotes away, and knows nothing else of a shell's language.
+    # xargs removes quotes, and interprets no other shell syntax.
     xargs printf '%s\n' <<< "$line" > "$plan/$count" 2> /dev/null || {
         rm -r "$plan"
         fail "$grid, line $number: a quote is not closed"

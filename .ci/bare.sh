@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Run commands in a copy of this checkout on a bare Debian, as a user who is not root, without any configuration of pip: what a
-# new user has. Needs root and mmdebstrap.
+# Run commands in a copy of this checkout on a bare Debian, as an unprivileged user without pip configuration, like a new user.
+# Needs root and mmdebstrap.
 # usage: bare.sh COMMAND…     each a line for bash, run in the copy's root folder
-#   TORCH_WHEELS   a folder with a wheel of torch's CPU build, which the copy finds by TORCH_INDEX; without it, make looks where
-#                  it does for every user
+#   TORCH_WHEELS   a folder with a wheel of torch's CPU build, which the copy finds through TORCH_INDEX; without it, make
+#                  searches the usual places
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ variables=(
     PIP_CONFIG_FILE=/dev/null PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
 )
 if [ -n "${TORCH_WHEELS:-}" ]; then
-    # A package index may be a folder of folders.
+    # A package index can be a folder.
     mkdir -p "$root/srv/index/torch"
     cp "$TORCH_WHEELS"/torch-*.whl "$root/srv/index/torch/"
     for wheel in "$root/srv/index/torch"/*.whl; do
@@ -35,7 +35,7 @@ if [ -n "${TORCH_WHEELS:-}" ]; then
 fi
 chown -R --reference "$root/home/user" "$root/home/user"
 
-# Mounts and processes end with the namespaces.
+# Mounts and processes end together with the namespaces.
 for command in "$@"; do
     printf '\n-- on a bare Debian: %s\n' "$command"
     # shellcheck disable=SC2016 # expanded inside

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Print the name of a base image for the rendered Dockerfile: the one that it names if that can be had, or one made of this
-# distribution's packages, from the apt sources of this machine (root and Debian 12 only).
+# Print the name of a base image for the rendered Dockerfile: the one that it names if it can be pulled, otherwise one built
+# from the packages of this distribution, with the apt sources of this machine (root and Debian 12 only).
 # usage: base.sh DOCKER DOCKERFILE CACHE_DIRECTORY
 set -euo pipefail
 
 docker=$1 dockerfile=$2 cache=$3
 default=$(sed -n 's/^ARG BASE_IMAGE=//p' "$dockerfile")
 release=bookworm
-# All that the Dockerfile wants of a base, and what it would fetch itself: tini, and for GPUs the rest.
+# What the Dockerfile needs of a base, and what it would install itself: tini, and for GPUs the rest.
 packages=ca-certificates,python3,python3-venv,tini,ibverbs-providers,libibverbs1,librdmacm1
 
 if [ "${BASE:-}" != packages ]; then
@@ -16,13 +16,13 @@ if [ "${BASE:-}" != packages ]; then
         echo "$default"
         exit 0
     fi
-    echo "$default cannot be pulled; a base is made of packages" >&2
+    echo "$default cannot be pulled; building a base from packages" >&2
 fi
 
 archive=$cache/base-$release-$(cksum <<< "$packages" | cut -d ' ' -f 1).tar
 if [ ! -e "$archive" ]; then
     mkdir -p "$cache"
-    # Under another name until it is whole.
+    # Rename it only when it is complete.
     bash "$(dirname "$0")/debian.sh" "$archive.part.tar" "$packages"
     mv "$archive.part.tar" "$archive"
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make a minimal Debian system of packages, from the apt sources of this machine (root and Debian 12 only).
+# Build a minimal Debian system from packages, with the apt sources of this machine (root and Debian 12 only).
 # usage: debian.sh TARGET PACKAGES     TARGET: a folder, or a file that ends in .tar; PACKAGES: separated by commas
 set -euo pipefail
 
@@ -13,7 +13,7 @@ if [ "$(id -u)" != 0 ] || ! command -v mmdebstrap > /dev/null || [ "$codename" !
 fi
 sources=()
 for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources}; do
-    # Third-party archives have suites of other names.
+    # Skip third-party archives, whose suites have other names.
     if [ -e "$file" ] && grep -qE "^(deb|Suites:).*[[:space:]]$release([[:space:]]|\$)" "$file"; then
         sources+=("$file")
     fi

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Build the rendered project's image, look into it and train in it: tests/docker has the checks. Takes the engine that the
-# user's `docker` speaks to, or starts one for this time (root, with dockerd installed).
+# Build the rendered project's image, inspect it and train in it, with the checks in tests/docker. Uses the engine that
+# `docker` is connected to, or starts a temporary one (as root, with dockerd installed).
 # usage: smoke.sh [PYTHON [PYTEST OPTIONS…]]
 #   PYTHON        of the template's environment, .venv/bin/python by default
-#   TORCH_INDEX   a package index that has torch's CPU build, asked besides those that pip knows
-#   BASE=packages does not try to pull the base image, but makes one
-#   CACHE         where wheels and base image are kept between runs, build/docker by default
-# Where CI is set, a missing engine is a failure; elsewhere all is skipped with the reason.
+#   TORCH_INDEX   a package index with torch's CPU build, in addition to those that pip is configured with
+#   BASE=packages builds the base image instead of pulling it
+#   CACHE         where wheels and the base image are cached, build/docker by default
+# If CI is set, a missing engine is a failure; otherwise all checks are skipped with the reason.
 set -euo pipefail
 
 python=${1:-.venv/bin/python}
@@ -25,7 +25,7 @@ skip() {
     exit 0
 }
 
-# The first docker on PATH that can build with BuildKit: up to version 20 by itself, later by its part buildx.
+# The first docker on PATH that can build with BuildKit: up to version 20 on its own, later versions with buildx.
 find_client() {
     local found major
     while read -r found; do
@@ -45,20 +45,20 @@ fetch_wheels() {
         "$python" -m pip download -qq --disable-pip-version-check --require-hashes --no-deps --only-binary :all: \
             --python-version 3.11 --find-links "$CACHE/wheels" --dest "$CACHE/wheels" "$@"
     }
-    # torch comes first and alone, so that nothing else is looked up on its index. The image takes the build that is here.
-    # The base has Python 3.11, whichever Python runs this: pip would judge a marker by its own.
+    # torch is installed first and alone, so that no other package is looked up on its index. The image uses this build.
+    # The base has Python 3.11; pip would evaluate markers for the Python that runs it.
     { grep -A 1 "'3.11' .*'$(uname -m)'" "$locks/torch-cpu.txt" || true; } | sed 's/ ;.*/ \\/' > "$CACHE/torch.txt"
     download ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement "$CACHE/torch.txt" ||
         download --index-url "$(sed -n 's/^PYTORCH_INDEX = "\(.*\)"/\1/p' "$locks/install_torch.py")" --retries 0 \
             --requirement "$CACHE/torch.txt" || {
-        echo "docker/smoke.sh: no CPU build of torch can be had; the image gets the larger build of pip's own index" >&2
+        echo "docker/smoke.sh: no CPU build of torch is available; the image gets the larger build of pip's own index" >&2
         download --requirement "$locks/torch.txt" --requirement "$locks/cuda.txt"
     }
     download --requirement "$locks/cpu.txt"
     fetch_engines "$locks"
 }
 
-# What DeepSpeed needs comes as wheels, it and FairScale as source: not isolated, or pip would fetch a torch of its own.
+# DeepSpeed's dependencies are wheels; DeepSpeed and FairScale are sources: without isolation, or pip would download torch.
 fetch_engines() { # LOCKS
     sed '/^deepspeed==/,/[^\\]$/d' "$1/deepspeed.txt" > "$CACHE/deepspeed-needs.txt"
     sed -n '/^deepspeed==/,/[^\\]$/p' "$1/deepspeed.txt" > "$CACHE/deepspeed.txt"
@@ -68,17 +68,17 @@ fetch_engines() { # LOCKS
         --requirement "$1/fairscale.txt" --requirement "$CACHE/deepspeed.txt"
 }
 
-# The tests have a home of their own, but the client's settings and parts lie in the user's.
+# The tests use another home directory, but the client's settings and plugins are in the user's.
 export DOCKER_CONFIG=${DOCKER_CONFIG:-$HOME/.docker}
 docker=$(find_client) || skip "there is no docker that can build with BuildKit (version 20, or a later one with buildx)"
 network=default
 if ! timeout 30 "$docker" info > /dev/null 2>&1; then
     if [ "$(id -u)" != 0 ] || ! command -v dockerd > /dev/null; then
-        skip "no Docker engine answers, and to start one one must be root and have dockerd"
+        skip "no Docker engine is running, and starting one needs root and dockerd"
     fi
     own=$(mktemp -d /var/tmp/engine.XXXXXX)
     trap 'bash docker/engine.sh down "$own"' EXIT
-    # A shell that is killed by a signal runs the trap of its exit only if it exits by itself.
+    # A shell runs its EXIT trap after a signal only if it exits on its own.
     trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM
@@ -87,10 +87,10 @@ if ! timeout 30 "$docker" info > /dev/null 2>&1; then
     network=host
 fi
 
-echo "wheels and base image (kept in $CACHE)"
+echo "wheels and base image (cached in $CACHE)"
 fetch_wheels
 base=$(bash docker/base.sh "$docker" '{{cookiecutter.project_slug}}/Dockerfile' "$CACHE")
-# Made of packages, it has all that a build wants, and what is not there cannot be asked.
+# Built from packages, it has everything that a build needs, and a build can download nothing.
 case $base in base-of-packages:*) network=none ;; esac
 
 IMAGE_DOCKER=$docker IMAGE_BASE=$base IMAGE_NETWORK=$network IMAGE_WHEELS=$CACHE/wheels \

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# A real SLURM of several nodes on this machine, for tests. A node is a network, a host name and a
-# hosts file of its own (Linux namespaces) on a bridge, with a slurmd in it; so is the controller.
+# A real SLURM cluster with several nodes on this machine, for tests. Each node, and the controller,
+# has its own network, host name and hosts file (Linux namespaces) on a bridge, and runs slurmd.
 #
-#   slurm/cluster.sh up N [GPUS]      start N nodes, node1 … nodeN, each with GPUS made-up GPUs
-#   eval "$(slurm/cluster.sh env)"    then sbatch, squeue, scancel … talk to it
-#   slurm/cluster.sh run COMMAND …    run one command that talks to it
-#   slurm/cluster.sh kill NODE        end a node at once, with all that runs on it
-#   slurm/cluster.sh start NODE       bring it back
-#   slurm/cluster.sh stop             end the controller in good order, as before an update; jobs go on
+#   slurm/cluster.sh up N [GPUS]      start N nodes, node1 … nodeN, each with GPUS simulated GPUs
+#   eval "$(slurm/cluster.sh env)"    then sbatch, squeue, scancel … use it
+#   slurm/cluster.sh run COMMAND …    run one command that uses it
+#   slurm/cluster.sh kill NODE        kill a node and everything that runs on it
+#   slurm/cluster.sh start NODE       start it again
+#   slurm/cluster.sh stop             stop the controller, as for an update; jobs continue
 #   slurm/cluster.sh start controller
-#   slurm/cluster.sh down             end all of it and remove its files
+#   slurm/cluster.sh down             stop everything and remove its files
 #
-# Everything lies in one folder, $SLURM_CLUSTER_DIR (by default build/slurm here), and two folders
-# are two clusters. Only a link to it, namespaces and a bridge, named after it, lie outside.
+# All files are in one folder, $SLURM_CLUSTER_DIR (by default build/slurm), and each folder is a
+# separate cluster. Only a link to it, namespaces and a bridge, named after it, are elsewhere.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd -P)
 dir=$(realpath -m -- "${SLURM_CLUSTER_DIR:-$root/build/slurm}")
 id=$(printf %s "$dir" | sha256sum | cut -c 1-6)
-# Names of UNIX sockets hold at most 107 characters and slurm.conf no spaces, whatever $dir is.
+# Paths of UNIX sockets have at most 107 characters, and those in slurm.conf no spaces.
 link=/run/slurm-$id
 bridge=slurm-$id
-# 198.18.0.0/15 is kept for tests of networks, so that nothing real lies there.
+# 198.18.0.0/15 is reserved for network tests.
 subnet=198.$((18 + 0x${id:0:1} % 2)).$((0x${id:1:2}))
 
 fail() {
@@ -38,13 +38,13 @@ check_machine() {
     done
 }
 
-# A process is known by its pid and the time it was started at: pids come again.
+# A process is identified by its pid and start time, because pids are reused.
 started_at() {
     local stat
     stat=$(cat "/proc/$1/stat" 2> /dev/null) || return 1
-    # After the name, which may hold anything: the 1st word is the state, the 20th the time.
+    # After the name, which can contain anything: the 1st word is the state, the 20th the start time.
     read -r -a stat <<< "${stat##*) }"
-    # Whatever started us may never collect a daemon's exit code: a zombie is dead.
+    # A zombie counts as dead: its parent may never collect the exit code.
     [ "${stat[0]}" != Z ] && echo "${stat[19]}"
 }
 
@@ -77,7 +77,7 @@ namespace() { echo "slurm-$id-$1"; }
 daemon_in_namespace() { # NAME COMMAND …
     local name=$1
     shift
-    # Not `ip netns exec`, which mounts another /sys, without which slurmd does not start.
+    # Not `ip netns exec`: it mounts another /sys, with which slurmd does not start.
     # shellcheck disable=SC2016 # the inner shell expands them
     daemon "$name" nsenter --net="/run/netns/$(namespace "$name")" unshare --uts --mount bash -c '
         hostname "$1" && mount --bind "$2/hosts" /etc/hosts &&
@@ -88,12 +88,12 @@ daemon_in_namespace() { # NAME COMMAND …
 start_host() { # NAME
     case $1 in
         controller) daemon_in_namespace "$1" slurmctld -D ;;
-        # -b: it says that its machine has started, so that whatever ran there is given up.
+        # -b: report that the node has rebooted, so that SLURM ends what ran there.
         *) daemon_in_namespace "$1" slurmd -D -b -N "$1" ;;
     esac
 }
 
-# Processes of a namespace, however they have detached themselves. Zombies have no namespace.
+# Processes of a namespace, including daemons. Zombies have no namespace.
 processes() { ip netns pids "$(namespace "$1")" 2> /dev/null; }
 
 is_empty() { [ -z "$(processes "$1")" ]; }
@@ -142,7 +142,7 @@ up() { # N [GPUS]
     mkdir -p "$dir"/{log,pid,state,spool,munge,dev}
     ln -s "$dir" "$link"
     echo "127.0.0.1 localhost" > "$dir/hosts"
-    # No name server can be reached from inside, so that none is waited for.
+    # No name server can be reached from inside: do not wait for one.
     grep -v '^hosts:' /etc/nsswitch.conf > "$dir/nsswitch.conf" || true
     echo "hosts: files" >> "$dir/nsswitch.conf"
     ip link add "$bridge" type bridge
@@ -157,7 +157,7 @@ up() { # N [GPUS]
         mkdir "$dir/spool/$name"
         add_host "$name" "$subnet.$number"
     done
-    # Devices that are there and can be opened; a GPU is more than SLURM asks for.
+    # Any device that can be opened: SLURM does not check that it is a GPU.
     for number in $(seq 0 $((gpus - 1))); do
         mknod -m 666 "$dir/dev/gpu$number" c 1 3
         echo "Name=gpu File=$link/dev/gpu$number" >> "$dir/gres.conf"
@@ -165,7 +165,7 @@ up() { # N [GPUS]
     sed "s|@DIR@|$link|; s|@CONTROLLER@|$subnet.253|; s|@NODES@|$lines|" "$root/slurm/slurm.conf.in" > "$dir/slurm.conf"
 
     (umask 077 && head -c 1024 /dev/urandom > "$dir/munge/key")
-    # --force: a group may write to the folders above, as in a checkout of many.
+    # --force: parent folders may be writable by a group, as in a shared checkout.
     daemon munge munged --foreground --force --key-file="$dir/munge/key" --socket="$link/munge/socket" \
         --pid-file="$dir/munge/pid" --log-file="$dir/munge/log" --seed-file="$dir/munge/seed"
     wait_until 10 test -S "$dir/munge/socket" || fail "munged did not come up"
@@ -177,7 +177,7 @@ up() { # N [GPUS]
 
 show_logs() { tail -n 15 "$dir"/log/* >&2 || true; }
 
-# End and remove whatever is there of a cluster of this folder, whole or not.
+# Stop and remove the cluster of this folder, even if it has started only partly.
 clean() {
     local name inside pid
     while read -r inside _; do
@@ -186,21 +186,21 @@ clean() {
         wait_until 20 kill_all "$name" || fail "processes of $name do not end: $(processes "$name" | xargs)"
         ip netns delete "$inside"
     done < <(ip netns list)
-    # Its network cards go with a namespace.
+    # Deleting a namespace deletes its network interfaces.
     if [ -e "/sys/class/net/$bridge" ]; then ip link delete "$bridge"; fi
     if is_alive "$dir/pid/munge"; then
         read -r pid _ < "$dir/pid/munge"
         kill "$pid"
         wait_until 10 is_dead "$dir/pid/munge" || fail "munged does not end: process $pid"
     fi
-    # Only what has been made here: the link says that the folder is a cluster's.
+    # Remove only what this script has created: the link marks the folder of a cluster.
     if [ -L "$link" ]; then
         rm -rf -- "${dir:?}"
         rm "$link"
     fi
 }
 
-# Its controller may be away for a while.
+# Not the controller, which may be stopped.
 is_up() { is_alive "$dir/pid/munge"; }
 
 check_up() { is_up || fail "it is not up; start it: $0 up N [GPUS]"; }
@@ -209,7 +209,7 @@ check_node() { # NODE
     [[ ${1-} == node* && -d $dir/spool/$1 ]] || fail "there is no node ${1-}"
 }
 
-# It writes down what it knows before it ends.
+# It saves its state before it ends.
 stop_controller() {
     local pid
     is_alive "$dir/pid/controller" || fail "the controller is not up"
@@ -218,9 +218,9 @@ stop_controller() {
     wait_until 20 is_dead "$dir/pid/controller" || fail "the controller does not end: process $pid"
 }
 
-# One of up, down, kill, start and stop at a time.
+# Run only one of up, down, kill, start and stop at a time.
 lock() {
-    # Of a folder that is always there, so that no file is left.
+    # Lock an existing folder, so that no lock file remains.
     exec 9< /run
     flock --timeout 60 9 || fail "another $0 is at work"
 }

@@ -78,7 +78,7 @@ def test_requeues_are_bounded(on_cluster: Project) -> None:
     job.reach(job.step() + 2)
     job.signal()
     assert job.finish(200) == "FAILED after 1 restarts"
-    assert "; not requeued again (MAX_REQUEUES=1). To go on: sbatch " in job.log.splitlines()[-1]
+    assert "; not requeued again (MAX_REQUEUES=1). To resume: sbatch " in job.log.splitlines()[-1]
 
 
 def test_a_canceled_job_does_not_come_back(on_cluster: Project) -> None:

@@ -48,7 +48,7 @@ source "$SLURM_SUBMIT_DIR/slurm/job.sh"
 
 case $RDZV_BACKEND in
     c10d) endpoint=${JOIN_ENDPOINT:-$SLURMD_NODENAME:$(free_port)} ;;
-    etcd-v2 | etcd) endpoint=${RDZV_ENDPOINT:?"slurm/elastic.sh: RDZV_BACKEND=$RDZV_BACKEND wants RDZV_ENDPOINT=HOST:PORT of a server"} ;;
+    etcd-v2 | etcd) endpoint=${RDZV_ENDPOINT:?"slurm/elastic.sh: RDZV_BACKEND=$RDZV_BACKEND needs RDZV_ENDPOINT=HOST:PORT of a server"} ;;
     *) fail "RDZV_BACKEND=$RDZV_BACKEND is unknown; use c10d, etcd-v2 or etcd" ;;
 esac
 # A lost node is detected after 6 s; a rendezvous waits 5 s for further nodes.

@@ -28,7 +28,7 @@ unset SLURM_CPUS_PER_GPU
 # Check that these are numbers: in arithmetic, bash would execute some other values.
 : "${NODES_MAX:=$SLURM_JOB_NUM_NODES}"
 for name in MAX_REQUEUES SAVE_SECONDS NODES_MIN NODES_MAX MAX_REPLACEMENTS ranks restarts; do
-    [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$name=${!name}: a whole number is wanted"
+    [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$name=${!name}: must be a whole number"
 done
 
 read -r -a srun_options <<< "$SRUN_OPTIONS"
@@ -142,7 +142,7 @@ conclude() { # EXIT_CODE
         # SLURM does not requeue a preempted job that ends within its GraceTime.
         "preempted SIGTERM"*) if is_preempted; then requeue "$outcome"; fi ;;
     esac
-    echo "$run_name: ${outcome:-killed before it could say why (exit code $code)}" >&2
+    echo "$run_name: ${outcome:-ended without reporting a reason (exit code $code)}" >&2
     if [ "$code" = 0 ]; then code=1; fi
     exit "$code"
 }
@@ -163,7 +163,7 @@ is_preempted() {
 
 requeue() { # WHY
     if [ "$restarts" -ge "$MAX_REQUEUES" ]; then
-        echo "$run_name: $1; not requeued again (MAX_REQUEUES=$MAX_REQUEUES). To go on: sbatch slurm/train.sh … --trainer.run_name $run_name" >&2
+        echo "$run_name: $1; not requeued again (MAX_REQUEUES=$MAX_REQUEUES). To resume: sbatch slurm/train.sh … --trainer.run_name $run_name" >&2
         exit 1
     fi
     echo "$run_name: $1; requeued ($((restarts + 1)) of at most $MAX_REQUEUES)"

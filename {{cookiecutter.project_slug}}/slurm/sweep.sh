@@ -24,7 +24,7 @@ while [[ ${1-} == -* ]]; do
     esac
     shift
 done
-[[ $at_once =~ ^([1-9][0-9]*)?$ ]] || fail "--at-once=$at_once: a whole number from 1 is wanted"
+[[ $at_once =~ ^([1-9][0-9]*)?$ ]] || fail "--at-once=$at_once: must be a whole number of at least 1"
 [ -f "${1-}" ] || fail "there is no file ${1-}: bash slurm/sweep.sh [OPTION=VALUE of sbatch …] FILE [option of fit …]"
 grid=$1
 shift

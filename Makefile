@@ -1,33 +1,33 @@
 # Everyday commands of the template. `make` alone lists them.
 
-# The first that the locks are for.
+# The first Python that the locks support.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13; do "$$name" -c '' 2> /dev/null && echo "$$name" && exit; done; echo python3)
 VENV ?= .venv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 BIN := $(VENV)/bin
-# An environment is filled again when its lock changes, and only then: the name of its mark says so.
+# The name of this file contains the checksum of the lock: the environment is installed again only when the lock changes.
 TOOLS := $(VENV)/.ready-$(shell cksum < requirements.txt | tr ' ' -)
 BENCH := build/bench-venv
 
-# Demo and tests share one environment for the rendered project; its Makefile fills it from its locks.
+# The demo and the tests share one environment for the rendered project, which its Makefile installs from its locks.
 PROJECT_VENV := $(CURDIR)/build/venv
 PROJECT_LOCKS := {{cookiecutter.project_slug}}/requirements
 BENCH_LOCKS = benchmarks/requirements.txt $(foreach name,torch torch-cpu cuda,'$(PROJECT_LOCKS)/$(name).txt')
 BENCH_TOOLS := $(BENCH)/.ready-$(shell cat $(BENCH_LOCKS) | cksum | tr ' ' -)
-# A package index that has torch's CPU build, asked before all others, and for torch only.
+# A package index with torch's CPU build, tried before all others, and for torch only.
 TORCH_INDEX ?=
 export TORCH_INDEX
-# uv where it is on PATH, else pip; also where uv fails, as it reads none of pip's settings. Both check hashes, and the
-# locks name every dependency.
+# Use uv if it is on PATH, otherwise pip; also if uv fails, because it does not read pip's settings. Both check hashes, and
+# the locks list every dependency.
 define install
 { command -v uv > /dev/null && uv pip install --quiet --python $(1)/bin/python --compile-bytecode --require-hashes --no-deps -r $(2); } || \
 	$(1)/bin/python -m pip install -qq --require-hashes --no-deps -r $(2)
 endef
 CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "Python 3.11 to 3.13 is needed: make PYTHON=python3.11 …")'
-# The user's own cookiecutter settings stay out of it: these renders are the template's defaults.
+# Ignore the user's cookiecutter configuration: these renders use the template's defaults.
 RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-config . --output-dir
-# By another name than $(MAKE), which `make -n` would run: in a folder that is not rendered yet.
+# Not called MAKE: `make -n` would run $(MAKE), in a folder that has not been rendered yet.
 IN_PROJECT = $(MAKE) -C
 # For how many workers the tests of a rendered project and of the trainer are spread over.
 WORKERS ?= 2
@@ -41,13 +41,13 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
-demo: $(TOOLS)  ## render into build/demo, install, train on digits with two processes, test
+demo: $(TOOLS)  ## render a project into build/demo, install it, train on digits with two processes, test
 	rm -rf build/demo
 	$(RENDER) build/demo
 	$(IN_PROJECT) build/demo/my-project setup VENV=$(PROJECT_VENV)
 	cd build/demo/my-project && $(PROJECT_VENV)/bin/python -m my_project fit --config configs/digits.yaml --trainer.devices 2
 	cd build/demo/my-project && $(PROJECT_VENV)/bin/python -m my_project test --config configs/digits.yaml --checkpoint runs/*
-	@echo "The project lies in build/demo/my-project, the run in" build/demo/my-project/runs/*
+	@echo "project: build/demo/my-project; run directory:" build/demo/my-project/runs/*
 
 project: $(TOOLS)  ## render a project into build/test, with its environment in build/venv
 	rm -rf build/test
@@ -70,23 +70,23 @@ test-slow: project  ## run the tests of a rendered project and its trainer that 
 	$(TRAINER_TESTS) -m "(slow or needs) and not gpu" tests/trainer
 
 # In the project's own environment, which has the engines. What else runs there meanwhile keeps its project.
-chaos: $(TOOLS)  ## let random faults befall a rendered project's runs for five minutes; ARGS='--seed N' for the same again
+chaos: $(TOOLS)  ## inject random faults into runs of a rendered project for five minutes; ARGS='--seed N' repeats a run
 	rm -rf build/chaos
 	$(RENDER) build/chaos
 	[ -e $(PROJECT_VENV)/.project ] || $(IN_PROJECT) build/chaos/my-project setup VENV=$(PROJECT_VENV)
 	cd build/chaos/my-project && PYTHONPATH="$$PWD/src:$$PWD:$(CURDIR)/tests/trainer" $(PROJECT_VENV)/bin/python -m chaos $(ARGS)
 
 # In the project's own environment.
-bench-checkpoints: $(TOOLS)  ## measure what checksums cost when a checkpoint is saved (a minute)
+bench-checkpoints: $(TOOLS)  ## measure the cost of checksums when a checkpoint is saved (a minute)
 	rm -rf build/bench-checkpoints
 	$(RENDER) build/bench-checkpoints
 	PYTHONPATH=build/bench-checkpoints/my-project/src $(PROJECT_VENV)/bin/python benchmarks/checkpoints.py $(ARGS)
 
-docker: $(TOOLS)  ## build a rendered project's image, look into it and train in it
+docker: $(TOOLS)  ## build a rendered project's image, inspect it and train in it
 	bash docker/smoke.sh $(BIN)/python
 
 slurm: export PROJECT_PYTHON := $(PROJECT_VENV)/bin/python
-slurm: engines  ## run a rendered project's jobs on a real SLURM cluster of this machine (as root)
+slurm: engines  ## run a rendered project's jobs on a real SLURM cluster on this machine (as root)
 	$(IN_PROJECT) build/test/my-project etcd VENV=$(PROJECT_VENV)
 	$(BIN)/python -m pytest tests/slurm --numprocesses 2 --dist loadfile --durations 10
 
@@ -98,25 +98,25 @@ horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its f
 engines: horovod  ## install all engines for these tests: Horovod, FairScale, DeepSpeed
 	$(IN_PROJECT) build/test/my-project fairscale deepspeed VENV=$(PROJECT_VENV)
 
-# Where cookiecutter cannot be installed, name a project that was rendered elsewhere (`make gpu-project`): GPU_PROJECT=DIR.
+# If cookiecutter cannot be installed, use a project that was rendered elsewhere (`make gpu-project`): GPU_PROJECT=DIR.
 GPU_PROJECT ?=
 IN_GPU_PROJECT := $(or $(GPU_PROJECT),build/gpu/my-project)
-gpu-project: $(TOOLS)  ## render the project that test-gpu and bench-gpu take; INSTALL=yes installs torch with CUDA for it, too
+gpu-project: $(TOOLS)  ## render the project for test-gpu and bench-gpu; INSTALL=yes installs torch with CUDA for it too
 	rm -rf build/gpu
 	$(RENDER) build/gpu
 	$(if $(INSTALL),$(IN_PROJECT) build/gpu/my-project fairscale deepspeed VARIANT=cuda VENV='$(GPU_VENV)')
 
-# By the Python here whose torch sees a GPU, or PYTHON=…; the results go into docs/gpu.md.
+# With the Python whose torch sees a GPU, or PYTHON=…; the results are written to docs/gpu.md.
 GPU_VENV := $(CURDIR)/build/venv-cuda
 GPU_TOOLS ?= $(CURDIR)/build/gpu-tools
 REPORT ?= $(CURDIR)/docs/gpu.md
-test-gpu: $(if $(GPU_PROJECT),,gpu-project)  ## check a rendered project on one GPU (ten minutes), and write docs/gpu.md
+test-gpu: $(if $(GPU_PROJECT),,gpu-project)  ## test a rendered project on one GPU (ten minutes), and write docs/gpu.md
 	$(IN_PROJECT) '$(IN_GPU_PROJECT)' test-gpu VENV='$(GPU_VENV)' GPU_TOOLS='$(GPU_TOOLS)' REPORT='$(REPORT)'
 
-gpu-tools: $(if $(GPU_PROJECT),,gpu-project)  ## install what these need beside torch into build/gpu-tools; FOR=3.12: for another machine
+gpu-tools: $(if $(GPU_PROJECT),,gpu-project)  ## install what these need besides torch into build/gpu-tools; FOR=3.12: for another machine
 	$(IN_PROJECT) '$(IN_GPU_PROJECT)' gpu-tools VENV='$(GPU_VENV)' GPU_TOOLS='$(GPU_TOOLS)'
 
-# A smoke run on the CPU goes by the benchmarks' environment, which has Lightning.
+# A smoke run on the CPU uses the environment of the benchmarks, which has Lightning.
 ON_CPU := $(findstring --device cpu,$(ARGS))
 bench-gpu: $(if $(GPU_PROJECT),,gpu-project) $(if $(ON_CPU),$(BENCH_TOOLS))  ## time a GPT of 124 million parameters on a GPU (ten minutes)
 	@python=$$($(if $(ON_CPU),echo '$(BENCH)/bin/python',$(PYTHON) '$(IN_GPU_PROJECT)/tests/gpu/find_python.py' \
@@ -124,10 +124,10 @@ bench-gpu: $(if $(GPU_PROJECT),,gpu-project) $(if $(ON_CPU),$(BENCH_TOOLS))  ## 
 		export PYTHONPATH="$(abspath $(IN_GPU_PROJECT))/src:$(GPU_TOOLS)$${PYTHONPATH:+:$$PYTHONPATH}" && \
 		$(if $(ON_CPU),,"$$python" '$(IN_GPU_PROJECT)/tests/gpu/packages.py' &&) "$$python" benchmarks/gpu.py $(ARGS)
 
-# What is rendered is checked as a render: scripts, Dockerfile and workflow hold Jinja before. The scripts in workflows are
-# checked by tests/test_workflows.py.
+# Scripts, Dockerfile and workflow of the rendered project contain Jinja, so a render is checked. tests/test_workflows.py checks
+# the scripts in workflows.
 WORKFLOWS := .github/workflows/*.yml build/lint/my-project/.github/workflows/*.yml
-lint: $(TOOLS)  ## check Python, shell, Dockerfile and workflows, the template's own and rendered ones
+lint: $(TOOLS)  ## check Python, shell, Dockerfile and workflows of the template and of a render
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -139,7 +139,7 @@ lint: $(TOOLS)  ## check Python, shell, Dockerfile and workflows, the template's
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $(WORKFLOWS)
 	$(BIN)/zizmor --offline --quiet $(WORKFLOWS)
 
-format: $(TOOLS)  ## bring the template's own Python into form
+format: $(TOOLS)  ## format the template's own Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -147,7 +147,7 @@ bench: $(BENCH_TOOLS)  ## compare with Lightning, Accelerate and a hand-written 
 	$(BENCH)/bin/python benchmarks/run.py $(ARGS)
 
 # In the project's own environment, which has the engines; ARGS=--quick for a smoke run.
-bench-memory: $(TOOLS)  ## compare the memory of a rank under the strategies that divide it (half an hour)
+bench-memory: $(TOOLS)  ## measure the memory of a rank under sharded strategies (half an hour)
 	rm -rf build/bench-memory
 	$(RENDER) build/bench-memory
 	$(IN_PROJECT) build/bench-memory/my-project setup VENV=$(PROJECT_VENV)
@@ -157,16 +157,16 @@ docs: $(TOOLS)  ## update the generated parts of the docs: the table of options 
 	$(BIN)/python tests/options_table.py
 	$(BIN)/python tests/structure_table.py
 
-# The benchmark's torch and what that needs come from the project's locks.
+# torch and its dependencies in the benchmarks come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command 'make lock'
-lock: $(TOOLS)  ## renew all locks from their .in files, the rendered project's too
+lock: $(TOOLS)  ## update all locks from their .in files, including those of the rendered project
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -B '$(PROJECT_LOCKS)/lock.py'
 	$(LOCK) --output-file requirements.txt requirements.in
 	$(LOCK) --output-file benchmarks/requirements.txt benchmarks/requirements.in --no-emit-package torch \
 		$$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' '$(PROJECT_LOCKS)/cuda.txt')
 
-clean:  ## remove all that these commands have made
+clean:  ## remove everything that these commands have created
 	rm -rf build $(VENV)
 
 $(TOOLS): requirements.txt

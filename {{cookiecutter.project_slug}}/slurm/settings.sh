@@ -1,16 +1,16 @@
 # shellcheck shell=bash disable=SC2034
-# What the scripts here use, in one place. What SLURM reads (nodes, GPUs, time, partition, account)
-# stands in the #SBATCH lines of train.sh and elastic.sh instead. Of both, each can be given for one
-# job: variables before `sbatch`, SLURM's options after it.
+# Settings of these scripts. Options of SLURM (nodes, GPUs, time, partition, account) are in the
+# #SBATCH lines of train.sh and elastic.sh. Override both for a single job: variables before `sbatch`,
+# options of SLURM after it.
 #
 #   LAUNCH=torchrun MAX_REQUEUES=3 sbatch --nodes=4 --time=02:00:00 slurm/train.sh --model.width 64
 
 PACKAGE={{ cookiecutter.package_name }}
 
-# The config of a job that names none by --config.
+# The config of a job without --config.
 : "${CONFIG=configs/digits.yaml}"
 
-# How often a job that was stopped by SIGUSR1, as before its time limit, goes back into the queue.
+# How often a job is requeued after SIGUSR1, which SLURM sends before the time limit.
 : "${MAX_REQUEUES=20}"
 
 # How ranks are started: `tasks` (a SLURM task a device), `torchrun` (one on each node) or `mpirun`.
@@ -22,27 +22,27 @@ PACKAGE={{ cookiecutter.package_name }}
 : "${VENV=.venv}"
 # A file such as {{ cookiecutter.project_slug }}.sif, or what the runtime can pull.
 : "${IMAGE={{ cookiecutter.project_slug }}.sif}"
-# Further folders for the container, as FROM:TO, separated by commas. The project's is there anyway.
+# Further mounts of the container, as FROM:TO, separated by commas; the project's folder is mounted.
 : "${MOUNTS=}"
 
 # Further options of srun, separated by spaces.
 : "${SRUN_OPTIONS=}"
 
-# From SIGUSR1 or SIGTERM to the end of saving. Below what --signal in the #SBATCH lines gives, and
-# for SIGTERM below the cluster's KillWait.
+# Seconds from SIGUSR1 or SIGTERM to the end of saving. It must be less than --signal in the #SBATCH
+# lines allows, and for SIGTERM less than the cluster's KillWait.
 : "${SAVE_SECONDS=100}"
 
 # --- elastic.sh only -----------------------------------------------------------------------------
 
-# A job trains on as many nodes as there are, from NODES_MIN to NODES_MAX (by default those that the
-# job begins with).
+# A job trains on the nodes that are available, from NODES_MIN to NODES_MAX (by default the nodes that
+# the job starts with).
 : "${NODES_MIN=1}"
 : "${NODES_MAX=}"
-# How many jobs may stand in for lost nodes, and further options of sbatch for them, separated by
-# spaces. They have the partition, account, GPUs and time limit of the job itself.
+# The number of replacement jobs for lost nodes, and further options of sbatch for them, separated by
+# spaces. They use the partition, account, GPUs and time limit of the job.
 : "${MAX_REPLACEMENTS=20}"
 : "${REPLACEMENT_OPTIONS=}"
-# How nodes find one another: `c10d` needs nothing; `etcd-v2` a server of etcd at RDZV_ENDPOINT
+# The rendezvous backend: `c10d` needs nothing; `etcd-v2` needs an etcd server at RDZV_ENDPOINT
 # (HOST:PORT, started with --enable-v2) and python-etcd in the environment.
 : "${RDZV_BACKEND=c10d}"
 : "${RDZV_ENDPOINT=}"

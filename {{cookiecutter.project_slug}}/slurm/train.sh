@@ -3,11 +3,11 @@
 #
 #   sbatch --nodes=2 --gpus-per-node=4 slurm/train.sh --config configs/gpt.yaml --trainer.max_epochs 3
 #
-# Each line below can be overridden by the same option of sbatch. Other settings: slurm/settings.sh.
+# Options of sbatch override the lines below. For other settings see slurm/settings.sh.
 #
 #SBATCH --job-name={{ cookiecutter.project_slug }}
 #SBATCH --nodes=1
-# A process a GPU; on CPUs --ntasks-per-node says how many.
+# One process per GPU; on CPUs --ntasks-per-node sets the number.
 {%- if cookiecutter.gpus_per_node == "0" %}
 #SBATCH --cpus-per-task=4
 {%- else %}
@@ -20,11 +20,11 @@
 {%- if cookiecutter.slurm_account %}
 #SBATCH --account={{ cookiecutter.slurm_account }}
 {%- endif %}
-# A job that needs longer saves before its end, and goes on after its next turn in the queue.
+# A job that needs more time saves before its limit, is requeued and resumes.
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
-# One file for a job, over all its requeues. What ranks other than 0 print lies in runs/RUN/logs.
+# One file per job, for all requeues. The output of ranks other than 0 is in runs/RUN/logs.
 #SBATCH --output=slurm-%j.out
 #SBATCH --open-mode=append
 set -uo pipefail
@@ -33,7 +33,7 @@ if ! [ -f "${SLURM_SUBMIT_DIR-}/slurm/job.sh" ]; then
     echo "train.sh: submit it in the project's folder: sbatch slurm/train.sh …" >&2
     exit 2
 fi
-# A task of slurm/sweep.sh has options of its own.
+# A task of slurm/sweep.sh has its own options.
 if [ -n "${SWEEP_PLAN-}" ]; then
     mapfile -t own < "$SWEEP_PLAN/$SLURM_ARRAY_TASK_ID" || exit 2
     set -- "$@" "${own[@]}"
@@ -49,8 +49,8 @@ if [ -z "$LAUNCH" ]; then
 fi
 # shellcheck disable=SC2153 # SLURM sets it
 cpus=$((SLURM_CPUS_ON_NODE / ranks))
-# Not --kill-on-bad-exit: it would kill ranks that still save. The trainer itself ends all others
-# when one fails; --wait is for what hangs.
+# Without --kill-on-bad-exit, which would kill ranks that are still saving. If a rank fails, the
+# trainer ends the others; --wait is for ranks that hang.
 step=(srun --nodes="$SLURM_JOB_NUM_NODES" --export=ALL --label --kill-on-bad-exit=0
     --wait="$((SAVE_SECONDS + 60))" "${srun_options[@]}")
 case $LAUNCH in
@@ -66,8 +66,8 @@ case $LAUNCH in
         ;;
     mpirun)
         [ "$CONTAINER" != pyxis ] || fail "mpirun cannot start ranks in pyxis' containers; use CONTAINER=apptainer or none"
-        # Its daemons are started by srun, so that ssh is not needed. A rank that ends by itself is
-        # no reason to kill others, which may still save.
+        # srun starts its daemons, so ssh is not needed. A rank that exits must not kill others, which
+        # may still be saving.
         export MASTER_ADDR=$SLURMD_NODENAME
         command=(mpirun --allow-run-as-root --oversubscribe --bind-to none --tag-output
             --mca orte_abort_on_non_zero_status 0 -np "$((ranks * SLURM_JOB_NUM_NODES))" --map-by "ppr:$ranks:node" -x MASTER_ADDR
@@ -79,7 +79,7 @@ esac
 echo "$run_name: $ranks × $SLURM_JOB_NUM_NODES processes by $LAUNCH on $SLURM_JOB_NODELIST"
 "${command[@]}" &
 steps=($!)
-# SIGUSR1 may have come before there was anybody to hand it to.
+# SIGUSR1 may have arrived before the ranks were started.
 if [ "$signal" = USR1 ]; then kill -USR1 "${steps[@]}"; fi
 await "${steps[0]}"
 conclude $?

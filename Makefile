@@ -36,7 +36,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-slow test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
+.PHONY: help demo project test test-template test-trainer test-engines renders test-slow test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -64,6 +64,12 @@ test-template: $(TOOLS)  ## run the template's own tests
 
 test-trainer: project  ## run the quick tests of the trainer, or what ARGS says: ARGS='tests/trainer/test_feed.py'
 	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
+
+test-engines: $(TOOLS)  ## check the types of a project of each set of engines, and collect its tests (a few minutes)
+	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_engines.py
+
+renders: $(TOOLS)  ## print the size of a project of each set of engines; ARGS=--time runs the quick tests of each, too
+	PYTHONPATH=. PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python tests/renders_table.py $(ARGS)
 
 test-slow: project  ## run the tests of a rendered project and its trainer that take long or need an engine
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)

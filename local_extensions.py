@@ -39,6 +39,8 @@ from jinja2.runtime import Context
 LICENSES = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
 CONTAINER_RUNTIMES = ("none", "apptainer", "pyxis")
 CI_SERVICES = ("github", "gitlab", "none")
+# Libraries behind some strategies. Each is a question: "no" leaves all of it out.
+ENGINES = ("deepspeed", "fairscale", "horovod")
 GPU_COUNTS = tuple(map(str, range(65)))
 
 FOLDER = Path(__file__).resolve().parent
@@ -208,6 +210,7 @@ RULES: dict[str, Rule] = {
     "author_email": Rule("an e-mail address, or nothing", 254, _email_fault, may_be_empty=True),
     "version": Rule("a version in PEP 440's normal form", 50, _version_fault),
     "license": one_of(*LICENSES),
+    **{engine: one_of("yes", "no") for engine in ENGINES},
     "slurm_partition": Rule(
         "letters, digits, `_`, `.`, `-`, a letter, digit or `_` at both ends; "
         "several separated by commas; or nothing",
@@ -266,9 +269,14 @@ def checked(answer: object, name: str) -> str:
     return answer
 
 
-def toml(answer: str) -> str:
-    """Write a text as a TOML string; a JSON string is one, once no surrogates are in it."""
-    return json.dumps(answer, ensure_ascii=False).replace("\x7f", "\\u007f")
+def engines(answers: Mapping[str, object]) -> list[str]:
+    """Return the engines that a project includes."""
+    return [engine for engine in ENGINES if answers[engine] == "yes"]
+
+
+def toml(value: str | list[str]) -> str:
+    """Write a text, or several, as TOML; JSON is TOML here, once no surrogates are in it."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def with_package(source: str) -> str:
@@ -344,7 +352,7 @@ def prepare_comparison() -> None:
 
 
 class Answers(Extension):
-    """The filters `checked` and `toml`, and the guard."""
+    """The filters `checked`, `toml` and `engines`, and the guard."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -356,7 +364,8 @@ class Answers(Extension):
             refuse_private_values(prompting["context"]["cookiecutter"], self._settings)
             refuse_output_in_template(variables_of("cookiecutter").get("output_dir", os.devnull))
         prepare_comparison()
-        environment.filters.update(checked=self._check, toml=toml, all_checked=self._check_all)
+        environment.filters.update(checked=self._check, all_checked=self._check_all)
+        environment.filters.update(toml=toml, engines=engines)
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         """Let only the template's own texts be compiled; `name` is None for all but its files.

@@ -1,4 +1,4 @@
-"""Remove empty conditional folders, and print the next steps.
+"""Remove the engines that were left out and empty conditional folders, and print the next steps.
 
 Cookiecutter runs this file in the new project's folder, after rendering it as a template: so it
 holds no answer and no brace pair that Jinja would read. It makes no repository: `make setup` does,
@@ -9,9 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
+import shutil
 from pathlib import Path
 
+ENGINES = ("deepspeed", "fairscale", "horovod")
+# All files and folders of an engine: they bear its name. Their names hold no condition, because
+# Python files are copied and not rendered, and because locks are made in the template's own tree.
+OF_ENGINE = (
+    "requirements/%s.*",
+    "src/*/trainer/strategies/%s",
+    "tests/test_%s*.py",
+    "tests/%s_*.py",
+    "tests/conformance/%s_*.py",
+)
 # Cookiecutter takes a name that is empty under a condition for files only, and makes these folders
 # where all their files are left out. They are removed if they are empty.
 CONDITIONAL = (".github/workflows", ".github")
@@ -24,8 +36,28 @@ README.md has the rest.
 """
 
 
+def engines() -> list[str]:
+    """Return the engines that the project includes, as its pyproject.toml says."""
+    text = Path("pyproject.toml").read_text(encoding="utf-8")
+    # Without tomllib, for cookiecutter may run by a Python before 3.11.
+    listed = re.search(r"^engines = \[(.*)\]$", text, re.MULTILINE)
+    return re.findall(r'"(\w+)"', listed[1]) if listed else list(ENGINES)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 def main() -> None:
     """Finish the render in the current folder."""
+    for engine in set(ENGINES) - set(engines()):
+        for pattern in OF_ENGINE:
+            for path in list(Path().glob(pattern % engine)):
+                remove(path)
     for folder in CONDITIONAL:
         with contextlib.suppress(OSError):  # it holds something, or is not there
             Path(folder).rmdir()

@@ -18,6 +18,8 @@ import yaml
 from cookiecutter.main import cookiecutter
 from jinja2 import Template
 
+from local_extensions import ENGINES
+
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
 # What editors, tests and tools leave in a tree; none of it is the template's.
@@ -41,6 +43,9 @@ DEFAULTS = {
     "author_email": "",
     "version": "0.1.0",
     "license": "MIT",
+    "deepspeed": "yes",
+    "fairscale": "yes",
+    "horovod": "yes",
     "slurm_partition": "",
     "slurm_account": "",
     "gpus_per_node": "1",
@@ -117,9 +122,15 @@ def expected_files(answers: dict[str, str]) -> dict[str, Path]:
     """Return the files of a render with these answers, each with the template's file it is from.
 
     A file with a condition bears it in its name, which is empty where the condition does not hold.
+    The hook removes the files of an engine that was left out, which bear the engine's name.
     """
+    left_out = [engine for engine in ENGINES if answers[engine] == "no"]
     names = {file: name.render(cookiecutter=answers) for file, name in _names().items()}
-    return {name: file for file, name in names.items() if not name.endswith("/") and name}
+    return {
+        name: file
+        for file, name in names.items()
+        if name and not name.endswith("/") and not any(engine in name for engine in left_out)
+    }
 
 
 def tree(folder: Path) -> set[str]:

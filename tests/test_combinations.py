@@ -71,7 +71,7 @@ def test_every_pair_is_there_and_they_are_few() -> None:
 
 @pytest.mark.parametrize("answers", COMBINATIONS, ids=range(1, len(COMBINATIONS) + 1))
 def test_it_renders_a_project_that_is_clean(tmp_path: Path, answers: dict[str, str]) -> None:
-    project = render(tmp_path, answers)
+    project = render(tmp_path, answers, hooks=True)
     check_works(project, DEFAULTS | answers)
     assert braces_left(project, expected_files(DEFAULTS | answers)) == []
     assert lint_all(project) == ""

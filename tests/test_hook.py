@@ -1,16 +1,22 @@
-"""The hook removes empty conditional folders and prints the next steps, and nothing else."""
+"""The hook removes what was left out and prints the next steps, and nothing else."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rendering import NEXT_STEPS, ROOT, tree
+from rendering import NEXT_STEPS, ROOT, TEMPLATE, tree
+
+from local_extensions import ENGINES
 
 HOOK = ROOT / "hooks" / "post_gen_project.py"
+TEMPLATE_NAME = "cookiecutter-distributed-torch"
+FILES = {"file.txt", "pyproject.toml"}
 
 
 @pytest.fixture
@@ -18,6 +24,8 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "it's rendered"
     folder.mkdir()
     (folder / "file.txt").write_text("text\n", encoding="utf-8")
+    settings = f"[tool.{TEMPLATE_NAME}]\nengines = {json.dumps(list(ENGINES))}\n"
+    (folder / "pyproject.toml").write_text(settings, encoding="utf-8")
     return folder
 
 
@@ -36,7 +44,7 @@ def test_it_prints_the_next_steps_and_writes_nothing(folder: Path) -> None:
     done = run_hook(folder)
     quoted = str(folder).replace("'", "'\"'\"'")
     assert (done.returncode, done.stdout, done.stderr) == (0, NEXT_STEPS % f"'{quoted}'", "")
-    assert tree(folder) == {"file.txt"}
+    assert tree(folder) == FILES
 
 
 def test_it_prints_nothing_where_cruft_compares_renders(folder: Path) -> None:
@@ -44,10 +52,9 @@ def test_it_prints_nothing_where_cruft_compares_renders(folder: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_neither_an_odd_locale_nor_a_closed_pipe_fails_it(tmp_path: Path) -> None:
+def test_neither_an_odd_locale_nor_a_closed_pipe_fails_it(folder: Path) -> None:
     """Cookiecutter removes a project whose hook has failed."""
-    folder = tmp_path / "größe"
-    folder.mkdir()
+    folder = folder.rename(folder.with_name("größe"))
     done = run_hook(folder, LC_ALL="C", PYTHONUTF8="0")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"cd '{folder}'\n" in done.stdout
@@ -62,11 +69,57 @@ def test_it_removes_a_conditional_folder_only_where_it_is_empty(folder: Path) ->
     (folder / ".github" / "workflows").mkdir(parents=True)
     (folder / ".github" / "CODEOWNERS").touch()
     assert run_hook(folder).returncode == 0
-    assert tree(folder) == {".github", ".github/CODEOWNERS", "file.txt"}
+    assert tree(folder) == FILES | {".github", ".github/CODEOWNERS"}
     (folder / ".github" / "CODEOWNERS").unlink()
     (folder / ".github" / "workflows").mkdir()
     assert run_hook(folder).returncode == 0
-    assert tree(folder) == {"file.txt"}
+    assert tree(folder) == FILES
+
+
+def test_it_removes_the_engines_that_pyproject_does_not_list(folder: Path) -> None:
+    def lay() -> None:
+        for engine in ENGINES:
+            for file in (
+                f"requirements/{engine}.txt",
+                f"src/mine/trainer/strategies/{engine}/inner/strategy.py",
+                f"tests/test_{engine}_more.py",
+                f"tests/{engine}_subject.py",
+                f"tests/conformance/{engine}_rows.py",
+                f"src/mine/tasks/{engine}.py",  # the user's, where a project is rendered over
+                f"{engine}.md",
+            ):
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file).touch()
+
+    lay()
+    before = tree(folder)
+    assert run_hook(folder).returncode == 0
+    assert tree(folder) == before
+    settings = folder / "pyproject.toml"
+    settings.write_text(
+        settings.read_text().replace('["deepspeed", "fairscale", "horovod"]', '["fairscale"]')
+    )
+    assert run_hook(folder).returncode == 0
+    stays = ("src/mine/tasks/", "deepspeed.md", "horovod.md")
+    assert before - tree(folder) == {
+        path
+        for path in before
+        if ("deepspeed" in path or "horovod" in path) and not path.startswith(stays)
+    }
+
+
+def test_the_hook_s_patterns_name_all_files_of_an_engine() -> None:
+    """So that a file which bears an engine's name goes with it, wherever it stands."""
+    strategies = "src/{{cookiecutter.package_name}}/trainer/strategies"
+    for engine in ENGINES:
+        found = {
+            found
+            for pattern in re.findall(r'^    "(\S+%s\S*)",$', HOOK.read_text(), re.MULTILINE)
+            for found in TEMPLATE.glob(pattern % engine)
+        }
+        assert TEMPLATE / strategies / engine in found
+        named = {path for path in TEMPLATE.rglob(f"*{engine}*") if "__pycache__" not in path.parts}
+        assert named == found
 
 
 def test_it_holds_no_jinja() -> None:

@@ -15,7 +15,7 @@ from hostile import CANARY, HOSTILE, JINJA_CODE, Area
 from rendering import DEFAULTS, ROOT, check_works, command, render
 
 import distributed_torch_extension
-from local_extensions import RULES, Answers, checked
+from local_extensions import ENGINES, RULES, Answers, checked
 
 FIELDS = list(DEFAULTS)
 # What each field takes of HOSTILE as it stands; everything else is refused. Only the names of
@@ -74,6 +74,7 @@ TAKEN = {
     "author_email": {"empty"},
     "version": set[str](),
     "license": set[str](),
+    **{engine: set[str]() for engine in ENGINES},
     "slurm_partition": WORDS | {"empty"},
     "slurm_account": WORDS | {"empty"},
     "gpus_per_node": set[str](),

@@ -65,6 +65,39 @@ def test_no_package_has_two_versions_for_one_machine() -> None:
     assert pinned["torch"] == {"torch==2.13.0"}
 
 
+def test_each_source_is_locked_after_those_that_constrain_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever engines a project includes; the names come from the files."""
+    for source in REQUIREMENTS.glob("*.in"):
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    asked = []
+
+    def resolve(source: str, _former: str) -> lock.Locked:
+        asked.append(Path(source).name)
+        return {"torch": ["torch==2.13.0 \\\n    --hash=sha256:0"]}
+
+    monkeypatch.setattr(lock, "HERE", tmp_path)
+    monkeypatch.setattr(lock, "resolve", resolve)
+    monkeypatch.setattr(lock, "lock_cpu_builds", lambda *_: [])
+    monkeypatch.setattr("sys.argv", ["lock.py"])
+    lock.main()
+    assert asked == ["cpu.in", "torch.in", "dev.in", "deepspeed.in", "etcd.in"]
+    (tmp_path / "deepspeed.in").unlink()
+    lock.main()
+    assert asked[5:] == ["cpu.in", "torch.in", "dev.in", "etcd.in"]
+
+
+def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
+    found = {
+        path.stem: lock.ENVIRONMENT.findall(path.read_text("utf-8"))
+        for path in REQUIREMENTS.glob("*.in")
+    }
+    assert {name: pairs for name, pairs in found.items() if pairs} == {
+        "deepspeed": [("DS_BUILD_OPS", "0")]
+    }
+
+
 def test_every_lock_has_hashes_and_no_addresses() -> None:
     locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt"]
     assert len(locks) == 10

@@ -14,7 +14,7 @@ from history import clone_with_working_tree
 from rendering import DEFAULTS, NEXT_STEPS, ROOT, check_works, command, git
 from terminal import Terminal
 
-from local_extensions import RULES
+from local_extensions import ENGINES, RULES
 
 PROMPTS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))["__prompts__"]
 COOKIECUTTER = (sys.executable, "-m", "cookiecutter", str(ROOT))
@@ -28,7 +28,7 @@ def answer_all(terminal: Terminal, answers: dict[str, Sequence[str]]) -> list[st
         first, *others = answers.get(name, [""])
         terminal.answer(f"] {question}", first)
         for other in others:
-            said.append(terminal.answer(f"/13] {question}", other).split("\n")[1])
+            said.append(terminal.answer(f"/16] {question}", other).split("\n")[1])
     return said
 
 
@@ -111,7 +111,7 @@ def test_a_terminal_without_questions_is_asked_nothing(tmp_path: Path) -> None:
 
 def test_every_choice_of_a_menu_is_listed() -> None:
     menus = {name: rule.choices for name, rule in RULES.items() if rule.menu}
-    assert list(menus) == ["license", "container_runtime", "ci"]
+    assert list(menus) == ["license", *ENGINES, "container_runtime", "ci"]
     for name, choices in menus.items():
         _question, *lines, last = PROMPTS[name].splitlines()
         assert last == "    Choose a number or a name"
@@ -120,9 +120,10 @@ def test_every_choice_of_a_menu_is_listed() -> None:
 
 
 def test_a_choice_is_given_by_its_number(tmp_path: Path) -> None:
-    done = command("--no-input", "license=4", "ci=3", cwd=tmp_path)
+    done = command("--no-input", "license=4", "fairscale=2", "ci=3", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    check_works(tmp_path / "my-project", DEFAULTS | {"license": "Proprietary", "ci": "none"})
+    chosen = {"license": "Proprietary", "fairscale": "no", "ci": "none"}
+    check_works(tmp_path / "my-project", DEFAULTS | chosen)
 
 
 def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
         COOKIECUTTER,
         cwd=tmp_path,
         env=environment,
-        input="\n\n\n\nZoë\n".encode() + b"\n" * 8,
+        input="\n\n\n\nZoë\n".encode() + b"\n" * 11,
         capture_output=True,
         timeout=600,
     )

@@ -115,13 +115,16 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
         "author_email": "o'brien@example.ie",
         "version": "2.0rc1",
         "license": "BSD-3-Clause",
+        "deepspeed": "no",
+        "fairscale": "yes",
+        "horovod": "no",
         "slurm_partition": "a100.long",
         "slurm_account": "my-lab",
         "gpus_per_node": "64",
         "container_runtime": "pyxis",
         "ci": "none",
     }
-    project = render(tmp_path, answers)
+    project = render(tmp_path, answers, hooks=True)
     check_works(project, answers)
     assert (project / "src" / "sizes").is_dir()
     assert "-m sizes fit" in (project / "Makefile").read_text(encoding="utf-8")
@@ -144,7 +147,7 @@ def test_derived_names(tmp_path: Path) -> None:
 
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
-    answers += ["long,short", "lab_1", "8", "apptainer", "gitlab"]
+    answers += ["no", "2", "yes", "long,short", "lab_1", "8", "apptainer", "gitlab"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Name of the project, as people read it" in done.stdout
@@ -156,6 +159,8 @@ def test_the_command_with_prompts(tmp_path: Path) -> None:
         "description": 'O\'Brien trains "it"',
         "author_name": "O'Brien",
         "version": "1.2.3",
+        "deepspeed": "no",
+        "fairscale": "no",
         "slurm_partition": "long,short",
         "slurm_account": "lab_1",
         "gpus_per_node": "8",
@@ -175,4 +180,7 @@ def test_the_command_without_prompts(tmp_path: Path) -> None:
 
 def test_the_render_says_which_template_made_it(project: Path) -> None:
     table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-    assert table["tool"]["cookiecutter-distributed-torch"] == {"version": "0.1.0"}
+    assert table["tool"]["cookiecutter-distributed-torch"] == {
+        "version": "0.1.0",
+        "engines": ["deepspeed", "fairscale", "horovod"],
+    }

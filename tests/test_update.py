@@ -62,9 +62,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone
 
 
-def start(template: Path, folder: Path, commit: str) -> Path:
-    """Start a project at a commit of the template, as its user does."""
-    given = ("--extra-context", json.dumps(GIVEN), "--no-input")
+def start(template: Path, folder: Path, commit: str, **more: str) -> Path:
+    """Start a project at a commit of the template, as its user does, with more answers."""
+    given = ("--extra-context", json.dumps(GIVEN | more), "--no-input")
     cruft("create", str(template), "--checkout", commit, *given, cwd=folder)
     project = folder / "my-project"
     if (project / "requirements" / "repository.sh").exists():
@@ -86,12 +86,16 @@ def edit(project: Path) -> None:
 @pytest.fixture(scope="session")
 def expected(template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Return all files of a new project with the same answers and the same edits."""
-    output = tmp_path_factory.mktemp("new")
+    return files_of_new(template, tmp_path_factory.mktemp("new"))
+
+
+def files_of_new(template: Path, output: Path, **more: str) -> dict[str, bytes]:
+    """Return all files of a new project with the same edits, and with more answers."""
     new = Path(
         cookiecutter(
             str(template),
             no_input=True,
-            extra_context=GIVEN,
+            extra_context=GIVEN | more,
             output_dir=str(output),
             accept_hooks=True,
         )
@@ -145,6 +149,34 @@ def test_an_update_keeps_edits_and_brings_the_rest(
     assert git(project, "status", "--porcelain") == ""
 
 
+@pytest.mark.parametrize(
+    ("begin", "switch"),
+    [
+        (None, {"deepspeed": "no", "horovod": "no"}),  # from before there were these questions
+        ({}, {"deepspeed": "no", "fairscale": "no", "horovod": "no"}),
+        ({"fairscale": "no", "horovod": "no"}, {"deepspeed": "no", "horovod": "yes"}),
+    ],
+    ids=["before the questions", "all left out", "one for another"],
+)
+def test_an_update_leaves_out_and_brings_engines(
+    template: Path, tmp_path: Path, begin: dict[str, str] | None, switch: dict[str, str]
+) -> None:
+    (tmp_path / "old").mkdir()
+    old = in_history(0) if begin is None else "HEAD"
+    project = start(template, tmp_path / "old", old, **(begin or {}))
+    edit(project)
+    switching = ("--variables-to-update", json.dumps(switch))
+    said = cruft("update", "--skip-apply-ask", *switching, cwd=project)
+    assert "Project's cruft has been updated" in said
+    there = files(project)
+    expected = files_of_new(template, tmp_path / "new", **((begin or {}) | switch))
+    assert there.keys() == expected.keys()
+    assert [name for name in there if there[name] != expected[name]] == []
+    given = GIVEN | (begin or {}) | switch | {QUESTION: "green"}
+    assert answers(project) == DEFAULTS | given
+    assert git(project, "ls-files", "--unmerged") == ""
+
+
 def test_an_added_question_is_asked_where_cruft_is_to_ask(template: Path, tmp_path: Path) -> None:
     project = start(template, tmp_path, in_history(0))
     commit(project, "Start it")
@@ -153,8 +185,8 @@ def test_an_added_question_is_asked_where_cruft_is_to_ask(template: Path, tmp_pa
         for name, prompt in PROMPTS.items():
             terminal.answer(f"] {prompt.splitlines()[0][:50]}", "")
             assert name in DEFAULTS
-        terminal.answer("/14] Favorite color", "blue")
-        said = terminal.answer("/14] Favorite color", "red")
+        terminal.answer("/17] Favorite color", "blue")
+        said = terminal.answer("/17] Favorite color", "red")
         code, _ = terminal.end()
     assert said.split("\n")[1] == "favorite_color 'blue' is refused: choose from red, green"
     assert code == 0

@@ -11,7 +11,7 @@ import yaml
 from rendering import DEFAULTS, ROOT, TEMPLATE, check_works, render
 from tools import lint, lint_workflow
 
-from local_extensions import CI_SERVICES
+from local_extensions import CI_SERVICES, ENGINES
 
 FILES = {"github": {".github/workflows/ci.yml"}, "gitlab": {".gitlab-ci.yml"}, "none": set[str]()}
 # All that a workflow may use of others, at the commits that were looked at.
@@ -216,19 +216,42 @@ def test_the_templates_workflow_runs_each_stage_of_ci() -> None:
     assert set(matrix) == set(stages) - {"rest"}  # which runs some of the others side by side
 
 
-def test_both_services_run_the_same(projects: dict[str, Path]) -> None:
-    github = read(projects["github"] / ".github" / "workflows" / "ci.yml")["jobs"]
-    gitlab = jobs_of_gitlab(projects["gitlab"])
+def assert_same_commands(github: dict[str, Any], gitlab: dict[str, Any]) -> None:
     renamed = {"image": "container"}  # `image` is a word of GitLab's own
     assert {renamed.get(name, name): makes(job) for name, job in github.items()} == {
         name: makes(job) for name, job in gitlab.items()
     }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_both_install_the_engines_that_are_included(engine: str, tmp_path: Path) -> None:
+    answers = dict.fromkeys(ENGINES, "no") | {engine: "yes"}
+    jobs = {}
+    for service, read_jobs in (
+        ("github", lambda p: read(p / ".github" / "workflows" / "ci.yml")["jobs"]),
+        ("gitlab", jobs_of_gitlab),
+    ):
+        project = render(tmp_path / service, answers | {"ci": service}, hooks=True)
+        jobs[service] = read_jobs(project)
+        test = "\n".join(commands(jobs[service]["test"]))
+        assert ("cmake" in test) == ("libopenmpi-dev" in test) == (engine == "horovod")
+    assert_same_commands(jobs["github"], jobs["gitlab"])
+    assert makes(jobs["github"]["test"]) == ["make setup", f"make {engine}", "make test"]
+    on_gpus = [] if engine == "horovod" else [engine]
+    expected = [f"make {target} VARIANT=cuda" for target in (*on_gpus, "test-gpu")]
+    assert makes(jobs["github"]["gpu"]) == expected
+
+
+def test_both_services_run_the_same(projects: dict[str, Path]) -> None:
+    github = read(projects["github"] / ".github" / "workflows" / "ci.yml")["jobs"]
+    gitlab = jobs_of_gitlab(projects["gitlab"])
+    assert_same_commands(github, gitlab)
     assert [makes(job) for job in github.values()] == [
         ["make setup", "make lint", "make typecheck"],
-        ["make setup", "make horovod", "make fairscale", "make deepspeed", "make test"],
+        ["make setup", "make deepspeed", "make fairscale", "make horovod", "make test"],
         ["make test-newest PYTHON=python"],
         ["make docker", "make docker-test"],
-        [f"make {target} VARIANT=cuda" for target in ("fairscale", "deepspeed", "test-gpu")],
+        [f"make {target} VARIANT=cuda" for target in ("deepspeed", "fairscale", "test-gpu")],
     ]
     (versions,) = gitlab["newest"]["parallel"]["matrix"]
     assert versions == {"PYTHON_VERSION": github["newest"]["strategy"]["matrix"]["python"]}

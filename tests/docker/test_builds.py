@@ -93,7 +93,7 @@ def test_engines_are_built_in(engine: Engine, built: Built, build_secrets: list[
 def test_an_engine_that_is_not_there_is_refused_in_one_line(
     engine: Engine, built: Built, build_secrets: list[str]
 ) -> None:
-    with pytest.raises(AssertionError, match="there is no engine 'nccl'; there are: horovod, f"):
+    with pytest.raises(AssertionError, match="there is no engine 'nccl'; there are: deepspeed, f"):
         engine.make(built.project, "docker", "ENGINES=nccl", "IMAGE=x:y", *build_secrets)
 
 

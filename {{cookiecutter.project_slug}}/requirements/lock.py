@@ -9,7 +9,7 @@ torch-cpu.txt  torch's CPU builds for Linux; one line per Python and machine, as
                have them
 cpu.txt        the rest of what cpu.in needs
 cuda.txt       CUDA's libraries, which torch.txt needs on Linux
-dev.txt, deepspeed.txt, etcd.txt  what is installed besides; nothing of the files above
+dev.txt, and one for each other .in file: what is installed besides; nothing of the files above
 
 Every lock is for Python 3.11 to 3.13, Linux on x86-64 and arm64, and macOS on arm64.
 """
@@ -36,8 +36,8 @@ PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 LINUX = "sys_platform == 'linux'"
 NOTE = "# Exact versions with their hashes, {}.\n# Made from {} by `make lock`; do not edit.\n"
-# DeepSpeed's source is asked what it needs; that compiles nothing.
-NO_BUILD = {"DS_BUILD_OPS": "0"}
+# Variables for the build that tells what a source needs, in a line of a .in file.
+ENVIRONMENT = re.compile(r"^# environment: (\w+)=(\S+)$", re.MULTILINE)
 
 Locked = dict[str, list[str]]  # a package's name, and its entries: one per marker
 
@@ -52,7 +52,7 @@ def resolve(source: str, former: str) -> Locked:
         subprocess.run(
             [*command, "--output-file", str(output)],
             cwd=HERE,
-            env=os.environ | NO_BUILD,
+            env=os.environ | dict(ENVIRONMENT.findall((HERE / source).read_text("utf-8"))),
             check=True,
             stdout=subprocess.DEVNULL,
         )
@@ -170,7 +170,9 @@ def main() -> None:
     write("cpu.txt", rest, "of all but torch", "cpu.in")
     libraries = {name: everything[name] for name in sorted(cuda)}
     write("cuda.txt", libraries, "of what torch.txt needs on Linux", "cpu.in")
-    for name in ("dev", "deepspeed", "etcd"):
+    # The others are constrained by dev.txt.
+    others = sorted({path.stem for path in HERE.glob("*.in")} - {"cpu", "dev"})
+    for name in ("dev", *others):
         more = resolve(f"{name}.in", former(name) if keep else "")
         more = {n: e for n, e in more.items() if n not in everything}
         write(f"{name}.txt", more, f"of what {name}.in adds to cpu.txt", f"{name}.in")

@@ -14,8 +14,12 @@ PACKAGE={{ cookiecutter.package_name }}
 : "${MAX_REQUEUES=20}"
 
 # How ranks are started: `tasks` (a SLURM task a device), `torchrun` (one on each node) or `mpirun`.
+{%- if cookiecutter.horovod == "yes" %}
 # By default `tasks`, and `mpirun` for --trainer.strategy horovod.
 : "${LAUNCH=}"
+{%- else %}
+: "${LAUNCH:=tasks}"
+{%- endif %}
 
 # Where Python comes from: `none` (the environment in VENV), `apptainer` or `pyxis` (IMAGE).
 : "${CONTAINER={{ cookiecutter.container_runtime }}}"

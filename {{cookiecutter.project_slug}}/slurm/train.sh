@@ -42,11 +42,12 @@ fi
 source "$SLURM_SUBMIT_DIR/slurm/settings.sh"
 # shellcheck source=SCRIPTDIR/job.sh
 source "$SLURM_SUBMIT_DIR/slurm/job.sh"
-
+{% if cookiecutter.horovod == "yes" %}
 if [ -z "$LAUNCH" ]; then
     LAUNCH=tasks
     if [ "$(option --trainer.strategy "$@")" = horovod ]; then LAUNCH=mpirun; fi
 fi
+{%- endif %}
 # shellcheck disable=SC2153 # SLURM sets it
 cpus=$((SLURM_CPUS_ON_NODE / ranks))
 # Without --kill-on-bad-exit, which would kill ranks that are still saving. If a rank fails, the

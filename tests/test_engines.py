@@ -1,0 +1,138 @@
+"""Each engine is a question: a project without it holds no file and no line about it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from history import missing
+from rendering import DEFAULTS, braces_left, check_works, expected_files, render, tree
+from renders_table import kept, name_of, sets_of_engines, size
+from test_update import PYTHON
+from tools import lint, lint_all
+
+from local_extensions import ENGINES
+
+EIGHT = list(sets_of_engines())
+Renders = dict[str, Path]
+
+
+@pytest.fixture(scope="session")
+def renders(tmp_path_factory: pytest.TempPathFactory) -> Renders:
+    """Return the eight renders, hooks included, by their names."""
+    folder = tmp_path_factory.mktemp("engines")
+    return {name_of(a): render(folder / name_of(a), a, hooks=True) for a in EIGHT}
+
+
+@pytest.fixture(params=EIGHT, ids=name_of)
+def answers(request: pytest.FixtureRequest) -> dict[str, str]:
+    answers: dict[str, str] = request.param
+    return answers
+
+
+@pytest.fixture
+def rendered(renders: Renders, answers: dict[str, str]) -> Path:
+    return renders[name_of(answers)]
+
+
+def files(project: Path) -> list[str]:
+    return sorted(path for path in tree(project) if (project / path).is_file())
+
+
+def test_it_holds_the_files_of_the_engines_that_it_includes(
+    rendered: Path, answers: dict[str, str]
+) -> None:
+    check_works(rendered, DEFAULTS | answers)
+    assert braces_left(rendered, expected_files(DEFAULTS | answers)) == []
+    strategies = rendered / "src" / "my_project" / "trainer" / "strategies"
+    for engine in ENGINES:
+        belongs = answers[engine] == "yes"
+        assert (strategies / engine / "__init__.py").is_file() == belongs
+        assert (rendered / "requirements" / f"{engine}.txt").is_file() == belongs
+        assert (rendered / "tests" / f"test_{engine}.py").is_file() == belongs
+    assert not [path for path in rendered.rglob("*") if path.is_dir() and not any(path.iterdir())]
+
+
+def test_it_names_no_engine_that_it_leaves_out(rendered: Path, answers: dict[str, str]) -> None:
+    left_out = [engine for engine in ENGINES if answers[engine] == "no"]
+    pattern = re.compile("|".join(left_out) or "(?!)", re.IGNORECASE)
+    named = [
+        f"{file}:{number}: {line}"
+        for file in files(rendered)
+        for number, line in enumerate((rendered / file).read_text("utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert named == []
+
+
+def test_the_project_says_which_engines_it_includes(
+    rendered: Path, answers: dict[str, str]
+) -> None:
+    settings = tomllib.loads((rendered / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["tool"]["cookiecutter-distributed-torch"]["engines"] == kept(answers)
+    extras = set(settings["project"]["optional-dependencies"])
+    assert extras & set(ENGINES) == set(kept(answers)) - {"horovod"}  # which make builds
+
+
+def test_make_lists_its_engines_and_no_others(rendered: Path, answers: dict[str, str]) -> None:
+    done = subprocess.run(["make"], cwd=rendered, capture_output=True, text=True, check=True)
+    listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")]
+    assert sorted(set(listed) & set(ENGINES)) == kept(answers)
+    assert ("ENGINES=" in done.stdout) == bool(kept(answers))
+    for target in listed:
+        dry = subprocess.run(["make", "-n", target], cwd=rendered, capture_output=True, text=True)
+        assert dry.returncode == 0, dry.stderr
+
+
+def test_its_files_are_clean(rendered: Path) -> None:
+    assert lint("ruff", "check", "--no-cache", ".", cwd=rendered) == ""
+    assert lint("ruff", "format", "--no-cache", "--check", ".", cwd=rendered) == ""
+    assert lint_all(rendered) == ""
+
+
+def test_a_job_without_horovod_is_launched_as_tasks(
+    rendered: Path, answers: dict[str, str]
+) -> None:
+    script = 'source slurm/settings.sh && echo "$LAUNCH"'
+    for given, launch in (("", "" if answers["horovod"] == "yes" else "tasks"), ("a", "a")):
+        done = subprocess.run(
+            ["bash", "-euc", script],
+            cwd=rendered,
+            env=os.environ | {"LAUNCH": given},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"{launch}\n"
+
+
+def test_the_trainer_without_engines_is_small(renders: Renders) -> None:
+    assert size(renders["none"] / "src" / "my_project" / "trainer").lines <= 8000
+
+
+@pytest.mark.trains
+def test_its_types_are_right_and_its_tests_can_be_collected(
+    rendered: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With the project's Python, which has every engine installed."""
+    if not PYTHON.exists():
+        missing(f"there is no {PYTHON} (PROJECT_PYTHON): make demo")
+    cache = tmp_path_factory.getbasetemp() / "mypy"  # torch is read once for all eight
+    for command in (
+        ("mypy", "--cache-dir", str(cache)),
+        ("pytest", "-p", "no:cacheprovider", "--collect-only", "-qq"),
+    ):
+        done = subprocess.run(
+            [PYTHON, "-m", *command],
+            cwd=rendered,
+            env=os.environ
+            | {"PYTHONPATH": "src", "MYPYPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -68,7 +68,7 @@ test-trainer: project  ## run the quick tests of the trainer, or what ARGS says:
 test-engines: $(TOOLS)  ## check the types of a project of each set of engines, and collect its tests (a few minutes)
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_engines.py
 
-renders: $(TOOLS)  ## print the size of a project of each set of engines; ARGS=--time runs the quick tests of each, too
+renders: $(TOOLS)  ## print the size of a project of each set of engines; ARGS='--test none' runs the quick tests of that one, too
 	PYTHONPATH=. PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python tests/renders_table.py $(ARGS)
 
 test-slow: project  ## run the tests of a rendered project and its trainer that take long or need an engine

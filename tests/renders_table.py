@@ -2,17 +2,18 @@
 
 `make renders` runs this file, with the template's folder in PYTHONPATH.
 
-usage: renders_table.py [--time]
-  --time           also runs the quick tests of each, and prints how long they took
-  PROJECT_PYTHON   environment: the Python of a project's environment, for --time
+usage: renders_table.py [--test] [NAME ...]
+  --test           also runs the quick tests of each, and prints how long they took
+  NAME             only these sets of engines, such as none or deepspeed+horovod
+  PROJECT_PYTHON   environment: the Python of a project's environment, for --test
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -60,8 +61,12 @@ def size(folder: Path) -> Size:
     return Size(sum(len(file.read_text("utf-8").splitlines()) for file in files), len(files))
 
 
-def seconds_of_tests(project: Path) -> str:
-    """Run the quick tests of a project, and return how long they took and how they ended."""
+def run_tests(project: Path) -> str:
+    """Run the quick tests of a project, and return how long they took.
+
+    Raises:
+        SystemExit: A test has failed; what pytest has printed comes before.
+    """
     started = time.monotonic()
     done = subprocess.run(
         [PYTHON, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *QUICK],
@@ -70,23 +75,36 @@ def seconds_of_tests(project: Path) -> str:
         capture_output=True,
         text=True,
     )
-    last = done.stdout.strip().splitlines()[-1]
-    return f"{time.monotonic() - started:.0f} s: {last.strip('= ')}"
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}{done.stderr}renders_table.py: {project}: a test failed")
+    return f"{time.monotonic() - started:.0f} s, {done.stdout.splitlines()[-1].strip('= ')}"
 
 
 def main() -> None:
     """Print a row for each set of engines."""
-    timed = sys.argv[1:] == ["--time"]
-    if sys.argv[1:] and not timed:
-        raise SystemExit("usage: renders_table.py [--time]")
-    heads = ["engines", "trainer", "all of src/", "tests/", *(["quick tests"] if timed else [])]
+    names = [name_of(answers) for answers in sets_of_engines()]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--test", action="store_true")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    given = parser.parse_args()
+    if unknown := set(given.names) - set(names):
+        parser.error(f"{unknown.pop()} is none of {', '.join(names)}")
+    heads = [
+        "engines",
+        "trainer",
+        "all of src/",
+        "tests/",
+        *(["quick tests"] if given.test else []),
+    ]
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
-    with tempfile.TemporaryDirectory() as folder:
-        for number, answers in enumerate(sets_of_engines()):
-            project = render(Path(folder, str(number)), answers, hooks=True)
+    for answers in sets_of_engines():
+        if name_of(answers) not in (given.names or names):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            project = render(Path(folder), answers, hooks=True)
             source = project / "src" / "my_project"
             cells = [name_of(answers), *map(str, map(size, (source / "trainer", source)))]
-            cells += [str(size(project / "tests")), *([seconds_of_tests(project)] if timed else [])]
+            cells += [str(size(project / "tests")), *([run_tests(project)] if given.test else [])]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -36,7 +36,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 LINUX = "sys_platform == 'linux'"
 NOTE = "# Exact versions with their hashes, {}.\n# Made from {} by `make lock`; do not edit.\n"
-# Variables for the build that tells what a source needs, in a line of a .in file.
+# A line of a .in file that sets a variable for the build of a source package.
 ENVIRONMENT = re.compile(r"^# environment: (\w+)=(\S+)$", re.MULTILINE)
 
 Locked = dict[str, list[str]]  # a package's name, and its entries: one per marker

@@ -18,7 +18,9 @@ from deepspeed_subject import GROUPED, RESUMED, WARMUP, WAYS, warmed_up
 from my_project import trainer
 from my_project.trainer import strategies
 from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.strategies.deepspeed import optimizers as optimizer
 from my_project.trainer.strategies.deepspeed import settings
+from my_project.trainer.strategies.optimizers import Optimization, read_optimization
 
 SHORT = [
     *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),
@@ -231,11 +233,11 @@ def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
     ],
 )
 def test_one_optimizer_with_one_scheduler(given, own, part):
-    optimizer = load("trainer.strategies.deepspeed.optimizers")
-    read = load("trainer.strategies.optimizers").read_optimization
     module = load_subject(**given)
     with pytest.raises(ConfigurationError, match=part):
-        optimizer.configured(own or {}, module, lambda: read(module.configure_optimizers()))
+        optimizer.configured(
+            own or {}, module, lambda: read_optimization(module.configure_optimizers())
+        )
 
 
 @pytest.mark.needs("deepspeed")
@@ -254,9 +256,6 @@ def load_subject(**given: Any) -> Any:
 
 
 def test_an_optimizer_that_cannot_be_divided_is_refused():
-    from my_project.trainer.strategies.deepspeed import optimizers as optimizer
-    from my_project.trainer.strategies.optimizers import Optimization
-
     found = Optimization([torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])], [])
     stage_2: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
     (line,) = optimizer.problems_of(found, stage_2)

@@ -9,8 +9,8 @@ from my_project import trainer
 from my_project.tasks import language_model
 from my_project.trainer.errors import UserError
 from my_project.trainer.memory import meta_device
-from sharding_subject import Tied
 from my_project.trainer.module import TrainerState
+from sharding_subject import Tied
 
 
 class Run:

@@ -12,8 +12,7 @@ checkpoint's ``fused`` along. Under FSDP each rank holds a whole checkpoint; our
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigurationError

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from .project import load, trainer
-
-TrainerState = load("trainer.module").TrainerState
+from my_project import trainer
+from my_project.trainer.module import TrainerState
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 

@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from .project import load
-
-cli = load("cli")
-cluster = load("trainer.launch.cluster")
-precision = load("trainer.strategies.precision")
-scaler = load("trainer.strategies.deepspeed.scaler")
+from my_project import cli
+from my_project.trainer.launch import cluster
+from my_project.trainer.strategies import precision
+from my_project.trainer.strategies.deepspeed import scaler
 
 
 def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:

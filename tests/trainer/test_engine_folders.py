@@ -1,5 +1,6 @@
 """Strategies are found by their folders: engines can be removed, and strategies added, by files."""
 
+import importlib
 import json
 import re
 import shutil
@@ -7,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.project import PACKAGE, ROOT, run
 
-from .project import PACKAGE, ROOT, load, run
-
-strategies = load("trainer.strategies")
-detection = load("trainer.launch.cluster.detection")
+from my_project import trainer
+from my_project.tasks import gan
+from my_project.trainer import launch, strategies
+from my_project.trainer.launch.cluster import detection
+from my_project.trainer.launch.failures import reports
 
 SOURCE = ROOT / "src" / PACKAGE
 FOLDERS = Path("trainer", "strategies")
@@ -22,7 +25,7 @@ each_engine = pytest.mark.parametrize("engine", HERE)
 
 def declared(engine: str) -> Any:
     """What an engine's folder adds to the trainer."""
-    return load(f"trainer.strategies.{engine}").REGISTRATION
+    return importlib.import_module(f"{PACKAGE}.trainer.strategies.{engine}").REGISTRATION
 
 
 # --- nothing outside an engine's folder names it --------------------------------------------------
@@ -237,8 +240,6 @@ def test_a_preset_is_part_of_what_its_name_makes():
 
 
 def test_the_contract_and_single_device_may_both_be_subclassed():
-    trainer = load("trainer")
-
     class Mine(trainer.Strategy):
         pass
 
@@ -261,9 +262,6 @@ class EngineError(RuntimeError):
 
 
 def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
-    reports, trainer, module = map(
-        load, ("trainer.launch.failures.reports", "trainer", "tasks.gan")
-    )
     assert not reports._is_lost_peer(EngineError("aborted"))
     assert reports._is_lost_peer(EngineError("aborted"), ["EngineError"])
 
@@ -271,8 +269,7 @@ def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
         lost_peer_errors = ("EngineError",)
 
     given: list[Any] = []
-    launch = load("trainer.trainer").launch
     monkeypatch.setattr(launch, "run_external", lambda *arguments: given.extend(arguments))
     options = {"max_steps": 1, "accelerator": "cpu", "devices": 1}
-    trainer.Trainer(strategy=Mine(), **options).fit(module.GAN())
+    trainer.Trainer(strategy=Mine(), **options).fit(gan.GAN())
     assert given[3] == ("EngineError",)

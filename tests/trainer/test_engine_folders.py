@@ -224,7 +224,7 @@ def test_a_strategy_is_added_by_a_file_or_a_folder(tmp_path):
 def test_two_folders_cannot_declare_one_name(tmp_path):
     (copied(tmp_path) / "sign.py").write_text(SIGN.replace('"sign"', '"fsdp"'))
     done = run(["-c", REMOVED], cwd=tmp_path, extra={"PYTHONPATH": str(tmp_path)})
-    assert "strategies.sign declares the strategy 'fsdp', which is there already" in done.stderr
+    assert "strategies.sign declares strategy 'fsdp', which exists already" in done.stderr
 
 
 # --- names with presets ---------------------------------------------------------------------------

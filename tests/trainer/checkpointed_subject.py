@@ -82,7 +82,7 @@ def train(
 
 def _weights(model: Model, run: Any) -> dict[str, Tensor]:
     """Whole, whether the strategy keeps them so or in parts."""
-    if run._checked.strategy.shards_parameters:
+    if run._plan.strategy.shards_parameters:
         return checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
     return model.state_dict()
 

@@ -278,7 +278,7 @@ def main(folder: Path, subject: str, options: str) -> None:
         **{**defaults, "default_root_dir": folder, "run_name": "run", **json.loads(options)}
     )
     run.fit(module)
-    facts = {"notes": NOTES, "scale": run._checked.precision.state().get("scale")}
+    facts = {"notes": NOTES, "scale": run._plan.precision.state().get("scale")}
     if any(map(is_sharded, module.parameters())):
         module = globals()[subject]()
     else:

@@ -13,7 +13,7 @@ GPUS = tuple(torch.device("cuda", index) for index in (0, 2, 3))
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "ddp_fork", "ddp_zero1"])
 def test_a_started_rank_takes_its_own_device(monkeypatch, strategy):
     run = trainer.Trainer(accelerator="cpu", devices=3, strategy=strategy, max_steps=1)
-    parent = replace(run._checked, node_devices=GPUS)
+    parent = replace(run._plan, node_devices=GPUS)
     for rank in range(3):
         for name in ("RANK", "LOCAL_RANK"):
             monkeypatch.setenv(name, str(rank))
@@ -27,4 +27,4 @@ def test_a_started_rank_takes_its_own_device(monkeypatch, strategy):
 @pytest.mark.parametrize("strategy", ["dp", "ddp2"])
 def test_a_process_alone_on_its_node_takes_all(strategy):
     run = trainer.Trainer(accelerator="cpu", devices=3, strategy=strategy, max_steps=1)
-    assert replace(run._checked, node_devices=GPUS).devices == GPUS
+    assert replace(run._plan, node_devices=GPUS).devices == GPUS

@@ -1,5 +1,6 @@
 """The attack: each of the bad inputs ends with code 2 and a clear line for every mistake."""
 
+import inspect
 import os
 import re
 import sys
@@ -20,8 +21,11 @@ from my_project.trainer import strategies
 from my_project.trainer.arguments import other_trainers as elsewhere
 from my_project.trainer.errors import ConfigurationError
 from my_project.trainer.run import environment
-from my_project.trainer.trainer import _DEFAULTS as DEFAULTS
 
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(trainer.Trainer).parameters.items()
+}
 SOURCES = ROOT / "src" / PACKAGE
 LONGEST = 1100
 
@@ -231,7 +235,7 @@ def test_whatever_file_is_taken_or_refused_in_a_line(content: Any, tmp_path: Pat
     path = tmp_path / "any.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     words = ["--config", str(path), *RIGHT]
-    assert_lines(lambda: configuration.read_run("program", "fit", words))
+    assert_lines(lambda: configuration.read_work("program", "fit", words))
 
 
 def assert_lines(attempt: Callable[[], object]) -> None:
@@ -273,12 +277,12 @@ def test_a_path_in_the_home_directory_and_in_a_variable(
     monkeypatch.setenv("WORK", str(tmp_path / "work"))
     (tmp_path / "c.yaml").write_text("trainer: {max_epochs: 1, default_root_dir: $WORK/r}")
     for word in ("--config=~/c.yaml", "--config=$HOME/c.yaml"):
-        found = configuration.read_run("program", "fit", [*MODEL, word])
+        found = configuration.read_work("program", "fit", [*MODEL, word])
         assert found.trainer.default_root_dir == tmp_path / "work" / "r"
     (tmp_path / "earlier").mkdir()
     made = trainer.Trainer(max_epochs=1, default_root_dir=Path("~/mine"), resume="~/earlier")
     assert made.default_root_dir == tmp_path / "mine"
-    assert made._checked.given["resume"] == str(tmp_path / "earlier")
+    assert made._plan.options.resume == str(tmp_path / "earlier")
 
 
 @pytest.mark.parametrize(

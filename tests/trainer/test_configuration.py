@@ -60,7 +60,7 @@ class FailsByItself(TrainingModule):
 
 
 def read(*arguments: str | Path, command: str = "fit") -> Any:
-    return configuration.read_run("program", command, list(map(str, arguments)))
+    return configuration.read_work("program", command, list(map(str, arguments)))
 
 
 def mistakes(*arguments: str | Path, command: str = "fit") -> list[str]:

@@ -42,7 +42,7 @@ def srun(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def own(**given: Any) -> torch.device:
     """The device of this process."""
-    checked = trainer.Trainer(max_steps=1, accelerator="gpu", **given)._checked
+    checked = trainer.Trainer(max_steps=1, accelerator="gpu", **given)._plan
     assert len(checked.node_devices) == 4
     device: torch.device = checked.device
     return device

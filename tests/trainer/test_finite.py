@@ -10,7 +10,7 @@ from tests.project import PACKAGE, at_root, run
 from my_project import trainer
 from my_project.trainer import errors
 from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.loop import finite, schedule
+from my_project.trainer.loop import finite, position
 from nonfinite_subject import Diverges
 
 
@@ -99,10 +99,10 @@ def test_a_gradient_scaler_that_skips_every_step_ends_the_fit(tmp_path):
 
 
 def test_more_losses_than_are_kept_are_all_looked_at():
-    position = schedule.Position()
-    guard = finite.FiniteGuard(torch.device("cpu"), None, position, lambda: None)
+    where = position.Position()
+    guard = finite.FiniteGuard(torch.device("cpu"), None, where, lambda: None)
     for number in range(1, 200):
-        position.global_step = number - 1
+        where.global_step = number - 1
         loss = float("inf") if number in (70, 150) else 1e300
         guard.note(torch.tensor(loss, dtype=torch.float64))
     with pytest.raises(errors.UserError, match="the loss of step 70 "):
@@ -111,7 +111,7 @@ def test_more_losses_than_are_kept_are_all_looked_at():
 
 def test_no_step_waits_for_its_loss():
     """A meta tensor has no value: whatever would wait for one fails."""
-    guard = finite.FiniteGuard(torch.device("meta"), None, schedule.Position(), lambda: None)
+    guard = finite.FiniteGuard(torch.device("meta"), None, position.Position(), lambda: None)
     for _ in range(200):
         guard.note(torch.zeros((), device="meta"))
 

@@ -6,13 +6,9 @@ import pytest
 import torch
 
 from my_project import trainer
+from my_project.trainer.arguments.options import Options
 from my_project.trainer.launch.devices import gpu_backends
 from steps_subject import Reads
-
-
-def given(**options: Any) -> dict[str, Any]:
-    """A trainer's arguments, as far as they matter here."""
-    return {"matmul_precision": None, "cudnn_benchmark": None, "deterministic": False, **options}
 
 
 def settings() -> tuple[Any, ...]:
@@ -53,7 +49,7 @@ def unchanged() -> Any:
 )
 def test_on_gpus_it_is_set_and_put_back(options, precision, benchmark):
     before = settings()
-    with gpu_backends.applied("cuda", given(**options)):
+    with gpu_backends.applied("cuda", Options(**options)):
         found = settings()
         assert (found[0], found[3]) == (precision, benchmark)
         assert torch.backends.cuda.matmul.allow_tf32 is (precision != "highest")
@@ -65,7 +61,7 @@ def test_on_gpus_it_is_set_and_put_back(options, precision, benchmark):
 
 def test_it_is_put_back_after_an_error():
     before = settings()
-    with pytest.raises(KeyError), gpu_backends.applied("cuda", given()):
+    with pytest.raises(KeyError), gpu_backends.applied("cuda", Options()):
         raise KeyError
     assert settings() == before
 
@@ -74,27 +70,27 @@ def test_it_is_put_back_after_an_error():
 def test_what_the_program_has_set_itself_stays_unless_the_option_says_otherwise(newer):
     torch.backends.cuda.matmul.fp32_precision = newer
     before = settings()
-    with gpu_backends.applied("cuda", given()):
+    with gpu_backends.applied("cuda", Options()):
         assert settings()[:3] == before[:3]
-    with gpu_backends.applied("cuda", given(matmul_precision="medium")):
+    with gpu_backends.applied("cuda", Options(matmul_precision="medium")):
         assert torch.get_float32_matmul_precision() == "medium"
     assert settings() == before
 
 
 def test_the_older_interface_counts_too():
     torch.set_float32_matmul_precision("medium")
-    with gpu_backends.applied("cuda", given()):
+    with gpu_backends.applied("cuda", Options()):
         assert torch.get_float32_matmul_precision() == "medium"
     assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_less_than_float32_is_said_on_gpus_alone():
     line = "float32 matrix products in TF32 (matmul_precision 'highest': in float32)"
-    with gpu_backends.applied("cuda", given()):
+    with gpu_backends.applied("cuda", Options()):
         assert gpu_backends.notes("cuda", "32-true") == [line]
         assert gpu_backends.notes("cuda", "bf16-mixed") == []
         assert gpu_backends.notes("cpu", "32-true") == []
-    with gpu_backends.applied("cuda", given(matmul_precision="highest")):
+    with gpu_backends.applied("cuda", Options(matmul_precision="highest")):
         assert gpu_backends.notes("cuda", "32-true") == []
 
 
@@ -115,9 +111,9 @@ def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
     asked = []
     applied = gpu_backends.applied
 
-    def as_on_a_gpu(device_type: str, arguments: dict[str, Any]) -> Any:
+    def as_on_a_gpu(device_type: str, options: Any) -> Any:
         asked.append(device_type)
-        return applied("cuda", arguments)
+        return applied("cuda", options)
 
     class Looks(Reads):
         def on_fit_start(self) -> None:

@@ -12,19 +12,20 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from my_project.trainer.errors import UserError
 from my_project.trainer.logging import metrics
+from my_project.trainer.logging.context import BatchContext
 
 
 def make_recorder() -> Any:
     """A recorder of one process."""
     recorder = metrics.Recorder(lambda tensor, how: tensor, torch.device("cpu"))
-    recorder.recording = True
+    recorder.context = BatchContext(is_recorded=True)
     return recorder
 
 
 def test_a_mean_counts_every_sample_once() -> None:
     recorder = make_recorder()
     for samples, value in [(3, 1.0), (1, 5.0)]:
-        recorder.samples = samples
+        recorder.context = recorder.context._replace(samples=samples)
         recorder.log("loss", torch.tensor(value), on_step=False, on_epoch=True)
     assert recorder.take_epoch() == {"loss": 2.0}
     assert recorder.take_epoch() == {}
@@ -34,7 +35,7 @@ def test_a_mean_counts_every_sample_once() -> None:
 def test_means_of_parts_are_the_mean_of_the_whole(parts: list[tuple[int, float]]) -> None:
     recorder = make_recorder()
     for samples, value in parts:
-        recorder.samples = samples
+        recorder.context = recorder.context._replace(samples=samples)
         recorder.log("x", value, on_step=False, on_epoch=True)
     whole = [value for samples, value in parts for _ in range(samples)]
     assert recorder.take_epoch()["x"] == pytest.approx(sum(whole) / len(whole), abs=1e-9)
@@ -82,9 +83,9 @@ def test_names_in_evaluation(options: dict[str, bool], epoch: list[str]) -> None
 
 def test_steps_that_are_not_written_cost_nothing_but_the_epoch_counts_them() -> None:
     recorder = make_recorder()
-    recorder.recording = False
+    recorder.context = BatchContext(is_recorded=False)
     recorder.log("x", 1.0, on_epoch=True)
-    recorder.recording = True
+    recorder.context = BatchContext(is_recorded=True)
     recorder.log("x", 3.0, on_epoch=True)
     assert recorder.take_step() == {"x_step": 3.0}
     assert recorder.take_epoch() == {"x_epoch": 2.0}
@@ -100,7 +101,7 @@ def test_the_progress_bar_has_the_newest_value() -> None:
 
 def test_a_batch_size_that_is_given_wins() -> None:
     recorder = make_recorder()
-    recorder.samples = 1000
+    recorder.context = recorder.context._replace(samples=1000)
     recorder.log("x", 1.0, on_step=False, on_epoch=True, batch_size=1)
     recorder.log("x", 4.0, on_step=False, on_epoch=True, batch_size=2)
     assert recorder.take_epoch() == {"x": 3.0}
@@ -151,13 +152,14 @@ def test_only_values_that_are_synced_are_reduced() -> None:
 
 def test_evaluation_is_kept_apart_from_training() -> None:
     recorder = make_recorder()
-    recorder.samples = 4
+    recorder.context = recorder.context._replace(samples=4)
     recorder.log("loss", 1.0, on_epoch=True, prog_bar=True)
     with recorder.evaluating():
-        recorder.samples = 9
+        recorder.context = recorder.context._replace(samples=9)
         recorder.log("loss", 7.0, prog_bar=True)
         assert recorder.take_epoch() == {"loss": 7.0}
-    assert (recorder.samples, recorder.latest, recorder.training) == (4, {"loss": 1.0}, True)
+    assert recorder.context == BatchContext(samples=4, is_recorded=True)
+    assert recorder.latest == {"loss": 1.0}
     assert recorder.take_step() == {"loss_step": 1.0}
     assert recorder.take_epoch() == {"loss_epoch": 1.0}
 

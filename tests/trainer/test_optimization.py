@@ -59,7 +59,7 @@ PLATEAU = ReduceLROnPlateau(FIRST)
 def test_accepted(returned: Any, optimizers: list[Optimizer], schedules: list[Any]) -> None:
     found = optimization.read_optimization(returned)
     assert found.optimizers == optimizers
-    assert [(each.scheduler, each.interval, each.monitor) for each in found.schedules] == schedules
+    assert [(each.scheduler, each.interval, each.monitor) for each in found.schedulers] == schedules
 
 
 ANYTHING_ELSE = (
@@ -148,7 +148,7 @@ def test_parameters_are_those_of_all_optimizers_each_once() -> None:
 
 def test_a_scheduler_steps_the_rate() -> None:
     optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    entry = optimization.Schedule(StepLR(optimizer, 2, gamma=0.5))
+    entry = optimization.SchedulerConfig(StepLR(optimizer, 2, gamma=0.5))
     rates = []
     for _ in range(4):
         optimizer.step()
@@ -160,7 +160,7 @@ def test_a_scheduler_steps_the_rate() -> None:
 def test_a_plateau_sees_the_value_it_monitors() -> None:
     optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-    entry = optimization.Schedule(plateau, monitor="val_loss")
+    entry = optimization.SchedulerConfig(plateau, monitor="val_loss")
     for value in (1.0, 2.0):
         entry.step({"val_loss": value, "loss": 0.0})
     assert optimizer.param_groups[0]["lr"] == 0.5
@@ -170,7 +170,7 @@ def test_a_plateau_sees_the_value_it_monitors() -> None:
     ("values", "logged"), [({}, "nothing"), ({"loss": 1.0, "accuracy": 0.5}, "accuracy, loss")]
 )
 def test_a_value_that_was_not_logged_is_one_line(values: dict[str, float], logged: str) -> None:
-    entry = optimization.Schedule(PLATEAU, monitor="val_loss")
+    entry = optimization.SchedulerConfig(PLATEAU, monitor="val_loss")
     with pytest.raises(errors.UserError) as raised:
         entry.step(values)
     assert raised.value.problems == [

@@ -15,8 +15,7 @@ from my_project import trainer
 from my_project.trainer.checkpoint import reading as checkpoint
 from my_project.trainer.data import scaling
 from my_project.trainer.errors import ConfigurationError
-
-LearningRate = scaling.LearningRate
+from my_project.trainer.loop.learning_rate import LearningRateScaling as LearningRate
 
 SIZES = st.integers(1, 10**6)
 FACTORS = st.floats(1e-3, 1e3)

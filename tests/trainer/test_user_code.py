@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from my_project import trainer
 from my_project.trainer import errors
 from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.loop import fit as loop
+from my_project.trainer.loop import saving
 
 
 def data(samples: int = 16) -> TensorDataset:
@@ -346,16 +346,16 @@ def test_a_run_that_ended_is_validated_again_and_logs_its_last_step(tmp_path):
 
 def test_a_checkpoint_without_the_flag_resumes(tmp_path, monkeypatch):
     """As it was saved when an epoch was saved after its validation."""
-    state = loop.FitLoop.state
+    state = saving.state
 
-    def older(self: Any) -> dict[str, Any]:
-        found = state(self)
+    def older(fit: Any) -> dict[str, Any]:
+        found = state(fit)
         assert found.pop("epoch_values") == {}
         if found["position"].pop("epoch_done"):
             found["position"] |= {"epoch": 1, "step_in_epoch": 0}
         return found
 
-    monkeypatch.setattr(loop.FitLoop, "state", older)
+    monkeypatch.setattr(saving, "state", older)
     make(tmp_path).fit(Model())
     monkeypatch.undo()
     made = make(tmp_path, resume="auto", max_epochs=2)

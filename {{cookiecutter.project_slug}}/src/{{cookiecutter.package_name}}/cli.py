@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import configuration, strategy_help
-from .configuration import COMMANDS, Run
+from .configuration import COMMANDS, Work
 from .trainer.errors import ConfigurationError, UserError, nearest, shorten
 from .trainer.launch import (
     cluster,
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = cluster.without_appended(sys.argv[1:] if arguments is None else arguments)
     _find_classes_here()
     drop_inherited_variables()
+    outcome.make_path_absolute(Path.cwd())
     code: int | None = 0
     try:
         _end_with_a_code(words)
@@ -77,36 +78,36 @@ def _run(words: list[str]) -> None:
     if (name := strategy_help.asked_for(rest)) is not None:
         print(strategy_help.describe(name))
         return
-    run = configuration.read_run(program, command, rest)
-    _COMMANDS[command](run)
+    work = configuration.read_work(program, command, rest)
+    _COMMANDS[command](work)
 
 
-def _fit(run: Run) -> None:
-    run.trainer.fit(run.model, run.data)
+def _fit(work: Work) -> None:
+    work.trainer.fit(work.model, work.data)
 
 
-def _validate(run: Run) -> None:
-    run.trainer.validate(run.model, run.data, run.checkpoint)
+def _validate(work: Work) -> None:
+    work.trainer.validate(work.model, work.data, work.checkpoint)
 
 
-def _test(run: Run) -> None:
-    metrics = run.trainer.test(run.model, run.data, run.checkpoint)
-    if run.trainer.global_rank == 0:
-        run.results.write_metrics(metrics)
+def _test(work: Work) -> None:
+    metrics = work.trainer.test(work.model, work.data, work.checkpoint)
+    if work.trainer.global_rank == 0:
+        work.results.write_metrics(metrics)
 
 
-def _predict(run: Run) -> None:
+def _predict(work: Work) -> None:
     import torch
 
-    outputs = run.trainer.predict(run.model, run.data, run.checkpoint)
+    outputs = work.trainer.predict(work.model, work.data, work.checkpoint)
     if not outputs or not all(isinstance(output, torch.Tensor) for output in outputs):
         raise UserError("predict_step returned no tensors; only tensors can be written")
-    if run.trainer.global_rank == 0:
-        run.results.write_predictions(torch.cat(outputs).contiguous())
+    if work.trainer.global_rank == 0:
+        work.results.write_predictions(torch.cat(outputs).contiguous())
 
 
-def _find_batch_size(run: Run) -> None:
-    run.trainer.find_batch_size(run.model, run.data)
+def _find_batch_size(work: Work) -> None:
+    work.trainer.find_batch_size(work.model, work.data)
 
 
 _COMMANDS = {

@@ -25,7 +25,7 @@ _NO_CHECKPOINT = "none"
 
 
 @dataclass(frozen=True)
-class Run:
+class Work:
     """The objects that a command works on."""
 
     trainer: Trainer
@@ -106,7 +106,7 @@ def describe_command(command: str) -> str:
     return _HELP[command]
 
 
-def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
+def read_work(program: str, command: str, arguments: Sequence[str]) -> Work:
     """Parse and check the arguments, and create the objects of a command.
 
     Raises:
@@ -145,7 +145,7 @@ def read_run(program: str, command: str, arguments: Sequence[str]) -> Run:
     # Absolute, like the trainer's: user code may change the working directory.
     root = Path(made["trainer"].default_root_dir).absolute()
     results = Results(checkpoint, root, parsed.trainer.run_name)
-    return Run(**made, checkpoint=str(checkpoint) if checkpoint else None, results=results)
+    return Work(**made, checkpoint=str(checkpoint) if checkpoint else None, results=results)
 
 
 def _with_expanded_files(arguments: Sequence[str]) -> list[str]:

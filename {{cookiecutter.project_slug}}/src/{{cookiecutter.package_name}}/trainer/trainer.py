@@ -3,7 +3,6 @@
 The top of the package: the only file that imports all parts.
 """
 
-import inspect
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,26 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
-
 from . import launch
 from .arguments import legacy, paths, values
+from .arguments.keywords import Keywords, collected
 from .data import randomness, sources
 from .data.sources import Data
-from .errors import ConfigurationError, EarlyExit
+from .errors import ConfigurationError
 from .launch import interruption, outcome
-from .launch.devices import gpu_backends
-from .launch.failures import stacks
 from .launch.interruption import Interrupted
-from .launch.preemption import Preempted
 from .memory import meta_device
 from .module import Loader, TrainingModule
-from .run import plan
-from .run.plan import Arguments
-from .run.rank import Outcome, RankRun
+from .run import announcements, device_choice, environment, plan, process
+from .run.process import Command
+from .run.rank import RankRun, RunResult
 from .strategies import Strategy
-
-_Command = partial[Any]  # of a method of RankRun: its keywords are what the user gave
 
 
 class Trainer:
@@ -117,6 +110,7 @@ class Trainer:
         ConfigurationError: One line for each error in the arguments.
     """
 
+    @collected
     def __init__(
         self,
         *,
@@ -169,14 +163,18 @@ class Trainer:
         resume_from_checkpoint: str | None = None,
         logger: bool | str | list[str] | None = None,
     ) -> None:
-        given = dict(locals())
-        del given["self"]
-        outcome.make_path_absolute()
-        self._checked = plan.check(given, _DEFAULTS, _TYPES)
-        self._outcome = Outcome()
+        """All keywords, with their types and defaults; they arrive in ``_take``."""
+
+    def _take(self, keywords: Keywords) -> None:
+        # These are no checks: what is checked next reads the variables that this leaves.
+        launch.drop_inherited_variables()
+        environment.warn()
+        self._plan = plan.make(keywords)
+        self._last = RunResult()
         self.configuration: str | None = None
-        randomness.use_deterministic_algorithms(deterministic)
-        randomness.seed_everything(seed)
+        announcements.warn_of_hidden_gpus(self._plan)
+        randomness.use_deterministic_algorithms(self._plan.options.deterministic)
+        randomness.seed_everything(self._plan.options.seed)
 
     def building(self) -> AbstractContextManager[object]:
         """What to make a module within: with ``meta_device`` its parameters have no memory yet.
@@ -187,7 +185,7 @@ class Trainer:
                 module = LanguageModel(layers=96)
             trainer.fit(module, data)
         """
-        return meta_device.building() if self._checked.given["meta_device"] else nullcontext()
+        return meta_device.building() if self._plan.options.meta_device else nullcontext()
 
     def fit(
         self, module: TrainingModule, data: Data = None, val_dataloader: Loader | None = None
@@ -216,10 +214,10 @@ class Trainer:
             sources.check(module, "validation_step")
         command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
         try:
-            self._outcome = self._launch(module, command)
+            self._last = self._launch(module, command)
         except Interrupted as interrupted:
-            directory = self._checked.started_in / interrupted.directory
-            self._outcome = Outcome(global_step=interrupted.step, run_directory=directory)
+            directory = self._plan.started_in / interrupted.directory
+            self._last = RunResult(global_step=interrupted.step, run_directory=directory)
             prints = interruption.is_main_rank() and not launch.is_reported()
             interruption.hide_traceback(interrupted, prints)
             raise
@@ -230,7 +228,7 @@ class Trainer:
         Raises:
             ConfigurationError: one line for every mistake.
         """
-        self._checked.check_module(module)
+        plan.check_module(self._plan, module)
 
     def validate(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
@@ -279,59 +277,60 @@ class Trainer:
     @property
     def global_step(self) -> int:
         """Optimizer steps that the last ``fit`` made."""
-        return self._outcome.global_step
+        return self._last.global_step
 
     @property
     def current_epoch(self) -> int:
         """The epoch that the last ``fit`` stood in, from 0."""
-        return self._outcome.current_epoch
+        return self._last.current_epoch
 
     @property
     def metrics(self) -> dict[str, float]:
         """The newest logged values."""
-        return self._outcome.metrics
+        return self._last.metrics
 
     @property
     def run_directory(self) -> Path | None:
         """Where the last ``fit`` lies."""
-        return self._outcome.run_directory
+        return self._last.run_directory
 
     @property
     def default_root_dir(self) -> Path:
         """Where runs are, with ``~`` and variables of the environment replaced."""
-        return self._checked.request.root
+        return self._plan.request.root
 
     @property
     def global_rank(self) -> int:
         """This process among all."""
-        return self._checked.layout.rank
+        return self._plan.layout.rank
 
     @property
     def world_size(self) -> int:
         """How many processes there are."""
-        return self._checked.layout.world_size
+        return self._plan.layout.world_size
 
-    def _result(self, module: TrainingModule, command: _Command) -> Any:
+    def _result(self, module: TrainingModule, command: Command) -> Any:
         """What a command other than ``fit`` gives; what the last ``fit`` left stays."""
-        outcome = self._launch(module, command)
-        metrics = outcome.metrics or self._outcome.metrics
-        self._outcome = replace(self._outcome, metrics=metrics)
-        return outcome.result
+        result = self._launch(module, command)
+        metrics = result.metrics or self._last.metrics
+        self._last = replace(self._last, metrics=metrics)
+        return result.value
 
-    def _launch(self, module: TrainingModule, command: _Command) -> Outcome:
-        checked = self._checked
-        processes = checked.local_processes
-        if processes == 1 or checked.layout.started_outside:
-            return _run_rank(checked, self.configuration, command)
-        if checked.strategy.launcher == "subprocess":
-            launch.supervise_copies(processes, checked.layout, checked.started_in)
-        started = partial(_run_started_rank, checked, self.configuration, command, module)
-        names = {"model": module, **command.keywords, "trainer": checked}
-        outcome: Outcome = launch.run_in_processes(
-            checked.strategy.launcher, processes, started, names
-        )
-        module.load_state_dict(outcome.weights or {})
-        return outcome
+    def _launch(self, module: TrainingModule, command: Command) -> RunResult:
+        own = self._plan
+        outcome.make_path_absolute(own.started_in)
+        processes, launcher = own.local_processes, own.strategy.launcher
+        if processes == 1 or own.layout.started_outside:
+            return process.run(own, self.configuration, command)
+        if launcher == "subprocess":
+            if own.options.auto_select_gpus:
+                device_choice.tell_ranks(own.node_devices)
+            launch.supervise_copies(processes, own.layout, own.started_in)
+        started = partial(process.run_started, own, self.configuration, command, module)
+        names = {"model": module, **command.keywords, "trainer": own}
+        result: RunResult = launch.run_in_processes(launcher, processes, started, names)
+        module.load_state_dict(result.weights or {})
+        return result
 
 
 def _expanded(checkpoint: Any) -> str | None:
@@ -343,45 +342,3 @@ def _expanded(checkpoint: Any) -> str | None:
         return None
     # User code may change the working directory.
     return str(Path(paths.expand("checkpoint", checkpoint)).absolute())
-
-
-_TYPES = values.hints(Trainer)
-_DEFAULTS = {
-    name: parameter.default for name, parameter in inspect.signature(Trainer).parameters.items()
-}
-
-
-def _run_rank(checked: Arguments, configuration: str | None, command: _Command) -> Outcome:
-    run = RankRun(checked, configuration)
-
-    def work() -> Outcome:
-        run.connect()
-        try:
-            return run.outcome(command(run))
-        except Preempted:
-            raise
-        except SystemExit as error:
-            if error.code:
-                raise  # whoever has started this sees that it failed
-            place = stacks.of_error(error).rpartition("\n")[2].strip()
-            raise EarlyExit(
-                f"user code called sys.exit({error.code}) in step {run.global_step + 1}, before "
-                f"{command.func.__name__} ended ({place}): return instead, or raise an error"
-            ) from error
-
-    strategy = checked.strategy
-    with gpu_backends.applied(checked.device.type, checked.given):
-        return launch.run_external(
-            work, strategy.teardown, strategy.waits_for_peers, strategy.lost_peer_errors
-        )
-
-
-def _run_started_rank(
-    checked: Arguments, configuration: str | None, command: _Command, module: TrainingModule
-) -> Outcome:
-    outcome = _run_rank(checked.placed(), configuration, command)
-    weights = {
-        name: value.cpu() if isinstance(value, Tensor) else value
-        for name, value in module.state_dict().items()
-    }
-    return replace(outcome, weights=weights)

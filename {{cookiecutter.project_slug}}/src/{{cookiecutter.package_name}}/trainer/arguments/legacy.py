@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, Problems, shown
 from . import other_trainers
+from .options import Options
 
 # A string, so that the types of arguments need not include another type.
 NOT_GIVEN = "not given"
@@ -30,13 +31,16 @@ _Values = Mapping[str, Any]
 
 # The current arguments that replace older ones, with their defaults.
 _DEFAULTS: dict[str, Any] = {
-    "accelerator": "auto",
-    "devices": "auto",
-    "strategy": "auto",
-    "precision": "32-true",
-    "use_distributed_sampler": True,
-    "resume": None,
-    "loggers": ("csv", "tensorboard"),
+    name: getattr(Options, name)
+    for name in (
+        "accelerator",
+        "devices",
+        "strategy",
+        "precision",
+        "use_distributed_sampler",
+        "resume",
+        "loggers",
+    )
 }
 # Arguments that still exist, but whose default was None.
 _NONE_IS_AUTO = ("accelerator", "devices", "strategy")
@@ -71,12 +75,13 @@ SPAWNED: dict[str, str] = {}
 _PRECISIONS = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 
 
-def translate(given: _Values) -> dict[str, Any]:
+def translate(given: _Values, *, takes_tpus: bool = True) -> dict[str, Any]:
     """Translate a trainer's arguments to their current spelling.
 
     Args:
         given: All arguments by name, older and current; the default of the older ones is
             :data:`NOT_GIVEN`.
+        takes_tpus: Whether there is a strategy for TPUs.
 
     Raises:
         ConfigurationError: One line for each invalid value of an older argument, and for each pair
@@ -90,6 +95,9 @@ def translate(given: _Values) -> dict[str, Any]:
     }
     newer = _DEFAULTS | translated
     problems = Problems()
+    if "tpu_cores" in older and not takes_tpus:
+        cores = older.pop("tpu_cores")
+        problems.add(f"tpu_cores={shown(cores)}: TPUs are not supported; use devices")
     for part in (_strategy, _hardware, _precision):
         with problems:
             translated |= part(older, newer)
@@ -314,6 +322,11 @@ _RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "resume_from_checkpoint": ("resume", _path),
     "logger": ("loggers", _loggers),
 }
+
+
+def spellings(name: str) -> list[str]:
+    """An argument's name, and the older names that it was given by."""
+    return [name, *(older for older, (newer, _) in _RENAMED.items() if newer == name)]
 
 
 def _refuse_both(name: str, newer_name: str, older: _Values, newer: _Values) -> None:

@@ -55,7 +55,7 @@ def check(
 
 
 def typed(
-    given: dict[str, Any],
+    given: Mapping[str, Any],
     defaults: Mapping[str, Any],
     expected: Mapping[str, Any],
     problems: Problems,
@@ -76,7 +76,7 @@ def typed(
         if value is not defaults[name] and name not in skip
     }
     wrong = check(expected, changed, problems)
-    return given | {name: defaults[name] for name in wrong}
+    return {**given, **{name: defaults[name] for name in wrong}}
 
 
 def refusal(name: str, value: Any, expected: Any) -> str:

@@ -4,12 +4,14 @@ The checkpoints of a run form one lineage: each descends from the previous one. 
 is continued or overwritten only as a whole, and by one training process at a time.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, ConfigurationError, UserError
-from ..launch import collectives, files
+from ..arguments.options import Options
+from ..errors import CheckpointError, ConfigurationError, Problems, UserError, shown
+from ..launch import collectives, files, restarts
 from ..launch.cluster import Layout
 from . import reading, run_directory
 from .reading import Checkpoint
@@ -33,6 +35,15 @@ class Request:
     resume: str | None = None
     overwrite: bool = False
 
+    @classmethod
+    def of(cls, options: Options) -> "Request":
+        """What options ask for, with absolute paths."""
+        resume = options.resume
+        if resume not in (None, "auto"):
+            resume = str(Path(resume).absolute())
+        root = Path(options.default_root_dir).absolute()
+        return cls(root, options.run_name, resume, options.overwrite)
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -45,6 +56,44 @@ class Chosen:
     checkpoint: Path | None = None
     is_same_run: bool = False
     remarks: list[str] = field(default_factory=list)
+
+
+def check(options: Options, layout: Layout, problems: Problems) -> None:
+    """Check where a run writes, and what it resumes from; ``problems`` takes a line a mistake."""
+    with problems:
+        run_directory.check_name(options.run_name)
+    _check_root(Path(options.default_root_dir), problems)
+    if options.resume == "auto":
+        _check_auto(options, layout, problems)
+    elif options.resume is not None and not Path(options.resume).is_dir():
+        problems.add(
+            f"resume={shown(options.resume)}: no such directory; give a run's directory or a "
+            "checkpoint"
+        )
+
+
+def _check_root(root: Path, problems: Problems) -> None:
+    if root.exists() and not root.is_dir():
+        problems.add(f"default_root_dir={shown(str(root))} is a file")
+        return
+    parents = (root, *root.absolute().parents)
+    if not os.access(next(each for each in parents if each.exists()), os.W_OK):
+        problems.add(f"default_root_dir={shown(str(root))} cannot be written")
+
+
+def _check_auto(options: Options, layout: Layout, problems: Problems) -> None:
+    # torchrun's restarts name the run by its --rdzv-id.
+    name = restarts.run_name() if restarts.expected(layout) else None
+    if (options.run_name or name) is None:
+        problems.add(
+            "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, "
+            "or give resume a run's directory"
+        )
+    if options.overwrite:
+        problems.add(
+            "overwrite=True with resume='auto': the one replaces the run that the other "
+            "continues; leave out one of them"
+        )
 
 
 def refuse_existing(request: Request) -> None:

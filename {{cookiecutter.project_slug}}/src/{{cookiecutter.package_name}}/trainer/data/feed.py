@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..errors import UserError
+from ..errors import Problems, UserError, nearest
 from ..launch import collectives
 from . import loaders, randomness, scaling
 from .iteration import read
@@ -20,6 +20,12 @@ UNEVEN = ("refuse", "join")
 ``"refuse"`` raises an error with the number of each rank. With ``"join"``, ranks whose loader has
 ended take part with weight 0, so that each sample still counts once.
 """
+
+
+def check_uneven(uneven: str, problems: Problems) -> None:
+    """Check ``uneven_inputs``; ``problems`` takes a line if there is no such."""
+    if uneven not in UNEVEN:
+        problems.add(f"uneven_inputs={uneven!r} is unknown{nearest(uneven, UNEVEN)}")
 
 
 class MicroBatch(NamedTuple):

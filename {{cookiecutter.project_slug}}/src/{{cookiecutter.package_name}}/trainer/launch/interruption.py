@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ..arguments import redaction
+from ..arguments import legacy, redaction
 from ..errors import ConfigurationError
 from . import cluster
 from .cluster import Layout
 
 EXIT_CODE = 128 + signal.SIGINT
 WORD = "interrupted"
-_RESUME = "--trainer.resume"
-_OLDER_RESUME = "--trainer.resume_from_checkpoint"
+_RESUME = [f"--trainer.{name}" for name in legacy.spellings("resume")]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -99,11 +98,11 @@ def resuming(words: Sequence[str], directory: str) -> list[str]:
     rest = iter(words)
     for word in rest:
         name, has_value, _ = word.partition("=")
-        if name not in (_RESUME, _OLDER_RESUME):
+        if name not in _RESUME:
             kept.append(word)
         elif not has_value:
             next(rest, None)
-    return [*kept, _RESUME, directory]
+    return [*kept, _RESUME[0], directory]
 
 
 def _layout() -> Layout:

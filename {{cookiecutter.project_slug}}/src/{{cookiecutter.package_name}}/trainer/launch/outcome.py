@@ -14,10 +14,14 @@ from . import files
 FILE = "TRAINER_OUTCOME"
 
 
-def make_path_absolute() -> None:
-    """Make the path in ``TRAINER_OUTCOME`` absolute, in case user code changes the directory."""
+def make_path_absolute(directory: Path) -> None:
+    """Make the path in ``TRAINER_OUTCOME`` absolute, in case user code changes the directory.
+
+    Args:
+        directory: The directory to which a relative path refers.
+    """
     if path := _path():
-        os.environ[FILE] = str(path.absolute())
+        os.environ[FILE] = str(directory / path)
 
 
 def remove() -> None:

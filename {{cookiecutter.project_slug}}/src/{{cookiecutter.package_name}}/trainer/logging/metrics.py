@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import UserError, nearest
 from ..launch import collectives
 from ..launch.collectives import How
+from .context import BatchContext
 
 ReduceFx = Literal["mean", "sum", "min", "max"]
 _REDUCE_FX: tuple[ReduceFx, ...] = ("mean", "sum", "min", "max")
@@ -62,10 +63,9 @@ class Recorder:
     """
 
     def __init__(self, reduce: Callable[[Tensor, How], Tensor], device: torch.device) -> None:
-        self.training = True
-        self.recording = False
+        self.context = BatchContext()
+        """Of the batch whose step runs: set by the loop, before each."""
         self._ignores = False
-        self.samples = 1
         self.latest: dict[str, Any] = {}
         self._reduce = reduce
         self._device = device
@@ -88,8 +88,9 @@ class Recorder:
 
         In validation and test, only the epoch's value is written, not those of single steps.
         """
+        context = self.context
         if isinstance(value, Tensor):
-            if self.training and not (self.recording or on_epoch or prog_bar):
+            if context.is_training and not (context.is_recorded or on_epoch or prog_bar):
                 return  # the common case: the step's value will not be shown
             value = value.detach()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
@@ -99,10 +100,10 @@ class Recorder:
             return
         if prog_bar:
             self.latest[name] = value
-        on_step = self.training and on_step is not False
-        on_epoch = bool(on_epoch) if self.training else on_epoch is not False
-        samples = self.samples if batch_size is None else batch_size
-        if on_step and self.recording:
+        on_step = context.is_training and on_step is not False
+        on_epoch = bool(on_epoch) if context.is_training else on_epoch is not False
+        samples = context.samples if batch_size is None else batch_size
+        if on_step and context.is_recorded:
             key = f"{name}_step" if on_epoch else name
             self._add(self._step, key, value, samples, reduce_fx, sync_dist)
         if on_epoch:
@@ -175,12 +176,13 @@ class Recorder:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Record values of validation or test in this context; training's values are kept apart."""
-        kept = self.training, self._epoch, self._metrics, self.latest, self.samples
-        self.training, self._epoch, self._metrics, self.latest = False, {}, {}, {}
+        kept = self.context, self._epoch, self._metrics, self.latest
+        self.context = self.context._replace(is_training=False)
+        self._epoch, self._metrics, self.latest = {}, {}, {}
         try:
             yield
         finally:
-            self.training, self._epoch, self._metrics, self.latest, self.samples = kept
+            self.context, self._epoch, self._metrics, self.latest = kept
 
     @contextlib.contextmanager
     def ignoring_values(self) -> Iterator[None]:

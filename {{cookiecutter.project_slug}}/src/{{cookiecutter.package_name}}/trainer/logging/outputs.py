@@ -10,13 +10,22 @@ from .progress import Progress
 
 @dataclass
 class Outputs:
-    """Outputs of a run. Only the main rank has loggers."""
+    """Outputs of a run. Only the main rank has loggers.
+
+    ``latest``: newest value of each name; ``validated``: those of the last validation;
+    ``epoch_values``: of an epoch whose batches are done, until they are written; ``last_values``:
+    of the last step, if it is logged only because training ends with it; ``log_positions``: where
+    each log stood in the checkpoint that is resumed.
+    """
 
     recorder: Recorder
     progress: Progress
     loggers: dict[str, Logger] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)
     validated: dict[str, float] = field(default_factory=dict)
+    epoch_values: dict[str, float] = field(default_factory=dict)
+    last_values: dict[str, float] = field(default_factory=dict)
+    log_positions: dict[str, int] = field(default_factory=dict)
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write values to the loggers, and keep them as the run's latest values."""
@@ -24,3 +33,21 @@ class Outputs:
             self.latest.update(values)
             for logger in self.loggers.values():
                 logger.write(step, epoch, values)
+
+    def log_to(self, loggers: dict[str, Logger], resumed_at: int | None) -> None:
+        """Write values to loggers from now on.
+
+        Args:
+            loggers: by name.
+            resumed_at: the step after which their logs are continued; ``None``: new logs.
+        """
+        self.loggers = loggers
+        if resumed_at is None:
+            return
+        for name, logger in loggers.items():
+            logger.resume(self.log_positions.get(name), resumed_at)
+
+    def close(self) -> None:
+        """Close the logs."""
+        for logger in self.loggers.values():
+            logger.close()

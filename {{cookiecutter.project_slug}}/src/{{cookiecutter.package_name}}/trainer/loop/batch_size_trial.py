@@ -73,7 +73,7 @@ def _try(
     optimization = alone.setup(tried, lambda: read_optimization(tried.configure_optimizers()))
     manual: ManualOptimization | None = None
     if not tried.automatic_optimization:
-        manual = ManualOptimization(alone, optimization, lambda: 1.0)
+        manual = ManualOptimization(alone, optimization)
         use_manual(manual)
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
     waiting = alone.move(batch)  # on a GPU, where the next batch is while a step computes

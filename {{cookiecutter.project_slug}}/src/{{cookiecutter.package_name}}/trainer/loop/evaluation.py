@@ -35,7 +35,7 @@ def evaluate(
     with _apart_from_training(module, strategy), recorder.evaluating(), torch.no_grad():
         strategy.begin_evaluation()
         for batch in strategy.batches(feed, 0, 0):
-            recorder.samples = batch.samples
+            recorder.context = recorder.context._replace(samples=batch.samples)
             with nullcontext() if batch.samples else _joining(module, recorder):
                 strategy.forward(stage, batch.data, batch.number)
         getattr(module, f"on_{stage}_epoch_end")()

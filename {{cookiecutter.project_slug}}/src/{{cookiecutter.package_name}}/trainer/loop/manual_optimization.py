@@ -8,10 +8,37 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..arguments.options import Options
 from ..checkpoint import stored_tensors
+from ..logging.context import BatchContext
+from ..module import TrainingModule
 from ..strategies import Strategy
 from ..strategies.gradients import sparse
 from ..strategies.optimizers import Optimization
+
+
+def problems_of(
+    module: TrainingModule, strategy_name: str, strategy: Strategy, options: Options
+) -> list[str]:
+    """One line for each thing that contradicts the manual optimization of a module."""
+    name, lines = type(module).__name__, []
+    reason = strategy.limits.refused.get("manual_optimization")
+    if reason is not None:
+        lines.append(
+            f"strategy={strategy_name!r} takes no manual optimization, and {name} "
+            f"optimizes by hand: {reason}"
+        )
+    if options.gradient_clip_val is not None:
+        lines.append(
+            f"gradient_clip_val: {name} optimizes by hand; call clip_gradients of its optimizers "
+            "instead"
+        )
+    if options.accumulate_grad_batches != 1:
+        lines.append(
+            f"accumulate_grad_batches: {name} optimizes by hand; let it step in every n-th batch "
+            "instead"
+        )
+    return lines
 
 
 class ManualOptimization:
@@ -20,16 +47,18 @@ class ManualOptimization:
     Args:
         strategy: has set the module up.
         optimization: the optimizers.
-        rate: what their learning rates are multiplied by at the moment.
+        context: gives the facts of the batch that is trained on.
     """
 
     def __init__(
-        self, strategy: Strategy, optimization: Optimization, rate: Callable[[], float]
+        self,
+        strategy: Strategy,
+        optimization: Optimization,
+        context: Callable[[], BatchContext] = BatchContext,
     ) -> None:
         self.strategy = strategy
-        self.rate = rate
+        self.context = context
         self.synchronizes = True
-        self.weight = 1.0
         self.has_stepped = False
         self.optimizers = [ManualOptimizer(each, self) for each in optimization.optimizers]
 
@@ -41,7 +70,7 @@ class ManualOptimization:
         """
         self.strategy.take_loss(loss, "manual_backward")
         with torch.autocast(self.strategy.device.type, enabled=False):
-            self.strategy.backward(loss * self.weight, synchronize=self.synchronizes)
+            self.strategy.backward(loss * self.context().weight, synchronize=self.synchronizes)
 
     def gradients(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
         """Those of one kind that no step has used yet, by the names of their parameters."""
@@ -107,7 +136,7 @@ class ManualOptimizer:
     def step(self) -> None:
         """Step once."""
         run = self._optimization
-        with Optimization([self.optimizer], []).rates_multiplied(run.rate()):
+        with Optimization([self.optimizer], []).rates_multiplied(run.context().rate_factor):
             run.strategy.optimizer_step(self.optimizer)
         run.has_stepped = True
 

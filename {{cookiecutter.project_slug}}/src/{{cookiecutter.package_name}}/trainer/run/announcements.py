@@ -2,32 +2,41 @@
 
 from pathlib import Path
 
+from .. import launch
 from ..data import scaling
-from ..launch.devices import gpu_backends
+from ..launch.devices import gpu_backends, hidden_gpus
 from ..loop.fit import FitLoop
-from .plan import Arguments
+from .plan import Plan
 
 
-def opening(checked: Arguments, loop: FitLoop) -> list[str]:
+def warn_of_hidden_gpus(plan: Plan) -> None:
+    """Warn once if the run is on the CPU only because torch cannot use this machine's GPUs."""
+    # A launcher of ours has said it for its ranks.
+    is_ours_to_say = plan.layout.is_main and not launch.is_reported()
+    if is_ours_to_say and plan.options.accelerator == "auto" and plan.device.type == "cpu":
+        hidden_gpus.warn()
+
+
+def opening(plan: Plan, loop: FitLoop) -> list[str]:
     """Strategy, effective batch size and steps; a line each."""
-    feed, processes = loop.feed, checked.layout.world_size
+    feed, processes = loop.fit.feed, plan.layout.world_size
     lines = [
-        f"strategy {checked.strategy_name} on {checked.device.type}, precision "
-        f"{checked.precision.name}, {processes} process{'es' * (processes > 1)}"
+        f"strategy {plan.strategy_name} on {plan.device.type}, precision "
+        f"{plan.precision.name}, {processes} process{'es' * (processes > 1)}"
     ]
-    lines += gpu_backends.notes(checked.device.type, checked.precision.name)
-    replicas, accumulate = checked.strategy.data_replicas, feed.accumulate
+    lines += gpu_backends.notes(plan.device.type, plan.precision.name)
+    replicas, accumulate = plan.strategy.data_replicas, feed.accumulate
     if feed.samples_per_step:
         each = feed.samples_per_step // (replicas * accumulate)
-        parts = f"{each} a {_reader(checked)}, {replicas} replicas, {accumulate} accumulated"
+        parts = f"{each} a {_reader(plan)}, {replicas} replicas, {accumulate} accumulated"
         lines.append(f"effective batch size {feed.samples_per_step} ({parts})")
-    factor = loop.rate(checked.learning_rate.warmup_steps)
+    factor = loop.rate_factor(plan.learning_rate.warmup_steps)
     if factor != 1.0:
-        lines.append(f"learning rates times {factor:g}{_warm_up(checked)}")
-    total = scaling.total_steps(feed.steps, *checked.schedule.ends)
+        lines.append(f"learning rates times {factor:g}{_warm_up(plan)}")
+    total = scaling.total_steps(feed.steps, plan.options.max_epochs, plan.options.max_steps)
     lines.append(
         f"steps per epoch {feed.steps or 'unknown'}, epochs "
-        f"{checked.schedule.max_epochs or 'until max_steps'}, steps in all {total or 'unknown'}"
+        f"{plan.options.max_epochs or 'until max_steps'}, steps in all {total or 'unknown'}"
     )
     return lines
 
@@ -37,21 +46,21 @@ def where(directory: Path) -> str:
     return f"run directory: {directory}"
 
 
-def _reader(checked: Arguments) -> str:
+def _reader(plan: Plan) -> str:
     """What reads a replica's batches: a device, or all of a node's together."""
-    return "device" if len(checked.devices) == 1 else f"process of {len(checked.devices)} devices"
+    return "device" if len(plan.devices) == 1 else f"process of {len(plan.devices)} devices"
 
 
-def _warm_up(checked: Arguments) -> str:
-    steps = checked.learning_rate.warmup_steps
+def _warm_up(plan: Plan) -> str:
+    steps = plan.learning_rate.warmup_steps
     return f", reached after {steps} steps" if steps else ""
 
 
 def closing(loop: FitLoop, directory: Path) -> list[str]:
     """Steps made, the newest values, and the run directory."""
-    values = "  ".join(f"{name} {value:.4g}" for name, value in loop.outputs.latest.items())
+    values = "  ".join(f"{name} {value:.4g}" for name, value in loop.fit.outputs.latest.items())
     rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
     return [
-        f"done after {loop.position.global_step} steps{rate}: {values}",
+        f"done after {loop.fit.position.global_step} steps{rate}: {values}",
         where(directory),
     ]

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .. import launch, strategies
+from ..arguments.options import Options
 from ..errors import ConfigurationError
 from ..launch.cluster import Layout
 from ..launch.devices import idle_gpus
@@ -15,24 +17,24 @@ from ..strategies import Limits, SingleDevice, Strategy
 from . import environment
 
 
-def choose(given: dict[str, Any], accelerator: Accelerator, layout: Layout) -> list[int]:
+def choose(options: Options, accelerator: Accelerator, layout: Layout) -> list[int]:
     """Indices of the devices of a node.
 
     Args:
-        given: a trainer's arguments, by name.
+        options: the trainer's.
         accelerator: that the devices are of.
         layout: of the processes.
 
     Raises:
         ConfigurationError: there are no such devices, or fewer GPUs than processes.
     """
-    value = given["devices"]
+    value = options.devices
     available = _count(accelerator) if accelerator != "cpu" else None
-    selects = given["auto_select_gpus"] and accelerator == "cuda"
+    selects = options.auto_select_gpus and accelerator == "cuda"
     if layout.started_outside:
         if selects:
             _check_chosen_by_one(layout)
-        limits, drives_all = _of_strategy(given["strategy"])
+        limits, drives_all = _of_strategy(options.strategy)
         if available is not None and not drives_all:
             _check_enough(available, layout)
         # Such a launcher decides how many processes there are, whatever devices says.
@@ -87,12 +89,15 @@ def _idle(count: int) -> list[int]:
     """GPUs that nobody uses: as the launcher has chosen them, for a rank of its own."""
     if launch.is_reported() and environment.GPUS in os.environ:
         return [int(index) for index in os.environ[environment.GPUS].split(",")]
-    found = idle_gpus.choose(idle_gpus.read_gpus(), count)
-    os.environ[environment.GPUS] = ",".join(map(str, found))
-    return found
+    return idle_gpus.choose(idle_gpus.read_gpus(), count)
 
 
-def _of_strategy(wanted: str | Strategy) -> tuple[Limits, bool]:
+def tell_ranks(gpus: Sequence[torch.device]) -> None:
+    """Have copies of this command, which are about to start, take the GPUs chosen here."""
+    os.environ[environment.GPUS] = ",".join(str(each.index) for each in gpus)
+
+
+def _of_strategy(wanted: object) -> tuple[Limits, bool]:
     """Limits of a strategy that may not exist, and whether one process drives all devices."""
     cls: type[Strategy] = SingleDevice
     limits = cls.limits

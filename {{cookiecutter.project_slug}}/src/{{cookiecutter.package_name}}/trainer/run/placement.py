@@ -1,68 +1,99 @@
 """Whether a launch, the devices and the strategy fit together."""
 
 import os
-from typing import Any
+from dataclasses import dataclass, field
 
-from ..errors import Problems
+from ..arguments.options import Options
+from ..errors import ConfigurationError, Problems
 from ..launch import cluster
 from ..launch.cluster import Layout
+from ..launch.devices.devices import Accelerator, choose_accelerator
 from ..strategies import Strategy
+from . import device_choice
 
 
-def check(
-    given: dict[str, Any],
-    name: str,
-    strategy: Strategy,
-    device_count: int,
-    layout: Layout,
-    problems: Problems,
-) -> None:
-    """Check that what has started this process has started what the strategy wants.
+@dataclass(frozen=True)
+class Placement:
+    """Where a run is to be: on which devices of a node, by index, and on which processes."""
+
+    accelerator: Accelerator = "cpu"
+    layout: Layout = field(default_factory=Layout)
+    devices: tuple[int, ...] = (0,)
+    nodes: int = 1
+
+
+def find(options: Options, problems: Problems) -> Placement:
+    """Where a run is to be; ``problems`` takes a line for each part that cannot be told."""
+    accelerator: Accelerator = "cpu"
+    with problems:
+        accelerator = choose_accelerator(options.accelerator)
+    layout = Layout()
+    with problems:
+        layout = cluster.detect(num_nodes=options.num_nodes)
+        _check_port(layout)
+    # Where they cannot be told, as many as nothing else is said about.
+    devices = list(range(layout.local_world_size if layout.started_outside else 1))
+    with problems:
+        devices = device_choice.choose(options, accelerator, layout)
+    nodes = layout.num_nodes if layout.source != "none" else options.num_nodes or 1
+    return Placement(accelerator, layout, tuple(devices), nodes)
+
+
+def _check_port(layout: Layout) -> None:
+    if not 0 <= layout.main_port < 2**16:
+        raise ConfigurationError(
+            f"{layout.source}: MASTER_PORT={layout.main_port}: give a port from 1 to 65535"
+        )
+
+
+def check(options: Options, placement: Placement, name: str, strategy: Strategy) -> list[str]:
+    """One line for each way in which what has started this process is not what a strategy wants.
 
     Args:
-        given: a trainer's arguments, by name.
+        options: the trainer's.
+        placement: of the run.
         name: of the strategy.
         strategy: itself.
-        device_count: devices of this node.
-        layout: of the processes.
-        problems: takes a line for every contradiction.
     """
-    nodes, launched_by = given["num_nodes"], strategy.limits.launched_by
-    expected = strategy.local_processes(device_count)
+    layout, nodes, launched_by = placement.layout, options.num_nodes, strategy.limits.launched_by
+    expected = strategy.local_processes(len(placement.devices))
+    lines = []
     if layout.source == cluster.NODES:
-        _check_nodes(given, expected, layout, problems)
+        lines += _other_nodes(options, expected, layout)
     elif layout.source == "none" and nodes is not None and nodes > 1:
-        problems.add(
+        lines.append(
             f"num_nodes={nodes}: nothing has started this process on several nodes; start it with "
             "srun or torchrun, or once on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK"
         )
     if not layout.started_outside:
         if launched_by is not None and expected > 1:
-            problems.add(f"strategy={name!r} on {expected} devices is started by {launched_by}")
-        return
+            lines.append(f"strategy={name!r} on {expected} devices is started by {launched_by}")
+        return lines
     if nodes is not None and nodes != layout.num_nodes:
-        problems.add(f"num_nodes={nodes}, but {layout.source} started {layout.num_nodes}")
+        lines.append(f"num_nodes={nodes}, but {layout.source} started {layout.num_nodes}")
     if launched_by is not None and layout.source not in strategy.limits.sources:
-        problems.add(
+        lines.append(
             f"strategy={name!r} is started by {launched_by}, not by {layout.source}; set "
             f"{cluster.OVERRIDE}=none to ignore it"
         )
     if expected != layout.local_world_size:
-        problems.add(
-            f"strategy={name!r} on devices={given['devices']!r} wants {expected} processes a node, "
+        lines.append(
+            f"strategy={name!r} on devices={options.devices!r} wants {expected} processes a node, "
             f"but {layout.source} started {layout.local_world_size}; set {cluster.OVERRIDE}=none "
             "to ignore it"
         )
+    return lines
 
 
-def _check_nodes(given: dict[str, Any], expected: int, layout: Layout, problems: Problems) -> None:
-    """Check what was started once on each node, and starts so many ranks there."""
-    nodes, ranks = given["num_nodes"], layout.num_nodes * expected
+def _other_nodes(options: Options, expected: int, layout: Layout) -> list[str]:
+    """One line for each contradiction where this was started once a node, to start ranks there."""
+    nodes, ranks, lines = options.num_nodes, layout.num_nodes * expected, []
     if nodes is not None and nodes != layout.num_nodes:
-        problems.add(f"num_nodes={nodes}, but NUM_NODES or NNODES is {layout.num_nodes}")
+        lines.append(f"num_nodes={nodes}, but NUM_NODES or NNODES is {layout.num_nodes}")
     told = os.environ.get("WORLD_SIZE", str(ranks))
     if told != str(ranks):
-        problems.add(
+        lines.append(
             f"WORLD_SIZE={told}, but {layout.num_nodes} nodes of {expected} processes are {ranks}; "
             "unset it, or change devices"
         )
+    return lines

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..arguments.options import Options
 from ..checkpoint import stored_tensors
 from ..data import transfer
 from ..data.feed import Feed, MicroBatch
@@ -70,12 +71,8 @@ class Strategy:
 
     # --- before anything is started ---------------------------------------------------------------
 
-    def problems(self, given: Mapping[str, Any]) -> list[str]:
-        """One line for each of the trainer's arguments that contradicts the strategy's options.
-
-        Args:
-            given: the trainer's arguments, by name.
-        """
+    def problems(self, options: Options) -> list[str]:
+        """One line for each of the trainer's options that contradicts the strategy's own."""
         return []
 
     @property

@@ -31,7 +31,7 @@ def _instead(cls: type[Strategy], option: str, known: list[str]) -> str:
     return f": {cls.lacks[option]}" if option in cls.lacks else nearest(option, known)
 
 
-def create(name: str, options: dict[str, Any]) -> Strategy:
+def create(name: object, options: dict[str, Any]) -> Strategy:
     """Create a strategy by name.
 
     Args:

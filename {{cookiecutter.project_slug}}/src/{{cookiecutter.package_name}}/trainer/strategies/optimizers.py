@@ -16,7 +16,7 @@ _SCHEDULERS = __name__.replace(".", r"\.")
 
 
 @dataclass
-class Schedule:
+class SchedulerConfig:
     """A scheduler and when it is stepped."""
 
     scheduler: LRScheduler | ReduceLROnPlateau
@@ -58,10 +58,10 @@ def _without_reminder(scheduler: LRScheduler) -> Iterator[None]:
 
 @dataclass
 class Optimization:
-    """All optimizers of a run and their schedules."""
+    """All optimizers of a run and their schedulers."""
 
     optimizers: list[Optimizer]
-    schedules: list[Schedule]
+    schedulers: list[SchedulerConfig]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -75,15 +75,15 @@ class Optimization:
     def replaced(self, make: Callable[[Optimizer], Optimizer]) -> "Optimization":
         """The same with an engine's optimizers in the place of the user's."""
         made = {id(optimizer): make(optimizer) for optimizer in self.optimizers}
-        for entry in self.schedules:
+        for entry in self.schedulers:
             _point(entry.scheduler, made)
-        return Optimization([made[id(each)] for each in self.optimizers], self.schedules)
+        return Optimization([made[id(each)] for each in self.optimizers], self.schedulers)
 
-    def step_schedules(
+    def step_schedulers(
         self, interval: Literal["step", "epoch"], values: Mapping[str, float]
     ) -> None:
-        """Step the schedules of an interval; ``values`` are the newest logged ones."""
-        for entry in self.schedules:
+        """Step the schedulers of an interval; ``values`` are the newest logged ones."""
+        for entry in self.schedulers:
             if entry.interval == interval:
                 entry.step(values)
 
@@ -174,10 +174,10 @@ def _pair(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Optimization:
             raise ConfigurationError(
                 f"configure_optimizers gave {type(optimizer).__name__} where an optimizer belongs"
             )
-    return Optimization(list(optimizers), [_read_schedule(each) for each in schedulers])
+    return Optimization(list(optimizers), [_read_scheduler(each) for each in schedulers])
 
 
-def _read_schedule(entry: Any) -> Schedule:
+def _read_scheduler(entry: Any) -> SchedulerConfig:
     fields = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
     unknown = fields.keys() - {"scheduler", "interval", "monitor"}
     scheduler = fields.get("scheduler")
@@ -186,11 +186,11 @@ def _read_schedule(entry: Any) -> Schedule:
             f"lr_scheduler {entry!r}: give a scheduler, or a dict of 'scheduler', 'interval' and "
             "'monitor'"
         )
-    schedule = Schedule(**fields)
-    if schedule.interval not in ("step", "epoch"):
+    config = SchedulerConfig(**fields)
+    if config.interval not in ("step", "epoch"):
         raise ConfigurationError(
-            f"lr_scheduler interval={schedule.interval!r}: use 'step' or 'epoch'"
+            f"lr_scheduler interval={config.interval!r}: use 'step' or 'epoch'"
         )
-    if isinstance(scheduler, ReduceLROnPlateau) and schedule.monitor is None:
+    if isinstance(scheduler, ReduceLROnPlateau) and config.monitor is None:
         raise ConfigurationError("ReduceLROnPlateau needs 'monitor': the name of a logged value")
-    return schedule
+    return config

@@ -17,7 +17,7 @@ from ..launch import rendezvous
 from ..launch.cluster import Layout
 from ..launch.devices import devices
 from ..launch.failures.nccl_watch import NCCLWatch
-from ..launch.failures.watchdog import watchdog
+from ..launch.failures.watchdog import process_watchdog
 from .base import Strategy
 from .limits import Limits
 from .precision import Precision
@@ -73,7 +73,7 @@ class ProcessGroupStrategy(Strategy):
     ) -> None:
         super().connect(layout, own_devices, precision)
         self.init_process_group(layout, self.device)
-        watchdog.arm()
+        process_watchdog.arm()
         if self.waits_for_peers():  # NCCL takes no GPU twice
             devices.check_one_each(self.device)
             self._nccl_watch = NCCLWatch(layout.rank, self.timeout_seconds, launch.end_hung)
@@ -131,6 +131,6 @@ class ProcessGroupStrategy(Strategy):
         if self._nccl_watch is not None:
             self._nccl_watch.close()
             self._nccl_watch = None
-        watchdog.disarm()
+        process_watchdog.disarm()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -6,27 +6,28 @@ https://docs.pytorch.org/docs/stable/backends.html
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from ...arguments.options import Options
 from ...errors import Problems, nearest
 
 PRECISIONS = ("highest", "high", "medium")
 
 
-def check(given: Mapping[str, Any], problems: Problems) -> None:
+def check(options: Options, problems: Problems) -> None:
     """Check ``matmul_precision`` and ``cudnn_benchmark``.
 
     Args:
-        given: The trainer's arguments, by name.
+        options: The trainer's.
         problems: Collects one line per error.
     """
-    precision = given["matmul_precision"]
-    if precision not in (None, *PRECISIONS):
+    precision = options.matmul_precision
+    if precision is not None and precision not in PRECISIONS:
         problems.add(f"matmul_precision={precision!r} is unknown{nearest(precision, PRECISIONS)}")
-    if given["cudnn_benchmark"] and given["deterministic"]:
+    if options.cudnn_benchmark and options.deterministic:
         problems.add(
             "cudnn_benchmark=True with deterministic=True: which algorithm is fastest differs from "
             "run to run, and so do the last bits; leave cudnn_benchmark out"
@@ -34,20 +35,20 @@ def check(given: Mapping[str, Any], problems: Problems) -> None:
 
 
 @contextlib.contextmanager
-def applied(device_type: str, given: Mapping[str, Any]) -> Iterator[None]:
-    """Apply the trainer's arguments to torch's backends, and restore the settings on exit.
+def applied(device_type: str, options: Options) -> Iterator[None]:
+    """Apply the trainer's options to torch's backends, and restore the settings on exit.
 
     Args:
         device_type: On ``"cpu"`` nothing is set.
-        given: The trainer's arguments.
+        options: The trainer's.
     """
     if device_type != "cuda":
         yield
         return
     benchmark, precisions = torch.backends.cudnn.benchmark, _Precisions()
-    asked = given["cudnn_benchmark"]
-    torch.backends.cudnn.benchmark = not given["deterministic"] if asked is None else asked
-    wanted = given["matmul_precision"]
+    asked = options.cudnn_benchmark
+    torch.backends.cudnn.benchmark = not options.deterministic if asked is None else asked
+    wanted = options.matmul_precision
     if wanted is not None or not precisions.are_chosen:
         _set_matmul_precision(wanted or "high")
     try:

@@ -18,7 +18,7 @@ from .. import collectives, files, interruption, outcome, preemption
 from ..interruption import Interrupted
 from ..preemption import Preempted
 from . import leftover_threads, stacks
-from .watchdog import DIRECTORY, watchdog
+from .watchdog import DIRECTORY, process_watchdog
 
 # How long a rank that only lost a peer waits for SIGTERM before it reports the loss.
 _TERMINATION_SECONDS = 8.0
@@ -74,10 +74,10 @@ def report_failure(
             _write_interrupt(error)
         return None
     if isinstance(error, SystemExit):
-        watchdog.record_exit(f"called sys.exit({error.code!r})", error)
+        process_watchdog.record_exit(f"called sys.exit({error.code!r})", error)
         if not error.code:
             return None  # if not all ranks exit, the others report that this one did
-    is_lost = watchdog.is_armed and _is_lost_peer(error, lost_peer)
+    is_lost = process_watchdog.is_armed and _is_lost_peer(error, lost_peer)
     loss = _lost_peer_error(error) if is_lost else None
     outcome.write_failure(describe(loss or error, f"rank {collectives.rank()}: "))
     _write_report(loss or error, is_final)
@@ -102,7 +102,7 @@ def end_hung(reason: str) -> NoReturn:
     position = stacks.of_main_thread()
     text = _describe_lost_peers(position, f"{reason}; the strategy's timeout_seconds sets how long")
     if text is None:
-        rank, hint = collectives.rank(), watchdog.other_nodes_hint() or "all ranks wait"
+        rank, hint = collectives.rank(), process_watchdog.other_nodes_hint() or "all ranks wait"
         text = f"rank {rank} waited at:\n{position}\nrank {rank}: {reason}; {hint}"
     error = RankError(text)
     outcome.write_failure(text)
@@ -114,7 +114,7 @@ def _exit_after_report(error: BaseException) -> NoReturn:
     """End this process after its report is written; print the error if no launcher does."""
     if not is_reported():
         _print(describe(error, f"rank {collectives.rank()}: "))
-    watchdog.disarm()
+    process_watchdog.disarm()
     leftover_threads.end_now(_code(error) or 1)
 
 
@@ -139,17 +139,17 @@ def _lost_peer_error(error: BaseException) -> RankError | None:
     description = _describe_lost_peers(stacks.of_error(error), _reason(error))
     if description is not None:
         return RankError(description)
-    if hint := watchdog.other_nodes_hint():
+    if hint := process_watchdog.other_nodes_hint():
         error.add_note(hint)
     return None
 
 
 def _describe_lost_peers(position: str, reason: str) -> str | None:
-    watchdog.record_loss(position)
-    watchdog.wait_for_termination(_TERMINATION_SECONDS)
-    description = watchdog.describe_hang(reason)
+    process_watchdog.record_loss(position)
+    process_watchdog.wait_for_termination(_TERMINATION_SECONDS)
+    description = process_watchdog.describe_hang(reason)
     if description is not None and _directory() is None:  # our launcher kills them itself
-        watchdog.kill_hung_peers_at_exit()
+        process_watchdog.kill_hung_peers_at_exit()
     return description
 
 

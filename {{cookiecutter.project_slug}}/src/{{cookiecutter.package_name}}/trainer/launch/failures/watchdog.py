@@ -192,7 +192,7 @@ class Watchdog:
         return [each for each in self._peers if each.rank not in self._losses]
 
 
-watchdog = Watchdog()
+process_watchdog = Watchdog()
 """The watchdog of this process."""
 
 

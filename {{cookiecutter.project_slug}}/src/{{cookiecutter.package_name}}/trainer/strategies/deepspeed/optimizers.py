@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...errors import ConfigurationError
 from ...module import TrainingModule
-from ..optimizers import Optimization, Schedule
+from ..optimizers import Optimization, SchedulerConfig
 from . import settings
 from .onebit_adam import OneBitAdam
 from .settings import ELEMENTWISE
@@ -51,15 +51,15 @@ def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:
             f"configure_optimizers gave {len(found.optimizers)} optimizers, and {_ONE}; put "
             "their parameters into groups of one, or use strategy='ddp'"
         )
-    if len(found.schedules) > 1:
+    if len(found.schedulers) > 1:
         lines.append(
-            f"configure_optimizers gave {len(found.schedules)} schedulers, and {_ONE}; chain them "
+            f"configure_optimizers gave {len(found.schedulers)} schedulers, and {_ONE}; chain them "
             "in a torch.optim.lr_scheduler.SequentialLR, or use strategy='ddp'"
         )
     by_config = {
         name: settings.kind(config, name) is not None for name in ("optimizer", "scheduler")
     }
-    if by_config["optimizer"] and found.schedules and not by_config["scheduler"]:
+    if by_config["optimizer"] and found.schedulers and not by_config["scheduler"]:
         lines.append(
             "the DeepSpeed configuration's optimizer replaces the one whose rates the scheduler of "
             "configure_optimizers sets; give a scheduler there too, or leave the optimizer out"
@@ -124,7 +124,7 @@ def cpu_adam(optimizer: Optimizer) -> Optimizer:
     return made
 
 
-class ConfiguredSchedule(LRScheduler):
+class ConfiguredScheduler(LRScheduler):
     """A scheduler of DeepSpeed's, which is none of torch's, in the form of those.
 
     Args:
@@ -154,8 +154,8 @@ class ConfiguredSchedule(LRScheduler):
         return [group["lr"] for group in self.optimizer.param_groups]
 
 
-def configured_schedule(config: Mapping[str, Any], optimizer: Optimizer) -> list[Schedule]:
-    """The schedule that a configuration names, of an optimizer; none where it names none.
+def configured_scheduler(config: Mapping[str, Any], optimizer: Optimizer) -> list[SchedulerConfig]:
+    """The scheduler that a configuration names, of an optimizer; none where it names none.
 
     Raises:
         ConfigurationError: it has not the parameters that are given.
@@ -170,4 +170,4 @@ def configured_schedule(config: Mapping[str, Any], optimizer: Optimizer) -> list
         made = make(optimizer, **settings.section(config["scheduler"], "params"))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} in the DeepSpeed configuration: {error}") from None
-    return [Schedule(ConfiguredSchedule(made), interval="step")]
+    return [SchedulerConfig(ConfiguredScheduler(made), interval="step")]

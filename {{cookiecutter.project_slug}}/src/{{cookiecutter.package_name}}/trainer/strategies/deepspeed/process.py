@@ -28,21 +28,26 @@ _OF_STAGE_3 = {
     *("ds_inflight_param_registry", "_original_parameters", "_external_params"),
 }
 
+_ACCELERATOR = "DS_ACCELERATOR"
 
-def load(device: torch.device, layout: Layout | None = None) -> Any:
+
+def load(device: torch.device, layout: Layout) -> Any:
     """Import DeepSpeed, for a device and without compiling anything.
 
     Args:
         device: that is trained on; DeepSpeed takes a GPU by itself wherever there is one.
-        layout: this process' place; ``None``: only its configuration is read.
+        layout: this process' place.
 
     Returns:
         the package.
     """
     _find_ninja()
-    os.environ["DS_ACCELERATOR"] = device.type
-    if layout is not None:
-        os.environ["LOCAL_RANK"] = str(layout.local_rank)
+    os.environ[_ACCELERATOR] = device.type
+    os.environ["LOCAL_RANK"] = str(layout.local_rank)
+    return _imported()
+
+
+def _imported() -> Any:
     # With a group, DeepSpeed's import would ask it for what it has not been set up for.
     deepspeed: Any = importlib.import_module("deepspeed")
     # Which of its extensions could be compiled: it would ask the compiler for each of them, and
@@ -78,7 +83,8 @@ def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
     """One line for each thing that DeepSpeed itself does not take in a configuration."""
     if importlib.util.find_spec("deepspeed") is None:
         return []  # said already
-    deepspeed = load(torch.device(accelerator))
+    with _told(accelerator):
+        deepspeed = _imported()
     where = "the DeepSpeed configuration"
     try:
         with speaking_to_stderr():
@@ -89,6 +95,20 @@ def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
             return [f"{where}: {' '.join(str(error).split())}"]
         return [f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()]
     return []
+
+
+@contextlib.contextmanager
+def _told(accelerator: str) -> Iterator[None]:
+    """DeepSpeed takes a type of device for a while; a check leaves the variable as it was."""
+    before = os.environ.get(_ACCELERATOR)
+    os.environ[_ACCELERATOR] = accelerator
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ACCELERATOR]
+        else:
+            os.environ[_ACCELERATOR] = before
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...arguments.options import Options
 from ...errors import ConfigurationError, Problems, nearest
 
 # The first is Lightning's; ours wins.
@@ -186,12 +187,12 @@ def steps_by_cpu_adam(config: Mapping[str, Any]) -> bool:
     )
 
 
-def contradictions(config: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
     """One line for each thing in a user's own configuration that the trainer is told otherwise.
 
     Args:
         config: the user's.
-        given: the trainer's arguments, by name.
+        options: the trainer's.
     """
     where = "the DeepSpeed configuration"
     lines = [
@@ -199,28 +200,28 @@ def contradictions(config: Mapping[str, Any], given: Mapping[str, Any]) -> list[
         for name, reason in _NOT_TAKEN.items()
         if config.get(name) not in (None, {}, 1, True, "mean", AUTO)
     ]
-    for name, argument, absent in (
-        ("gradient_clipping", "gradient_clip_val", 0),
-        ("gradient_accumulation_steps", "accumulate_grad_batches", 1),
+    for name, argument, own in (
+        ("gradient_clipping", "gradient_clip_val", options.gradient_clip_val),
+        ("gradient_accumulation_steps", "accumulate_grad_batches", options.accumulate_grad_batches),
     ):
-        value, own = config.get(name, AUTO), given[argument]
-        if value not in (AUTO, own if own is not None else absent):
+        value = config.get(name, AUTO)
+        if value not in (AUTO, 0 if own is None else own):
             lines.append(
                 f"{name}={value!r} in {where}, but {argument}={own!r}; leave it out there, or give "
                 f"{argument}={value!r}"
             )
-    lines += _wrong_batches(config, given, where)
+    lines += _wrong_batches(config, options, where)
     lines += [
         f"{name} in {where}: the weights stay in float32 here, and forward passes compute in what "
         f"the trainer's precision says; leave it out, and give precision={precision!r}"
         for name, precision in _PRECISIONS.items()
         if section(config, name).get("enabled") not in (None, False, AUTO)
     ]
-    return lines + _wrong_parts(config, given, where)
+    return lines + _wrong_parts(config, options, where)
 
 
-def _wrong_batches(config: Mapping[str, Any], given: Mapping[str, Any], where: str) -> list[str]:
-    batch = given["global_batch_size"]
+def _wrong_batches(config: Mapping[str, Any], options: Options, where: str) -> list[str]:
+    batch = options.global_batch_size
     lines = []
     if config.get("train_batch_size", AUTO) not in (AUTO, batch):
         value = config["train_batch_size"]
@@ -236,7 +237,7 @@ def _wrong_batches(config: Mapping[str, Any], given: Mapping[str, Any], where: s
     return lines
 
 
-def _wrong_parts(config: Mapping[str, Any], given: Mapping[str, Any], where: str) -> list[str]:
+def _wrong_parts(config: Mapping[str, Any], options: Options, where: str) -> list[str]:
     lines = []
     for name, known in (
         ("optimizer", _OPTIMIZERS),
@@ -258,7 +259,7 @@ def _wrong_parts(config: Mapping[str, Any], given: Mapping[str, Any], where: str
                 f"OneBitAdam in {where} with ZeRO stage {stage(config)}: it compresses what ZeRO "
                 "has averaged and divided before; set zero_optimization.stage to 0, or use Adam"
             )
-        if given["gradient_clip_val"] is not None:
+        if options.gradient_clip_val is not None:
             lines.append(
                 f"OneBitAdam in {where}: after its warm-up no process knows the gradients' mean "
                 "to clip; leave gradient_clip_val out"

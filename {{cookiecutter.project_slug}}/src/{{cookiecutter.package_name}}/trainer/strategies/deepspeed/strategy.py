@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...arguments.options import Options
 from ...errors import UserError
 from ...launch.cluster import Layout
 from ...launch.devices.devices import choose_accelerator
@@ -123,7 +124,7 @@ class DeepSpeed(ProcessGroupStrategy):
 
     # --- before a run ----------------------------------------------------------------------------
 
-    def problems(self, given: Mapping[str, Any]) -> list[str]:
+    def problems(self, options: Options) -> list[str]:
         lines = []
         if self.cpu_adam or settings.steps_by_cpu_adam(self.config):
             missing = process.missing_compiler()
@@ -137,10 +138,10 @@ class DeepSpeed(ProcessGroupStrategy):
             )
         if not self.is_configured:
             return lines
-        accelerator = choose_accelerator(given["accelerator"])
+        accelerator = choose_accelerator(options.accelerator)
         return [
             *lines,
-            *settings.contradictions(self.config, given),
+            *settings.contradictions(self.config, options),
             *process.rejected(settings.completed(self.config), accelerator),
         ]
 
@@ -189,8 +190,8 @@ class DeepSpeed(ProcessGroupStrategy):
         if not groups:  # DeepSpeed has made the optimizer, of all that is trained
             groups = [[name for name, each in module.named_parameters() if each.requires_grad]]
         optimizer = self._divide(module, groups)
-        configured = optimizers.configured_schedule(self.config, optimizer)
-        return Optimization([optimizer], [*found.schedules, *configured])
+        configured = optimizers.configured_scheduler(self.config, optimizer)
+        return Optimization([optimizer], [*found.schedulers, *configured])
 
     def _initialize(self, config: dict[str, Any], found: Optimization) -> Any:
         deepspeed = process.load(self.device, self.layout)

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 )
 from torch.optim import Optimizer
 
+from ...arguments.options import Options
 from ...checkpoint import dtensors
 from ...errors import ConfigurationError, UserError, nearest
 from ...memory import meta_device
@@ -107,14 +108,14 @@ class FSDP(ProcessGroupStrategy):
         self.find_unused_parameters = find_unused_parameters
         self._used: set[str] = set()
 
-    def problems(self, given: Mapping[str, Any]) -> list[str]:
+    def problems(self, options: Options) -> list[str]:
         dtype = self.mixed_precision.param_dtype
         fitting = _AUTOCAST.get(dtype) if dtype is not None else None
-        if fitting is None or given["precision"] == fitting:
+        if fitting is None or options.precision == fitting:
             return []
         return [
             f"strategy_options.parameter_dtype gathers in {str(dtype).split('.')[1]} what is "
-            f"computed with precision={given['precision']!r}; use precision={fitting!r}"
+            f"computed with precision={options.precision!r}; use precision={fitting!r}"
         ]
 
     def problems_of(self, module: TrainingModule) -> list[str]:

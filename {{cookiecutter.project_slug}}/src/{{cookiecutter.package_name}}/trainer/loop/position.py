@@ -1,23 +1,34 @@
-"""Where training stands, and when things happen in it."""
+"""Where training stands, and which of its steps are logged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments.options import Options
 from ..checkpoint.state_file import MOST_STEPS, check_count
 from ..data.feed import Feed, MicroBatch
 
 
 @dataclass
 class Position:
-    """Where training stands."""
+    """Where training stands; the loop keeps it up to date."""
 
     epoch: int = 0
     batch: int = 0
     global_step: int = 0
-    is_last_batch: bool = False
     epoch_done: bool = False
     """Whether all batches of the epoch are trained on; what an epoch ends with is not done yet."""
+    saved_at: int = -1
+    """The step after which training was last saved."""
+    validated_at: int = -1
+    """The step after which the module was last validated."""
+
+    def is_end(self, options: Options) -> bool:
+        """Whether all epochs or steps that options ask for are made."""
+        epochs, steps = options.max_epochs, options.max_steps
+        return (epochs is not None and self.epoch + self.epoch_done >= epochs) or (
+            steps is not None and self.global_step >= steps
+        )
 
 
 @dataclass(frozen=True)
@@ -32,20 +43,14 @@ class SavedPosition:
     epoch_done: bool
 
     @classmethod
-    def of(cls, position: Position, feed: Feed, validated_at: int) -> "SavedPosition":
-        """Where training stands now.
-
-        Args:
-            position: of this layout.
-            feed: of this layout.
-            validated_at: the step that was last validated.
-        """
+    def of(cls, position: Position, feed: Feed) -> "SavedPosition":
+        """Where training stands now, by the feed of this layout."""
         return cls(
             epoch=position.epoch,
             step_in_epoch=position.batch // feed.accumulate,
             samples_per_step=feed.samples_per_step,
             global_step=position.global_step,
-            validated_at=validated_at,
+            validated_at=position.validated_at,
             epoch_done=position.epoch_done,
         )
 
@@ -70,49 +75,14 @@ class SavedPosition:
         )
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """When things happen.
-
-    Args:
-        max_epochs: epochs to train; ``None``: until ``max_steps``.
-        max_steps: optimizer steps to train; ``None``: until ``max_epochs``.
-        log_every_n_steps: log the values of every N-th step, of the first and of the last.
-        check_val_every_n_epoch: run validation every N epochs.
-        val_every_n_steps: run validation every N optimizer steps, too.
-        checkpoint_every_n_steps: save every N optimizer steps, besides after each epoch.
-        stop_on_nonfinite_loss: end with an error after a step whose loss is not finite.
-    """
-
-    max_epochs: int | None
-    max_steps: int | None
-    log_every_n_steps: int
-    check_val_every_n_epoch: int
-    val_every_n_steps: int | None
-    checkpoint_every_n_steps: int | None
-    stop_on_nonfinite_loss: bool = True
-
-    def logs(self, step: int) -> bool:
-        """Whether a step, counted from 1, is logged wherever training ends."""
-        return step == 1 or step % self.log_every_n_steps == 0
-
-    @property
-    def ends(self) -> tuple[int | None, int | None]:
-        """``max_epochs`` and ``max_steps``: whichever comes first ends training."""
-        return self.max_epochs, self.max_steps
+def is_logged(options: Options, step: int) -> bool:
+    """Whether a step, counted from 1, is logged wherever training ends."""
+    return step == 1 or step % options.log_every_n_steps == 0
 
 
-@dataclass(frozen=True)
-class Clip:
-    """How gradients are clipped: ``"norm"`` or ``"value"``."""
-
-    value: float
-    algorithm: str
-
-
-def is_last_step(schedule: Schedule, position: Position, batch: MicroBatch, feed: Feed) -> bool:
+def is_last_step(options: Options, position: Position, batch: MicroBatch, feed: Feed) -> bool:
     """Whether training ends with the step of a batch, as far as that can be known."""
-    epochs, steps = schedule.ends
+    epochs, steps = options.max_epochs, options.max_steps
     if steps is not None and position.global_step + 1 >= steps:
         return True
     if epochs is None or position.epoch + 1 < epochs:

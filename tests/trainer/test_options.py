@@ -1,0 +1,119 @@
+"""The options that checks read are the trainer's keywords; checking changes nothing."""
+
+import inspect
+import os
+import typing
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from my_project import trainer
+from my_project.trainer import launch
+from my_project.trainer.arguments import legacy
+from my_project.trainer.arguments.options import Options
+from my_project.trainer.launch.devices import idle_gpus
+from my_project.trainer.run import device_choice
+from my_project.trainer.strategies import Strategy
+
+# Reading a keyword leaves less of it: what a user may write, and what checks read.
+NARROWER = {
+    "accelerator": (str | None, str),
+    "devices": (int | str | list[int] | None, int | str | list[int]),
+    "precision": (int | str, str),
+    "default_root_dir": (str | os.PathLike[str], str),
+    "strategy": (str | Strategy | None, object),
+}
+
+
+def keywords() -> dict[str, tuple[Any, Any]]:
+    """Type and default of each of the trainer's keywords, without the older spellings."""
+    types = typing.get_type_hints(trainer.Trainer.__init__)
+    return {
+        name: (types[name], parameter.default)
+        for name, parameter in inspect.signature(trainer.Trainer).parameters.items()
+        if name not in legacy.ARGUMENTS
+    }
+
+
+def test_options_are_the_keywords_in_their_order_with_their_types_and_defaults() -> None:
+    types = typing.get_type_hints(Options)
+    expected = {
+        name: (NARROWER.get(name, (kind, kind))[1], default)
+        for name, (kind, default) in keywords().items()
+    }
+    assert [(each.name, (types[each.name], each.default)) for each in fields(Options)] == list(
+        expected.items()
+    )
+    assert {name: keywords()[name][0] for name in NARROWER} == {
+        name: wider for name, (wider, _) in NARROWER.items()
+    }
+
+
+def test_options_cannot_be_changed_and_know_no_older_spelling() -> None:
+    made = trainer.Trainer(gpus=0, precision=32, logger=False, max_steps=1)._plan.options
+    assert (made.accelerator, made.devices, made.precision, made.loggers) == (
+        "cpu",
+        1,
+        "32-true",
+        (),
+    )
+    assert not set(legacy.ARGUMENTS) & set(vars(made))
+    with pytest.raises(FrozenInstanceError):
+        made.max_steps = 2
+
+
+def test_a_keyword_that_there_is_not_is_refused_by_python_itself() -> None:
+    with pytest.raises(TypeError, match=r"Trainer\.__init__\(\) got an unexpected keyword .*'ma'"):
+        trainer.Trainer(ma=1)
+    with pytest.raises(TypeError, match="positional"):
+        trainer.Trainer("cpu")
+
+
+def test_making_a_trainer_writes_no_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINER_OUTCOME", "outcome")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr("torch.version.cuda", None)
+    gpus = [idle_gpus.GPU(index, "GPU", "default", 4 - index, 2**30) for index in range(4)]
+    monkeypatch.setattr(idle_gpus, "read_gpus", lambda: gpus)
+    monkeypatch.setattr(idle_gpus, "choose", lambda found, count: [3, 1])
+    before = dict(os.environ)
+    made = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
+    assert [each.index for each in made._plan.node_devices] == [3, 1]
+    assert dict(os.environ) == before
+
+
+def test_copies_of_the_command_are_told_which_gpus_were_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TRAINER_GPUS", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr(idle_gpus, "read_gpus", list)
+    monkeypatch.setattr(idle_gpus, "choose", lambda found, count: [3, 1])
+    made = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
+    told = []
+
+    def started(*_: Any) -> None:
+        told.append(os.environ["TRAINER_GPUS"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "supervise_copies", started)
+    with pytest.raises(KeyboardInterrupt):
+        made.predict(_Predicts())
+    assert told == ["3,1"]
+    monkeypatch.setattr(idle_gpus, "choose", None)  # a rank does not choose again
+    monkeypatch.setattr(device_choice.launch, "is_reported", lambda: True)
+    rank = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
+    assert [each.index for each in rank._plan.node_devices] == [3, 1]
+
+
+class _Predicts(trainer.TrainingModule):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch

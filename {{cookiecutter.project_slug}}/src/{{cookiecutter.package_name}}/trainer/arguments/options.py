@@ -1,0 +1,55 @@
+"""What a run is asked for, typed and frozen: the one form that checks and parts of a run read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The keywords of ``Trainer``, which describes each, without the older spellings.
+
+    A field has the keyword's type, unless reading it (``keywords.py``) leaves less: ``None`` became
+    ``"auto"``, paths are expanded texts, and a precision is a name.
+    """
+
+    accelerator: str = "auto"
+    devices: int | str | list[int] = "auto"
+    num_nodes: int | None = None
+    strategy: object = "auto"
+    """A name, or a strategy, whose class is on a higher floor."""
+    strategy_options: dict[str, Any] | None = None
+    precision: str = "32-true"
+    matmul_precision: str | None = None
+    max_epochs: int | None = None
+    max_steps: int | None = None
+    global_batch_size: int | None = None
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str = "norm"
+    learning_rate_scaling: str = "none"
+    reference_batch_size: int | None = None
+    learning_rate_warmup_steps: int = 0
+    sync_batchnorm: bool = False
+    compile: bool | dict[str, Any] = False
+    activation_checkpointing: Sequence[str] = ()
+    seed: int = 0
+    meta_device: bool = False
+    deterministic: bool = False
+    cudnn_benchmark: bool | None = None
+    use_distributed_sampler: bool = True
+    uneven_inputs: str = "refuse"
+    log_every_n_steps: int = 50
+    check_val_every_n_epoch: int = 1
+    val_every_n_steps: int | None = None
+    checkpoint_every_n_steps: int | None = None
+    keep_checkpoints: int = 2
+    stop_on_nonfinite_loss: bool = True
+    async_checkpoints: bool = False
+    resume: str | None = None
+    default_root_dir: str = "runs"
+    run_name: str | None = None
+    overwrite: bool = False
+    loggers: Sequence[str] = ("csv", "tensorboard")
+    enable_progress_bar: bool = True
+    auto_select_gpus: bool = False

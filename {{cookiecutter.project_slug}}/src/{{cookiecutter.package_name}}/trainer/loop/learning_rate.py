@@ -1,0 +1,87 @@
+"""Scales learning rates with the effective batch size, after a linear warm-up."""
+
+from dataclasses import dataclass
+
+from ..arguments.options import Options
+from ..errors import ConfigurationError, nearest
+
+RULES = ("none", "linear", "sqrt")
+
+
+@dataclass(frozen=True)
+class LearningRateScaling:
+    """Scales learning rates, because a batch is larger than the one they were chosen for.
+
+    The factor is applied on top of optimizers and schedulers, which do not see it.
+
+    Args:
+        rule: ``"none"``; ``"linear"``: proportional to the batch size (Goyal et al. 2017,
+            https://arxiv.org/abs/1706.02677); ``"sqrt"``: to its square root (Krizhevsky 2014,
+            https://arxiv.org/abs/1404.5997).
+        reference_batch_size: The effective batch size for which the learning rates were chosen.
+        warmup_steps: Linear warm-up steps from a factor of 1 to the final factor.
+
+    Raises:
+        ConfigurationError: Unknown rule, or a number out of range.
+    """
+
+    rule: str = "none"
+    reference_batch_size: int | None = None
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ConfigurationError(
+                f"learning_rate_scaling={self.rule!r} is unknown{nearest(self.rule, RULES)}"
+            )
+        if self.reference_batch_size is not None and self.reference_batch_size < 1:
+            raise ConfigurationError(
+                f"reference_batch_size={self.reference_batch_size}: give a number of at least 1"
+            )
+        if self.warmup_steps < 0:
+            raise ConfigurationError(
+                f"learning_rate_warmup_steps={self.warmup_steps}: give a number of at least 0"
+            )
+
+    def target(self, batch_size: int | None, device_batch_size: int | None) -> float:
+        """The factor after the warm-up.
+
+        Args:
+            batch_size: The effective batch size; ``None`` if unknown.
+            device_batch_size: Default of the reference: the batch size of one device.
+
+        Raises:
+            ConfigurationError: A batch size that the rule needs is unknown.
+        """
+        if self.rule == "none":
+            return 1.0
+        reference = self.reference_batch_size or device_batch_size
+        if batch_size is None or reference is None:
+            raise ConfigurationError(
+                f"learning_rate_scaling={self.rule!r}: the loader does not tell its batch size; "
+                "scale the rate in configure_optimizers"
+            )
+        ratio = batch_size / reference
+        return ratio if self.rule == "linear" else ratio**0.5
+
+    def factor(self, target: float, step: int) -> float:
+        """The factor at a step, counted from 0."""
+        if step >= self.warmup_steps:
+            return target
+        return 1.0 + (target - 1.0) * (step + 1) / self.warmup_steps
+
+    @classmethod
+    def of(cls, options: Options) -> "LearningRateScaling":
+        """What options ask for.
+
+        Raises:
+            ConfigurationError: Unknown rule, a number out of range, or no reference batch size.
+        """
+        rule, reference = options.learning_rate_scaling, options.reference_batch_size
+        found = cls(rule, reference, options.learning_rate_warmup_steps)
+        if rule != "none" and options.global_batch_size is not None and reference is None:
+            raise ConfigurationError(
+                f"learning_rate_scaling={rule!r} with global_batch_size: give "
+                "reference_batch_size, the batch that the rate was chosen for"
+            )
+        return found

@@ -1,0 +1,154 @@
+"""What a checkpoint holds of a fit, and how a fit is resumed from it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from ..checkpoint.dtensors import is_sharded
+from ..checkpoint.reading import Checkpoint
+from ..checkpoint.stored_tensors import read_all
+from ..data import randomness
+from ..errors import CheckpointError
+from ..launch.cluster import Layout
+from ..logging import metrics
+from .parts import FitParts
+from .position import SavedPosition
+
+_NOT_OF_THIS_MODEL = (
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+)
+
+
+def state(fit: FitParts) -> dict[str, Any]:
+    """What is the same on every process."""
+    outputs = fit.outputs
+    return {
+        **fit.strategy.state(fit.optimization),
+        "schedules": [each.scheduler.state_dict() for each in fit.optimization.schedulers],
+        "precision": fit.strategy.precision.state(),
+        "position": asdict(SavedPosition.of(fit.position, fit.feed)),
+        "epoch_values": outputs.epoch_values,
+        "latest": dict(outputs.latest),
+        "last_values": outputs.last_values,
+        "logs": {name: each.position() for name, each in outputs.loggers.items()},
+        "gradients": _accumulated(fit, is_sharded),
+    }
+
+
+def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
+    """What is this process' own: its random state, and its share of unfinished sums."""
+    parts = {
+        "random": randomness.full_state(fit.strategy.devices),
+        "log": fit.outputs.recorder.state(),
+        "torchmetrics": metrics.torchmetrics_state(fit.module),
+        "strategy": fit.strategy.rank_local_state(),
+        "gradients": _accumulated(fit, lambda gradient: not is_sharded(gradient)),
+    }
+    return {
+        f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()
+    }
+
+
+def _accumulated(fit: FitParts, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
+    """Gradients of one kind that no step has used yet."""
+    return fit.manual.gradients(kind) if fit.manual is not None else {}
+
+
+def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
+    """Continue from a checkpoint, as if training had not been interrupted.
+
+    Args:
+        fit: to fill.
+        checkpoint: to read.
+        layout: of this run; if the checkpoint's world size differs, random states are new.
+        same_run: it is saved again only after a step.
+
+    Returns:
+        remarks, for what could not be restored exactly.
+
+    Raises:
+        CheckpointError: it does not belong to this model, or its values cannot be.
+    """
+    saved = checkpoint.stored_state()
+    try:
+        remarks = _load(fit, saved, checkpoint.step)
+        _load_gradients(fit, saved, checkpoint, layout)
+        if checkpoint.world_size == layout.world_size:
+            _load_rank_local_state(fit, checkpoint.own(layout.rank))
+        else:
+            remarks.append(
+                f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
+                "random states (dropout) are new; the order of the data does not change"
+            )
+    except _NOT_OF_THIS_MODEL as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise CheckpointError(f"{checkpoint.path}: not of this model ({reason})") from None
+    fit.position.saved_at = fit.position.global_step if same_run else -1
+    return remarks
+
+
+def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
+    """Put back what is the same on every process; remarks."""
+    position, outputs = SavedPosition.read(saved["position"], step), fit.outputs
+    configured = fit.optimization.configured_rates()
+    fit.strategy.load_state(saved, fit.optimization)
+    for each, of_scheduler in zip(fit.optimization.schedulers, saved["schedules"], strict=True):
+        each.scheduler.load_state_dict(read_all(of_scheduler))
+    fit.strategy.precision.load_state(saved["precision"])
+    remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
+    outputs.epoch_values = saved["epoch_values"] if position.epoch_done else {}
+    outputs.latest.update(saved["latest"])
+    if fit.position.is_end(fit.options):
+        outputs.last_values = saved["last_values"]
+    outputs.log_positions = saved["logs"]
+    return remarks
+
+
+def _load_position(fit: FitParts, saved: SavedPosition) -> list[str]:
+    position, samples = fit.position, fit.feed.samples_per_step
+    position.epoch, position.global_step = saved.epoch, saved.global_step
+    position.epoch_done, position.validated_at = saved.epoch_done, saved.validated_at
+    if position.epoch_done:
+        return []
+    steps, rest = saved.step_in_epoch, 0
+    if samples and saved.samples_per_step:
+        steps, rest = divmod(steps * saved.samples_per_step, samples)
+    position.batch = steps * fit.feed.accumulate
+    if rest:
+        return [f"another effective batch size: {rest} samples of this epoch are read again"]
+    return []
+
+
+def _load_gradients(
+    fit: FitParts, saved: Mapping[str, Any], checkpoint: Checkpoint, layout: Layout
+) -> None:
+    """Put back gradients that no step had used: each rank's own, or else the mean of all."""
+    if fit.manual is None:
+        return
+    sharded = saved.get("gradients", {})
+    ranks = range(checkpoint.world_size)
+    is_as_saved = checkpoint.world_size == layout.world_size
+    if is_as_saved and (sharded or not fit.strategy.shards_parameters):
+        ranks = range(layout.rank, layout.rank + 1)
+    own = [_part(checkpoint.own(rank), "gradients") for rank in ranks]
+    fit.manual.load_gradients(sharded, own)
+
+
+def _load_rank_local_state(fit: FitParts, own: Mapping[str, Tensor]) -> None:
+    fit.strategy.load_rank_local_state(_part(own, "strategy"))
+    fit.outputs.recorder.load_state(_part(own, "log"))
+    metrics.load_torchmetrics_state(fit.module, _part(own, "torchmetrics"))
+    randomness.set_full_state(_part(own, "random"), fit.strategy.devices)
+
+
+def _part(own: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Of what :func:`rank_local_state` gave."""
+    start = f"{part}/"
+    return {key.removeprefix(start): each for key, each in own.items() if key.startswith(start)}

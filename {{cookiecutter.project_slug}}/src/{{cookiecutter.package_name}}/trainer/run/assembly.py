@@ -1,0 +1,105 @@
+"""Puts together what a rank's run is made of, as its plan says."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..checkpoint.reading import DIRECTORY
+from ..checkpoint.writing import Checkpoints
+from ..data import scaling
+from ..data.feed import Feed, Share, feed_evaluation, feed_training
+from ..logging.metrics import Recorder
+from ..logging.outputs import Outputs
+from ..logging.progress import Progress
+from ..loop.evaluation import evaluate
+from ..loop.fit import FitLoop
+from ..loop.manual_optimization import ManualOptimization
+from ..loop.parts import FitParts
+from ..loop.position import Position
+from ..module import Loader, TrainingModule
+from ..strategies import sync_batchnorm
+from ..strategies.optimizers import read_optimization
+from .plan import Plan
+
+
+class Assembly:
+    """Makes the parts of a run, whose strategy is connected.
+
+    Args:
+        plan: of the run.
+        recorder: of what the module logs.
+    """
+
+    def __init__(self, plan: Plan, recorder: Recorder) -> None:
+        self._plan = plan
+        self._recorder = recorder
+
+    def training_feed(self, loader: Loader) -> Feed:
+        """The batches of a loader on which this replica trains."""
+        options = self._plan.options
+        return feed_training(
+            loader,
+            self._share(),
+            accumulate=options.accumulate_grad_batches,
+            global_batch_size=options.global_batch_size,
+            in_global_order=options.use_distributed_sampler,
+            uneven=options.uneven_inputs,
+        )
+
+    def evaluation_feed(self, loader: Loader) -> Feed:
+        """The batches of a loader on which this replica is evaluated."""
+        in_order = self._plan.options.use_distributed_sampler
+        together = self._plan.strategy.shards_parameters
+        return feed_evaluation(loader, self._share(), in_global_order=in_order, together=together)
+
+    def fit_loop(self, fit: FitParts, validation_loader: Loader | None, directory: Path) -> FitLoop:
+        """The loop that trains, and writes into a run's directory."""
+        options = self._plan.options
+        validate = None
+        if validation_loader is not None:
+            validate = self._validation(fit.module, self.evaluation_feed(validation_loader))
+        checkpoints = Checkpoints(
+            directory / DIRECTORY,
+            options.keep_checkpoints,
+            options.async_checkpoints,
+            self._plan.strategy.timeout_seconds,
+        )
+        return FitLoop(fit, checkpoints, validate, self._rate_factor(fit.feed))
+
+    def fit_parts(self, module: TrainingModule, feed: Feed, position: Position) -> FitParts:
+        """Have the strategy set a module up, for training from a position on."""
+        strategy, recorder, options = self._plan.strategy, self._recorder, self._plan.options
+        if options.sync_batchnorm:
+            sync_batchnorm.convert(module, self._plan.device.type)
+        optimization = strategy.setup(
+            module, lambda: read_optimization(module.configure_optimizers())
+        )
+        manual: ManualOptimization | None = None
+        if not module.automatic_optimization:
+            manual = ManualOptimization(strategy, optimization, lambda: recorder.context)
+        outputs = Outputs(recorder, self._progress(feed))
+        return FitParts(options, module, strategy, optimization, manual, feed, outputs, position)
+
+    def _validation(self, module: TrainingModule, feed: Feed) -> Callable[[], dict[str, float]]:
+        strategy, recorder = self._plan.strategy, self._recorder
+        return lambda: evaluate(module, strategy, recorder, feed, "validation")
+
+    def _share(self) -> Share:
+        strategy = self._plan.strategy
+        return Share(strategy.data_index, strategy.data_replicas, self._plan.options.seed)
+
+    def _progress(self, feed: Feed) -> Progress:
+        options = self._plan.options
+        return Progress(
+            options.enable_progress_bar and self._plan.layout.is_main,
+            scaling.total_steps(feed.steps, options.max_epochs, options.max_steps),
+            feed.samples_per_step,
+        )
+
+    def _rate_factor(self, feed: Feed) -> Callable[[int], float]:
+        """What learning rates are multiplied by in a step, counted from 0."""
+        rate, strategy = self._plan.learning_rate, self._plan.strategy
+        batch_size = feed.samples_per_step
+        shares = strategy.data_replicas * feed.accumulate
+        scaled = rate.target(batch_size, batch_size // shares if batch_size else None)
+        target = strategy.learning_rate_factor * scaled
+        return lambda step: rate.factor(target, step)

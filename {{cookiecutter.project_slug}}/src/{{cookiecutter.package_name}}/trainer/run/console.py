@@ -1,0 +1,44 @@
+"""What a rank's run prints, and where."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..checkpoint import run_directory
+from . import announcements
+from .plan import Plan
+
+
+class Console:
+    """Prints on the main process only.
+
+    Args:
+        plan: of the run.
+        is_command: whether the command line has started the run, and not a script.
+    """
+
+    def __init__(self, plan: Plan, is_command: bool) -> None:
+        self.is_command = is_command
+        self._plan = plan
+        self._is_main = plan.layout.is_main
+        self._shows_progress = plan.options.enable_progress_bar
+
+    def say(self, *lines: str) -> None:
+        """Print lines, where progress is shown."""
+        if lines and self._is_main and self._shows_progress:
+            print(*lines, sep="\n", flush=True)
+
+    def say_where(self, directory: Path) -> None:
+        """Name the run directory; a command does it even where it shows no progress."""
+        if self._is_main and (self._shows_progress or self.is_command):
+            print(announcements.where(self._plan.shown(directory)), flush=True)
+
+    @contextlib.contextmanager
+    def output_of(self, directory: Path) -> Iterator[None]:
+        """The main process prints where the user sees it, the others into the run's directory."""
+        if self._is_main:
+            yield
+            return
+        log = directory / "logs" / f"rank-{self._plan.layout.rank}.log"
+        with run_directory.output_to(log, keep=not self._plan.options.overwrite):
+            yield

@@ -1,0 +1,65 @@
+"""One process' part in a command: it takes its place, runs the command, and leaves."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from .. import launch
+from ..errors import EarlyExit
+from ..launch.devices import gpu_backends
+from ..launch.failures import stacks
+from ..launch.preemption import Preempted
+from ..module import TrainingModule
+from .plan import Plan
+from .rank import RankRun, RunResult
+
+Command = partial[Any]  # of a method of RankRun: its keywords are what the user gave
+
+
+def run(plan: Plan, configuration: str | None, command: Command) -> RunResult:
+    """Run a command as one rank, which exists already.
+
+    Args:
+        plan: of the run.
+        configuration: the whole command line's, as YAML; ``None`` without one.
+        command: to run.
+
+    Raises:
+        EarlyExit: user code has called ``sys.exit(0)``.
+    """
+    rank = RankRun(plan, configuration)
+
+    def work() -> RunResult:
+        rank.connect()
+        try:
+            return rank.result(command(rank))
+        except Preempted:
+            raise
+        except SystemExit as error:
+            if error.code:
+                raise  # whoever has started this sees that it failed
+            place = stacks.of_error(error).rpartition("\n")[2].strip()
+            raise EarlyExit(
+                f"user code called sys.exit({error.code}) in step {rank.global_step + 1}, before "
+                f"{command.func.__name__} ended ({place}): return instead, or raise an error"
+            ) from error
+
+    strategy = plan.strategy
+    with gpu_backends.applied(plan.device.type, plan.options):
+        return launch.run_external(
+            work, strategy.teardown, strategy.waits_for_peers, strategy.lost_peer_errors
+        )
+
+
+def run_started(
+    plan: Plan, configuration: str | None, command: Command, module: TrainingModule
+) -> RunResult:
+    """The same in a process that was started for this command; the weights are sent back."""
+    result = run(plan.placed(), configuration, command)
+    weights = {
+        name: value.cpu() if isinstance(value, Tensor) else value
+        for name, value in module.state_dict().items()
+    }
+    return replace(result, weights=weights)

@@ -1,0 +1,43 @@
+"""Which strategy a run takes, and whether it can do what is asked of it."""
+
+from .. import launch, strategies
+from ..arguments.options import Options
+from ..errors import Problems
+from ..strategies import Asked, Strategy
+from .placement import Placement
+
+
+def choose(options: Options, placement: Placement, problems: Problems) -> tuple[str, Strategy]:
+    """A strategy and its name; ``problems`` takes a line for each mistake in naming it."""
+    wanted, own_options = options.strategy, options.strategy_options or {}
+    if isinstance(wanted, Strategy):
+        if own_options:
+            problems.add("strategy_options belong to a strategy's name; this one is already made")
+        return type(wanted).__name__, wanted
+    layout = placement.layout
+    chosen = "ddp" if max(len(placement.devices), layout.world_size) > 1 else "single_device"
+    if wanted == "auto":
+        in_notebook = launch.is_interactive() and not layout.started_outside
+        wanted = "ddp_notebook" if chosen == "ddp" and in_notebook else chosen
+    with problems:
+        strategy = strategies.create(wanted, own_options)
+        return str(wanted), strategy
+    # One that fits whatever else is asked, so that only its name is reported.
+    return chosen, strategies.create(chosen, {})
+
+
+def asked(options: Options, placement: Placement) -> Asked:
+    """What a run asks of its strategy."""
+    used = {
+        "sync_batchnorm": options.sync_batchnorm,
+        "compile": bool(options.compile),
+        "activation_checkpointing": bool(options.activation_checkpointing),
+        "learning_rate_scaling": options.learning_rate_scaling != "none",
+    }
+    return Asked(
+        placement.accelerator,
+        options.precision,
+        len(placement.devices),
+        placement.nodes,
+        frozenset(name for name, is_used in used.items() if is_used),
+    )

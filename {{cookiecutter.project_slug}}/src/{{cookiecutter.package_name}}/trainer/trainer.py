@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from . import launch
 from .arguments import legacy, paths, values
-from .arguments.keywords import Keywords, collected
+from .arguments.keywords import Keywords, collects_keywords
 from .data import randomness, sources
 from .data.sources import Data
 from .errors import ConfigurationError
@@ -110,7 +110,7 @@ class Trainer:
         ConfigurationError: One line for each error in the arguments.
     """
 
-    @collected
+    @collects_keywords
     def __init__(
         self,
         *,
@@ -163,9 +163,9 @@ class Trainer:
         resume_from_checkpoint: str | None = None,
         logger: bool | str | list[str] | None = None,
     ) -> None:
-        """All keywords, with their types and defaults; they arrive in ``_take``."""
+        """All keywords, with their types and defaults; they arrive in ``_configure``."""
 
-    def _take(self, keywords: Keywords) -> None:
+    def _configure(self, keywords: Keywords) -> None:
         # These are no checks: what is checked next reads the variables that this leaves.
         launch.drop_inherited_variables()
         environment.warn()

@@ -15,15 +15,15 @@ from ..errors import ConfigurationError, Problems
 from . import legacy, other_trainers, paths, values
 from .options import Options
 
-# Paths, and what is checked in their place where they cannot be.
+# Paths, and what replaces those that cannot be expanded.
 _PATHS = {"default_root_dir": ".", "resume": None}
-# Checked in the place of what could not be translated, which has its own line already.
+# Replaces options that could not be translated, which already have their own lines.
 _PLAIN = {"accelerator": "auto", "devices": "auto", "strategy": "auto", "precision": "32-true"}
 
 
 @dataclass(frozen=True)
 class Keywords:
-    """What a user calls ``Trainer`` with, older spellings included: by name, unchecked."""
+    """The keywords of a call of ``Trainer``, older spellings included: by name, unchecked."""
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any]
@@ -31,17 +31,20 @@ class Keywords:
 
 
 class _Takes(Protocol):
-    def _take(self, keywords: Keywords) -> None: ...
+    def _configure(self, keywords: Keywords) -> None: ...
 
 
 T = TypeVar("T", bound=_Takes)
 P = ParamSpec("P")
 
 
-def collected(
+def collects_keywords(
     declare: Callable[Concatenate[T, P], None],
 ) -> Callable[Concatenate[T, P], None]:
-    """Have an ``__init__`` that only declares keywords hand all of them to ``_take``."""
+    """Decorate an ``__init__`` that only declares keywords: all are passed to ``_configure``.
+
+    So the signature stays the only list of keywords, and a forgotten one cannot get lost.
+    """
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(declare).parameters.items()
@@ -52,21 +55,21 @@ def collected(
     }
 
     def __init__(self: T, /, *arguments: P.args, **given: P.kwargs) -> None:
-        declare(self, *arguments, **given)  # Python itself refuses a keyword that there is not
-        self._take(Keywords({**defaults, **given}, defaults, types))
+        declare(self, *arguments, **given)  # Python raises for an unknown keyword
+        self._configure(Keywords({**defaults, **given}, defaults, types))
 
     return functools.update_wrapper(__init__, declare)
 
 
 def read(keywords: Keywords, problems: Problems, *, takes_tpus: bool) -> Options:
-    """Options in today's spelling, with defaults in the place of what is wrong.
+    """Read options in their current spelling; a default replaces each invalid one.
 
     Args:
-        keywords: as the user gave them.
-        problems: takes a line for each mistake.
-        takes_tpus: whether there is a strategy for TPUs.
+        keywords: The user's.
+        problems: Collects one line per error.
+        takes_tpus: Whether there is a strategy for TPUs.
     """
-    # These have checks of their own: the older ones where they are translated.
+    # These have their own checks; older spellings are checked when they are translated.
     skip = {*legacy.ARGUMENTS, "activation_checkpointing"}
     if isinstance(keywords.values["strategy"], type):
         skip.add("strategy")
@@ -80,7 +83,7 @@ def read(keywords: Keywords, problems: Problems, *, takes_tpus: bool) -> Options
 
 
 def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is checked of keywords that cannot be translated: those that are not in doubt."""
+    """The options to check if the translation failed: those that it does not change."""
     kept = {name: value for name, value in given.items() if name not in legacy.ARGUMENTS}
     accelerator = given["accelerator"]
     if other_trainers.about("accelerator", accelerator) is not None:

@@ -1,4 +1,4 @@
-"""What a run is asked for, typed and frozen: the one form that checks and parts of a run read."""
+"""The options of a run, typed and frozen: what all checks and all parts of a run read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The keywords of ``Trainer``, which describes each, without the older spellings.
+    """The keywords of ``Trainer``, where each is described, without the older spellings.
 
-    A field has the keyword's type, unless reading it (``keywords.py``) leaves less: ``None`` became
-    ``"auto"``, paths are expanded texts, and a precision is a name.
+    A field has the keyword's type, or a narrower one after reading (``keywords.py``): ``None``
+    became ``"auto"``, a path is an expanded string, and a precision is a name.
     """
 
     accelerator: str = "auto"

@@ -59,7 +59,7 @@ class Chosen:
 
 
 def check(options: Options, layout: Layout, problems: Problems) -> None:
-    """Check where a run writes, and what it resumes from; ``problems`` takes a line a mistake."""
+    """Check where a run writes and from what it resumes; ``problems`` collects a line per error."""
     with problems:
         run_directory.check_name(options.run_name)
     _check_root(Path(options.default_root_dir), problems)

@@ -23,7 +23,7 @@ ended take part with weight 0, so that each sample still counts once.
 
 
 def check_uneven(uneven: str, problems: Problems) -> None:
-    """Check ``uneven_inputs``; ``problems`` takes a line if there is no such."""
+    """Check ``uneven_inputs``; ``problems`` collects a line if it is unknown."""
     if uneven not in UNEVEN:
         problems.add(f"uneven_inputs={uneven!r} is unknown{nearest(uneven, UNEVEN)}")
 

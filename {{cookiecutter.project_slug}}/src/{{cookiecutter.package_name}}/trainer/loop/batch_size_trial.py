@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,31 +18,41 @@ from ..strategies.precision import Precision
 from .manual_optimization import ManualOptimization
 
 
-def find_batch_size(
-    module: TrainingModule,
-    loader: object,
-    device: torch.device,
-    precision: str,
-    replicas: int,
-    use_manual: Callable[[ManualOptimization | None], None],
-) -> int:
-    """The largest batch that a device can train on, the same on every process.
-
-    Each process tries alone, on a copy of the module and without a word to the others, so that one
-    that runs out of memory leaves none waiting; then all agree. Two steps are made of each size:
-    the second has the optimizers' state beside it.
+@dataclass(frozen=True)
+class Trial:
+    """What training steps are tried on.
 
     Args:
-        module: is left as it is.
-        loader: of training batches; a ``DataLoader`` of a data set that can be indexed.
-        device: of this process.
-        precision: of the run.
-        replicas: that share the data set, which bounds the batch.
-        use_manual: told of the optimizers of a module that optimizes by hand.
+        module: The user's; it is not changed.
+        loader: Training batches; a ``DataLoader`` of a dataset that can be indexed.
+        device: Device of this process.
+        precision: Precision of the run.
+        use_manual: Called with the manual optimization of a copy of the module, and at the end with
+            ``None``.
+    """
+
+    module: TrainingModule
+    loader: object
+    device: torch.device
+    precision: str
+    use_manual: Callable[[ManualOptimization | None], None]
+
+
+def find_batch_size(trial: Trial, replicas: int) -> int:
+    """The largest batch that a device can train on, the same on every process.
+
+    Each process tries alone, on a copy of the module and without communication, so that one that
+    runs out of memory leaves none waiting; then all agree. Two steps are made of each size: the
+    second needs memory for the optimizers' state too.
+
+    Args:
+        trial: What steps are tried on.
+        replicas: Number of data-parallel replicas, which bounds the batch.
 
     Raises:
-        UserError: not even one sample fits, or batches cannot be made from the loader.
+        UserError: Not even one sample fits, or batches cannot be made from the loader.
     """
+    loader = trial.loader
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
         raise UserError(
             "find_batch_size makes batches of many sizes: give a DataLoader of a data set that can "
@@ -51,30 +61,23 @@ def find_batch_size(
     samples = len(loader.dataset)  # type: ignore[arg-type]
 
     def fits(size: int) -> bool:
-        return fits_in_memory(lambda: _try(module, loader, size, device, precision, use_manual))
+        return fits_in_memory(lambda: _try(trial, loader, size))
 
     try:
         return largest_that_fits(fits, 1, max(1, samples // replicas))
     finally:
-        use_manual(None)
+        trial.use_manual(None)
 
 
-def _try(
-    module: TrainingModule,
-    loader: DataLoader[Any],
-    size: int,
-    device: torch.device,
-    precision: str,
-    use_manual: Callable[[ManualOptimization | None], None],
-) -> None:
+def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
     alone = SingleDevice()
-    alone.connect(Layout(), [device], Precision(precision, device.type))
-    tried = _copied(module)
+    alone.connect(Layout(), [trial.device], Precision(trial.precision, trial.device.type))
+    tried = _copied(trial.module)
     optimization = alone.setup(tried, lambda: read_optimization(tried.configure_optimizers()))
     manual: ManualOptimization | None = None
     if not tried.automatic_optimization:
         manual = ManualOptimization(alone, optimization)
-        use_manual(manual)
+        trial.use_manual(manual)
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
     waiting = alone.move(batch)  # on a GPU, where the next batch is while a step computes
     for number in range(2):

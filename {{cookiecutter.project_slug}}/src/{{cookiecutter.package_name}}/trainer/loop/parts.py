@@ -1,4 +1,4 @@
-"""What a fit is made of: shared by the loop that trains, and by what saves and resumes it."""
+"""The parts of a fit, which the loop and its checkpoints share."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,10 @@ from .position import Position
 
 @dataclass(frozen=True)
 class FitParts:
-    """What a fit is made of.
+    """The parts of a fit, after the strategy's ``setup``.
 
-    ``optimization``: what the strategy, which has set the module up, made of the user's optimizers;
-    ``manual``: for a module with manual optimization; ``feed``: of training batches; ``outputs``:
-    where values go.
+    ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
+    manual optimization; ``feed``: training batches; ``outputs``: where values are logged.
     """
 
     options: Options

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a fit, and how a fit is resumed from it."""
+"""What a checkpoint contains of a fit, and how a fit resumes from it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -27,7 +27,7 @@ _NOT_OF_THIS_MODEL = (
 
 
 def state(fit: FitParts) -> dict[str, Any]:
-    """What is the same on every process."""
+    """State that is the same on every process."""
     outputs = fit.outputs
     return {
         **fit.strategy.state(fit.optimization),
@@ -43,7 +43,7 @@ def state(fit: FitParts) -> dict[str, Any]:
 
 
 def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
-    """What is this process' own: its random state, and its share of unfinished sums."""
+    """Rank-local state: random states, and this process' part of unfinished sums."""
     parts = {
         "random": randomness.full_state(fit.strategy.devices),
         "log": fit.outputs.recorder.state(),
@@ -57,24 +57,24 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
 
 
 def _accumulated(fit: FitParts, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
-    """Gradients of one kind that no step has used yet."""
+    """Gradients of one kind that no optimizer step has used yet."""
     return fit.manual.gradients(kind) if fit.manual is not None else {}
 
 
 def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool) -> list[str]:
-    """Continue from a checkpoint, as if training had not been interrupted.
+    """Resume from a checkpoint, as if training had not been interrupted.
 
     Args:
-        fit: to fill.
-        checkpoint: to read.
-        layout: of this run; if the checkpoint's world size differs, random states are new.
-        same_run: it is saved again only after a step.
+        fit: Parts whose state is loaded.
+        checkpoint: The checkpoint.
+        layout: Layout of this run; with another world size, random states are new.
+        same_run: Whether the checkpoint is this run's; then it is saved again only after a step.
 
     Returns:
-        remarks, for what could not be restored exactly.
+        notes on what could not be restored exactly.
 
     Raises:
-        CheckpointError: it does not belong to this model, or its values cannot be.
+        CheckpointError: It belongs to another model, or contains invalid values.
     """
     saved = checkpoint.stored_state()
     try:
@@ -95,7 +95,7 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
 
 
 def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
-    """Put back what is the same on every process; remarks."""
+    """Load the state that is the same on every process; return notes."""
     position, outputs = SavedPosition.read(saved["position"], step), fit.outputs
     configured = fit.optimization.configured_rates()
     fit.strategy.load_state(saved, fit.optimization)
@@ -129,7 +129,7 @@ def _load_position(fit: FitParts, saved: SavedPosition) -> list[str]:
 def _load_gradients(
     fit: FitParts, saved: Mapping[str, Any], checkpoint: Checkpoint, layout: Layout
 ) -> None:
-    """Put back gradients that no step had used: each rank's own, or else the mean of all."""
+    """Load accumulated gradients: each rank's own, or the mean of all ranks'."""
     if fit.manual is None:
         return
     sharded = saved.get("gradients", {})
@@ -149,6 +149,6 @@ def _load_rank_local_state(fit: FitParts, own: Mapping[str, Tensor]) -> None:
 
 
 def _part(own: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """Of what :func:`rank_local_state` gave."""
+    """One part of what :func:`rank_local_state` returned."""
     start = f"{part}/"
     return {key.removeprefix(start): each for key, each in own.items() if key.startswith(start)}

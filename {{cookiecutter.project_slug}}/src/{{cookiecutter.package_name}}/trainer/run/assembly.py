@@ -1,4 +1,4 @@
-"""Puts together what a rank's run is made of, as its plan says."""
+"""Create the parts of a rank's run from its plan."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +22,11 @@ from .plan import Plan
 
 
 class Assembly:
-    """Makes the parts of a run, whose strategy is connected.
+    """Creates the parts of a run whose strategy is connected.
 
     Args:
-        plan: of the run.
-        recorder: of what the module logs.
+        plan: The run's.
+        recorder: Records what the module logs.
     """
 
     def __init__(self, plan: Plan, recorder: Recorder) -> None:
@@ -34,7 +34,7 @@ class Assembly:
         self._recorder = recorder
 
     def training_feed(self, loader: Loader) -> Feed:
-        """The batches of a loader on which this replica trains."""
+        """This replica's training batches."""
         options = self._plan.options
         return feed_training(
             loader,
@@ -46,13 +46,13 @@ class Assembly:
         )
 
     def evaluation_feed(self, loader: Loader) -> Feed:
-        """The batches of a loader on which this replica is evaluated."""
+        """This replica's batches of an evaluation."""
         in_order = self._plan.options.use_distributed_sampler
         together = self._plan.strategy.shards_parameters
         return feed_evaluation(loader, self._share(), in_global_order=in_order, together=together)
 
     def fit_loop(self, fit: FitParts, validation_loader: Loader | None, directory: Path) -> FitLoop:
-        """The loop that trains, and writes into a run's directory."""
+        """The training loop, which writes checkpoints into a run directory."""
         options = self._plan.options
         validate = None
         if validation_loader is not None:
@@ -66,7 +66,7 @@ class Assembly:
         return FitLoop(fit, checkpoints, validate, self._rate_factor(fit.feed))
 
     def fit_parts(self, module: TrainingModule, feed: Feed, position: Position) -> FitParts:
-        """Have the strategy set a module up, for training from a position on."""
+        """Set a module up under the strategy, to train from a position."""
         strategy, recorder, options = self._plan.strategy, self._recorder, self._plan.options
         if options.sync_batchnorm:
             sync_batchnorm.convert(module, self._plan.device.type)
@@ -96,7 +96,7 @@ class Assembly:
         )
 
     def _rate_factor(self, feed: Feed) -> Callable[[int], float]:
-        """What learning rates are multiplied by in a step, counted from 0."""
+        """The factor of learning rates at a step, counted from 0."""
         rate, strategy = self._plan.learning_rate, self._plan.strategy
         batch_size = feed.samples_per_step
         shares = strategy.data_replicas * feed.accumulate

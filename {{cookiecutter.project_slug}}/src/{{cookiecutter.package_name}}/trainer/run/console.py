@@ -1,4 +1,4 @@
-"""What a rank's run prints, and where."""
+"""Print what a run reports."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from .plan import Plan
 
 
 class Console:
-    """Prints on the main process only.
+    """Prints on the main rank only.
 
     Args:
-        plan: of the run.
-        is_command: whether the command line has started the run, and not a script.
+        plan: The run's.
+        is_command: Whether the run was started by the command line, not by a script.
     """
 
     def __init__(self, plan: Plan, is_command: bool) -> None:
@@ -24,18 +24,18 @@ class Console:
         self._shows_progress = plan.options.enable_progress_bar
 
     def say(self, *lines: str) -> None:
-        """Print lines, where progress is shown."""
+        """Print lines if progress is shown."""
         if lines and self._is_main and self._shows_progress:
             print(*lines, sep="\n", flush=True)
 
     def say_where(self, directory: Path) -> None:
-        """Name the run directory; a command does it even where it shows no progress."""
+        """Print the run directory; a command prints it even if it shows no progress."""
         if self._is_main and (self._shows_progress or self.is_command):
             print(announcements.where(self._plan.shown(directory)), flush=True)
 
     @contextlib.contextmanager
     def output_of(self, directory: Path) -> Iterator[None]:
-        """The main process prints where the user sees it, the others into the run's directory."""
+        """Send the output of other ranks than the main one into the run directory."""
         if self._is_main:
             yield
             return

@@ -14,7 +14,7 @@ from . import device_choice
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run is to be: on which devices of a node, by index, and on which processes."""
+    """Where a run will be: the devices of each node, by index, and the layout of processes."""
 
     accelerator: Accelerator = "cpu"
     layout: Layout = field(default_factory=Layout)
@@ -23,7 +23,7 @@ class Placement:
 
 
 def find(options: Options, problems: Problems) -> Placement:
-    """Where a run is to be; ``problems`` takes a line for each part that cannot be told."""
+    """Find where a run will be; ``problems`` collects one line per error."""
     accelerator: Accelerator = "cpu"
     with problems:
         accelerator = choose_accelerator(options.accelerator)
@@ -31,7 +31,7 @@ def find(options: Options, problems: Problems) -> Placement:
     with problems:
         layout = cluster.detect(num_nodes=options.num_nodes)
         _check_port(layout)
-    # Where they cannot be told, as many as nothing else is said about.
+    # If they are invalid: a number about which no other check reports an error.
     devices = list(range(layout.local_world_size if layout.started_outside else 1))
     with problems:
         devices = device_choice.choose(options, accelerator, layout)
@@ -47,13 +47,13 @@ def _check_port(layout: Layout) -> None:
 
 
 def check(options: Options, placement: Placement, name: str, strategy: Strategy) -> list[str]:
-    """One line for each way in which what has started this process is not what a strategy wants.
+    """One line for each way in which the launch does not fit a strategy.
 
     Args:
-        options: the trainer's.
-        placement: of the run.
-        name: of the strategy.
-        strategy: itself.
+        options: The trainer's.
+        placement: The run's.
+        name: The strategy's name.
+        strategy: The strategy.
     """
     layout, nodes, launched_by = placement.layout, options.num_nodes, strategy.limits.launched_by
     expected = strategy.local_processes(len(placement.devices))
@@ -86,7 +86,7 @@ def check(options: Options, placement: Placement, name: str, strategy: Strategy)
 
 
 def _other_nodes(options: Options, expected: int, layout: Layout) -> list[str]:
-    """One line for each contradiction where this was started once a node, to start ranks there."""
+    """One line for each contradiction, if the command was started once per node."""
     nodes, ranks, lines = options.num_nodes, layout.num_nodes * expected, []
     if nodes is not None and nodes != layout.num_nodes:
         lines.append(f"num_nodes={nodes}, but NUM_NODES or NNODES is {layout.num_nodes}")

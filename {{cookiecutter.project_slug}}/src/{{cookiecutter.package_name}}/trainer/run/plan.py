@@ -1,7 +1,7 @@
-"""What a run is to be: options, checked as a whole, and what follows from them.
+"""The plan of a run: its options, checked before any process starts, and what follows from them.
 
-Each concern checks its own options; here all mistakes come together and are raised at once. No
-check changes anything outside: what a start changes, ``trainer.py`` does.
+Each concern checks its own options; here all errors are collected and raised at once. No check
+changes global state: environment variables are set where a run starts (``trainer.py``).
 """
 
 from dataclasses import dataclass, replace
@@ -33,10 +33,10 @@ from .placement import Placement
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as it was asked for, after all checks.
+    """The plan of a run, after all checks.
 
-    ``node_devices``: of all processes of a node; ``started_in``: the working directory when the
-    trainer was made, to which relative paths refer, for user code may change it.
+    ``node_devices``: devices of all processes of this node; ``started_in``: the working directory
+    when the trainer was created, because user code may change it: relative paths refer to it.
     """
 
     options: Options
@@ -76,10 +76,10 @@ class Plan:
 
 
 def make(given: Keywords) -> Plan:
-    """Check what a trainer is called with, and plan the run.
+    """Check the keywords of a trainer, and plan its run.
 
     Raises:
-        ConfigurationError: one line for every mistake.
+        ConfigurationError: One line per error.
     """
     problems = Problems()
     options = keywords.read(given, problems, takes_tpus="xla" in strategies.names())
@@ -117,7 +117,7 @@ def make(given: Keywords) -> Plan:
 
 
 def _check_options(options: Options, where: Placement, problems: Problems) -> None:
-    """Check what does not depend on the strategy."""
+    """Check what does not depend on the strategy; ``problems`` collects one line per error."""
     with problems:
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
     ranges.check(options, problems)
@@ -139,10 +139,10 @@ def _check_batch(options: Options, replicas: int) -> None:
 
 
 def check_module(plan: Plan, module: TrainingModule) -> None:
-    """Check what only training needs, and what a module asks of the strategy and of the options.
+    """Check what only training needs, and whether a module fits the strategy and the options.
 
     Raises:
-        ConfigurationError: one line for every mistake.
+        ConfigurationError: One line per error.
     """
     problems, options, strategy = Problems(), plan.options, plan.strategy
     if options.max_epochs is None and options.max_steps is None:

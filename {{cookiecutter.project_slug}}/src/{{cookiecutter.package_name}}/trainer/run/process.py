@@ -1,4 +1,4 @@
-"""One process' part in a command: it takes its place, runs the command, and leaves."""
+"""Run a command in one process: connect to the peers, run, disconnect."""
 
 from dataclasses import replace
 from functools import partial
@@ -19,15 +19,15 @@ Command = partial[Any]  # of a method of RankRun: its keywords are what the user
 
 
 def run(plan: Plan, configuration: str | None, command: Command) -> RunResult:
-    """Run a command as one rank, which exists already.
+    """Run a command as the rank that this process is.
 
     Args:
-        plan: of the run.
-        configuration: the whole command line's, as YAML; ``None`` without one.
-        command: to run.
+        plan: The run's.
+        configuration: The configuration of the command line, as YAML; ``None`` in a script.
+        command: The command.
 
     Raises:
-        EarlyExit: user code has called ``sys.exit(0)``.
+        EarlyExit: User code called ``sys.exit(0)``.
     """
     rank = RankRun(plan, configuration)
 
@@ -56,7 +56,7 @@ def run(plan: Plan, configuration: str | None, command: Command) -> RunResult:
 def run_started(
     plan: Plan, configuration: str | None, command: Command, module: TrainingModule
 ) -> RunResult:
-    """The same in a process that was started for this command; the weights are sent back."""
+    """Run a command in a process that was started for it; the result includes the weights."""
     result = run(plan.placed(), configuration, command)
     weights = {
         name: value.cpu() if isinstance(value, Tensor) else value

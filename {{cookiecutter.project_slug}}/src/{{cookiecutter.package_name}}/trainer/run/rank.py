@@ -1,4 +1,4 @@
-"""One rank's part of a fit, validation, test or prediction."""
+"""One rank of a fit, validation, test or prediction."""
 
 import contextlib
 import signal
@@ -38,10 +38,9 @@ from .plan import Plan
 
 @dataclass(frozen=True)
 class RunResult:
-    """What is left of a run when it is over.
+    """The result of a run.
 
-    ``value``: what its command returns; ``weights``: of the module, where it was trained in another
-    process.
+    ``value``: what its command returns; ``weights``: the module's, if another process trained it.
     """
 
     value: Any = None
@@ -53,13 +52,13 @@ class RunResult:
 
 
 class RankRun:
-    """A run as one rank sees it, from the forming of its process group to the end.
+    """One rank's run, from the creation of its process group to the end.
 
-    It is what a module sees as its ``trainer`` (:class:`~..module.Run`).
+    A module sees it as its ``trainer`` (:class:`~..module.Run`).
 
     Args:
-        plan: of the run.
-        configuration: the whole command line's, as YAML; ``None`` without one.
+        plan: The run's.
+        configuration: The configuration of the command line, as YAML; ``None`` in a script.
     """
 
     def __init__(self, plan: Plan, configuration: str | None) -> None:
@@ -75,7 +74,7 @@ class RankRun:
         self._position = Position()
 
     def connect(self) -> None:
-        """Take this process' place among its peers."""
+        """Join the process group, and seed this rank."""
         forks.freeze_garbage_in_children()
         plan = self.plan
         if plan.layout.source != "none":
@@ -88,7 +87,7 @@ class RankRun:
         self.log = self._recorder.log
 
     def result(self, value: Any) -> RunResult:
-        """What is left of the run, whose command has returned a value."""
+        """The result of the run, whose command returned a value."""
         return RunResult(value, self.global_step, self.current_epoch, self.metrics, self.directory)
 
     # --- what a module asks (module.Run) ---------------------------------------------------------
@@ -125,7 +124,7 @@ class RankRun:
 
     @property
     def seed(self) -> int:
-        """What fixes data order, workers, augmentation and weights."""
+        """Seed of data order, workers, augmentation and weights."""
         return self.plan.options.seed
 
     # --- fit -------------------------------------------------------------------------------------
@@ -151,7 +150,7 @@ class RankRun:
                 self._console.say(*closing)
 
     def _choose(self, lock: RunLock) -> Chosen:
-        """The run's directory and checkpoint; torchrun's restarts continue their own run."""
+        """Select run directory and checkpoint; a restart by torchrun resumes its own run."""
         request, layout = self.plan.request, self.plan.layout
         if restarts.expected(layout) and request.resume in (None, "auto"):
             name = request.name or restarts.run_name()
@@ -168,7 +167,7 @@ class RankRun:
         return self._assembly.fit_loop(fit, validation, directory)
 
     def _start(self, loop: FitLoop, chosen: Chosen) -> None:
-        """Resume, write records, and say what is about to be done."""
+        """Resume, write records, and print what the run will do."""
         say, layout = self._console.say, self.plan.layout
         self.manual = loop.fit.manual
         loop.fit.module.on_fit_start()
@@ -186,7 +185,7 @@ class RankRun:
         self._console.say_where(chosen.directory)
 
     def _write_records(self, loop: FitLoop, chosen: Chosen) -> None:
-        """Write records and open logs: only now nothing can refuse the run any more."""
+        """Write records and open logs: after the last check that can refuse the run."""
         directory, plan = chosen.directory, self.plan
         if chosen.checkpoint is not None and chosen.is_same_run:
             aside = set_aside(directory / DIRECTORY, chosen.checkpoint)
@@ -208,7 +207,7 @@ class RankRun:
         loop.fit.outputs.log_to(loggers, self.global_step if chosen.is_same_run else None)
 
     def _train(self, loop: FitLoop, directory: Path) -> None:
-        """Run the loop; Ctrl-C ends it with the command that resumes."""
+        """Run the loop; Ctrl-C ends it with the command to resume."""
         try:
             with loop.preemption.recording_signals():
                 self._run(loop, directory)
@@ -219,21 +218,21 @@ class RankRun:
             raise Interrupted(self.global_step, shown, self._console.is_command) from None
 
     def _run(self, loop: FitLoop, directory: Path) -> None:
-        """Run the loop, and tell how it ended."""
+        """Run the loop, and write its outcome."""
         try:
             with contextlib.closing(loop):
                 loop.run()
         except Preempted as asked:
             name = asked.signal.name
-            self._tell(f"preempted {name}", directory)
+            self._write_outcome(f"preempted {name}", directory)
             if asked.signal != signal.SIGINT:
                 self._console.say(f"saved after step {self.global_step} and ended, as {name} asked")
-            # A rank that has ended would be taken for a failure, and the others ended.
+            # If one rank ended first, it would be reported as a failure, and its peers ended.
             collectives.barrier()
             raise
-        self._tell("finished", directory)
+        self._write_outcome("finished", directory)
 
-    def _tell(self, how: str, directory: Path) -> None:
+    def _write_outcome(self, how: str, directory: Path) -> None:
         if self.plan.layout.is_main:
             restarts.reset(directory)
             outcome.write(f"{how} step {self.global_step}")
@@ -275,17 +274,17 @@ class RankRun:
                 raise CheckpointError(f"{found.path}: not of this model ({reason})") from None
 
     def find_batch_size(self, module: TrainingModule, data: Data) -> int:
-        """The largest batch that a device can train on, the same for all."""
+        """The largest batch that a device can train on, the same on all ranks."""
         names = self.plan.options.activation_checkpointing
         with self._attached(module), activation_checkpointing.applied(module, names):
-            found = batch_size_trial.find_batch_size(
+            trial = batch_size_trial.Trial(
                 module,
                 sources.loader(data, module, "train"),
                 self.plan.device,
                 self.plan.precision.name,
-                self.strategy.data_replicas,
                 self._use_manual,
             )
+            found = batch_size_trial.find_batch_size(trial, self.strategy.data_replicas)
         self._console.say(f"the largest batch that fits on every device: {found}")
         return found
 
@@ -296,7 +295,7 @@ class RankRun:
 
     @contextlib.contextmanager
     def _attached(self, module: TrainingModule) -> Iterator[None]:
-        """The module knows its run for a while."""
+        """Make this run the module's ``trainer`` in this context."""
         module.trainer_state = replace(module.trainer_state, run=self)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Which strategy a run takes, and whether it can do what is asked of it."""
+"""Which strategy a run uses, and which of its features."""
 
 from .. import launch, strategies
 from ..arguments.options import Options
@@ -8,7 +8,11 @@ from .placement import Placement
 
 
 def choose(options: Options, placement: Placement, problems: Problems) -> tuple[str, Strategy]:
-    """A strategy and its name; ``problems`` takes a line for each mistake in naming it."""
+    """Select a strategy; ``problems`` collects one line per error.
+
+    Returns:
+        its name, and the strategy.
+    """
     wanted, own_options = options.strategy, options.strategy_options or {}
     if isinstance(wanted, Strategy):
         if own_options:
@@ -22,12 +26,12 @@ def choose(options: Options, placement: Placement, problems: Problems) -> tuple[
     with problems:
         strategy = strategies.create(wanted, own_options)
         return str(wanted), strategy
-    # One that fits whatever else is asked, so that only its name is reported.
+    # One that causes no other errors, so that only the name is reported.
     return chosen, strategies.create(chosen, {})
 
 
 def asked(options: Options, placement: Placement) -> Asked:
-    """What a run asks of its strategy."""
+    """What a run requires of its strategy."""
     used = {
         "sync_batchnorm": options.sync_batchnorm,
         "compile": bool(options.compile),

@@ -28,7 +28,7 @@ from emulated_models import ADAMW, Manual, Measured, Model, Reading
 from my_project import trainer
 from my_project.trainer import strategies
 from my_project.trainer.data import transfer
-from my_project.trainer.launch.devices import devices
+from my_project.trainer.data import moving
 from my_project.trainer.loop import finite
 from my_project.trainer.run import plan as arguments
 
@@ -230,7 +230,7 @@ def planted(folder: Path) -> dict[str, Any]:
             }
     with (
         mock.patch.object(transfer, "copy_stream", return_value=None),
-        mock.patch.object(devices, "to", lambda tensor, device, dtype: tensor),
+        mock.patch.object(moving, "to", lambda tensor, device, dtype: tensor),
     ):
         try:
             make_trainer(folder / "unmoved", "gpu").fit(Model(), data())

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from my_project.tasks import image_classifier as classifier
-from my_project.trainer.launch.devices import devices
+from my_project.trainer.launch.devices import accelerator
 
 
 class OverNCCL(classifier.ImageClassifier):
@@ -86,10 +86,10 @@ def pretend_nccl() -> None:
     """Have the trainer take the process group, which gloo forms, for one of NCCL's."""
     dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"
     dist.destroy_process_group = lambda group=None: time.sleep(10_000)
-    devices.check_one_each = lambda device: None
+    accelerator.check_one_each = lambda device: None
     from my_project.trainer.launch.failures import nccl_watch as watch
 
-    watch._have_nccl_wait = lambda seconds: None
+    watch._set_nccl_timeout = lambda seconds: None
     watch._recorded = lambda **which: recorded
 
 

@@ -8,7 +8,7 @@ import torch
 from my_project import trainer
 from my_project.trainer import errors
 from my_project.trainer.launch import collectives as distributed
-from my_project.trainer.launch.devices import devices
+from my_project.trainer.launch.devices import accelerator
 
 
 @pytest.fixture
@@ -97,12 +97,12 @@ def test_ranks_that_all_see_the_same_gpu_are_refused(monkeypatch: pytest.MonkeyP
     properties = type("Properties", (), {"uuid": "GPU-a"})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     with pytest.raises(errors.UserError) as raised:
-        devices.check_one_each(torch.device("cuda", 0))
+        accelerator.check_one_each(torch.device("cuda", 0))
     assert raised.value.problems == [
         "5 ranks have 2 GPUs: ranks 0, 2 are all on GPU-a; start a process for each GPU"
     ]
     found[:] = ["GPU-a", "GPU-b"]
-    devices.check_one_each(torch.device("cuda", 0))
+    accelerator.check_one_each(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("value", ["auto", 2])

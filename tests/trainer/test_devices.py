@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.project import PACKAGE, run
 
 from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch.devices import devices
+from my_project.trainer.launch.devices import accelerator, device_list
+from my_project.trainer.data import moving
 from my_project.trainer.strategies.replicated.dp import scatter
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -41,12 +42,12 @@ Pair = namedtuple("Pair", ["left", "right"])
     ],
 )
 def test_a_value_means_these_of_four_devices(value: Any, indices: list[int]) -> None:
-    assert devices.parse_devices(value, 4) == indices
+    assert device_list.parse_devices(value, 4) == indices
 
 
 @pytest.mark.parametrize(("value", "indices"), [("auto", [0]), (-1, [0]), (7, list(range(7)))])
 def test_processes_on_a_cpu_can_be_made_up(value: Any, indices: list[int]) -> None:
-    assert devices.parse_devices(value, None) == indices
+    assert device_list.parse_devices(value, None) == indices
 
 
 @pytest.mark.parametrize(
@@ -79,34 +80,34 @@ def test_processes_on_a_cpu_can_be_made_up(value: Any, indices: list[int]) -> No
 )
 def test_a_refusal_names_the_value(value: Any, line: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        devices.parse_devices(value, 4)
+        device_list.parse_devices(value, 4)
     assert raised.value.problems == [line]
 
 
 @pytest.mark.parametrize("value", ["auto", -1, "-1"])
 def test_all_of_no_devices_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="is no device; a run needs at least one"):
-        devices.parse_devices(value, 0)
+        device_list.parse_devices(value, 0)
 
 
 def test_an_index_where_there_is_no_device_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"no device 0 here \(known: none\)"):
-        devices.parse_devices([0], 0)
+        device_list.parse_devices([0], 0)
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, unique=True))
 def test_a_list_and_its_text_mean_the_same(indices: list[int]) -> None:
-    assert devices.parse_devices(indices, 8) == indices
-    assert devices.parse_devices(",".join(map(str, indices)) + ",", 8) == indices
+    assert device_list.parse_devices(indices, 8) == indices
+    assert device_list.parse_devices(",".join(map(str, indices)) + ",", 8) == indices
 
 
 @given(st.one_of(st.integers(-9, 9), st.text("0123456789-, ", max_size=6)))
 def test_any_value_gives_devices_that_exist_or_is_refused(value: int | str) -> None:
     try:
-        indices = devices.parse_devices(value, 4)
+        indices = device_list.parse_devices(value, 4)
     except ConfigurationError:
         with pytest.raises(ConfigurationError, match=re.escape(f"devices={value!r}")):
-            devices.parse_devices(value, 4)
+            device_list.parse_devices(value, 4)
     else:
         assert indices
         assert len(set(indices)) == len(indices)
@@ -116,14 +117,14 @@ def test_any_value_gives_devices_that_exist_or_is_refused(value: int | str) -> N
 @pytest.mark.parametrize("name", ["cpu", "auto"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_training_is_on_the_cpu(name: str) -> None:
-    assert devices.choose_accelerator(name) == "cpu"
+    assert accelerator.choose_accelerator(name) == "cpu"
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="sees no GPU; use 'cpu' or 'auto'") as raised:
-        devices.choose_accelerator(name)
+        accelerator.choose_accelerator(name)
     assert str(raised.value).startswith(f"accelerator={name!r}: torch {torch.__version__}")
 
 
@@ -131,12 +132,12 @@ def test_a_gpu_that_is_not_there_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpu", "cuda", "auto"])
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_a_gpu_that_is_there_is_used(name: str) -> None:
-    assert devices.choose_accelerator(name) == "cuda"
+    assert accelerator.choose_accelerator(name) == "cuda"
 
 
 _ASK_THEN_FORK = f"""
 import os
-from {PACKAGE}.trainer.launch.devices.devices import choose_accelerator
+from {PACKAGE}.trainer.launch.devices.accelerator import choose_accelerator
 choose_accelerator("gpu")
 import torch
 assert torch.cuda.device_count() > 0
@@ -160,14 +161,14 @@ def test_the_driver_is_asked_for_gpus_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], read: str
 ) -> None:
     monkeypatch.delenv(_NVML_CHECK, raising=False)
-    module = f"{PACKAGE}.trainer.launch.devices.devices"
+    module = f"{PACKAGE}.trainer.launch.devices.accelerator"
     print_it = f"import os, {module}; print(os.environ[{_NVML_CHECK!r}])"
     assert run(["-c", print_it], extra=given).stdout.strip() == read
 
 
 def test_an_unknown_accelerator_is_refused() -> None:
     with pytest.raises(ConfigurationError) as raised:
-        devices.choose_accelerator("gpus")
+        accelerator.choose_accelerator("gpus")
     assert str(raised.value) == "accelerator='gpus' is unknown; did you mean 'gpu'?"
 
 
@@ -178,7 +179,7 @@ def test_move_reaches_every_tensor_and_keeps_every_container() -> None:
         "ordered": OrderedDict(first=tensor, second=None),
         3: ({"deep": [tensor]}, 7),
     }
-    moved = devices.move(batch, META)
+    moved = moving.move(batch, META)
     assert type(moved) is dict
     assert list(moved) == ["pair", "ordered", 3]
     assert type(moved["pair"]) is Pair
@@ -201,18 +202,18 @@ def test_move_reaches_every_tensor_and_keeps_every_container() -> None:
 
 def test_move_keeps_values() -> None:
     tensor = torch.arange(3)
-    assert devices.move([tensor], torch.device("cpu"))[0].tolist() == [0, 1, 2]
+    assert moving.move([tensor], torch.device("cpu"))[0].tolist() == [0, 1, 2]
 
 
 def test_move_takes_a_defaultdict() -> None:
     batch: dict[str, Any] = defaultdict(list, images=torch.ones(2))
-    moved = devices.move(batch, META)
+    moved = moving.move(batch, META)
     assert moved["images"].device == META
 
 
 def test_move_takes_a_packed_sequence() -> None:
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
-    moved = devices.move({"text": packed}, META)["text"]
+    moved = moving.move({"text": packed}, META)["text"]
     assert type(moved) is torch.nn.utils.rnn.PackedSequence
     assert moved.data.device == META
     assert moved.batch_sizes.device.type == "cpu"  # where torch wants it
@@ -230,12 +231,12 @@ class Images:
 def test_move_takes_a_dataclass() -> None:
     batch = Images(torch.ones(2), ["a", "b"])
     batch.sizes["width"] = torch.ones(2)
-    moved = devices.move([batch], META, torch.float16)[0]
+    moved = moving.move([batch], META, torch.float16)[0]
     assert (type(moved), moved.names) == (Images, ["a", "b"])
     found = [moved.pixels, moved.sizes["width"]]
     assert [(each.device, each.dtype) for each in found] == [(META, torch.float16)] * 2
     assert batch.pixels.device.type == batch.sizes["width"].device.type == "cpu"
-    assert devices.move(Images, META) is Images
+    assert moving.move(Images, META) is Images
 
 
 def test_dp_cuts_a_dataclass() -> None:
@@ -259,7 +260,7 @@ def test_move_waits_only_for_what_goes_to_the_host(
 
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
     monkeypatch.setattr(torch.Tensor, "to", to)
-    devices.move([torch.ones(2), packed], device)
+    moving.move([torch.ones(2), packed], device)
     assert asked == [non_blocking] * 2
 
 
@@ -269,7 +270,7 @@ def test_move_casts_floating_point_numbers_and_no_others() -> None:
     plain = [torch.ones(2), torch.ones(2, dtype=torch.float64), torch.arange(2)]
     batch = [plain, {"mask": torch.ones(2) > 0, "signal": torch.ones(2) * 1j}, packed, words]
     for device in (META, torch.device("cpu")):
-        half, rest, sequence, text = devices.move(batch, device, torch.float16)
+        half, rest, sequence, text = moving.move(batch, device, torch.float16)
         assert [each.dtype for each in half] == [torch.float16, torch.float16, torch.int64]
         assert [each.dtype for each in rest.values()] == [torch.bool, torch.complex64]
         assert (sequence.data.dtype, text.data.dtype) == (torch.float16, torch.int64)
@@ -285,9 +286,9 @@ def test_move_uses_an_object_s_own_to() -> None:
             self.nodes = self.nodes.to(device)
             return self
 
-    assert devices.move([Graph()], META)[0].nodes.device == META
+    assert moving.move([Graph()], META)[0].nodes.device == META
 
 
 @pytest.mark.parametrize("batch", ["text", b"bytes", 1, 2.5, None, {1, 2}, [[], {}, ()]])
 def test_move_leaves_what_is_no_tensor(batch: Any) -> None:
-    assert devices.move(batch, META) == batch
+    assert moving.move(batch, META) == batch

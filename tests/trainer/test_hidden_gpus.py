@@ -10,7 +10,7 @@ import torch
 
 from my_project import trainer
 from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch.devices import devices, hidden_gpus
+from my_project.trainer.launch.devices import accelerator, hidden_gpus
 
 HAVE = "this machine has 2 GPUs, which torch cannot use: "
 
@@ -35,7 +35,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(hidden_gpus, "_DRIVER", tmp_path / "gpus")
     monkeypatch.setattr(hidden_gpus, "_DEVICES", tmp_path)
-    monkeypatch.setattr(hidden_gpus, "_warned", [])
+    hidden_gpus.warn.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(13010))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -94,11 +94,11 @@ def test_too_old_a_driver_is_refused_though_torch_finds_the_gpus(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # as NVML has it
-    assert devices.choose_accelerator("gpu") == devices.choose_accelerator("auto") == "cuda"
+    assert accelerator.choose_accelerator("gpu") == accelerator.choose_accelerator("auto") == "cuda"
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(12020))
-    assert devices.choose_accelerator("auto") == "cpu"
+    assert accelerator.choose_accelerator("auto") == "cpu"
     with pytest.raises(ConfigurationError) as raised:
-        devices.choose_accelerator("gpu")
+        accelerator.choose_accelerator("gpu")
     assert raised.value.problems == [f"accelerator='gpu': {HAVE}{TOO_OLD}"]
 
 

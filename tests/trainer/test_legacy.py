@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from my_project import trainer
 from my_project.trainer.arguments import legacy
 from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch.devices.devices import parse_devices
+from my_project.trainer.launch.devices.device_list import parse_devices
 from my_project.trainer.strategies import SingleDevice
 
 GPUS = 8

@@ -92,13 +92,13 @@ def recorder(monkeypatch):
     made = Recorder()
     recorders = torch._C._distributed_c10d
     monkeypatch.setattr(recorders, "_dump_nccl_trace_json", made, raising=False)
-    monkeypatch.setattr(nccl_watch, "_have_nccl_wait", lambda seconds: None)
+    monkeypatch.setattr(nccl_watch, "_set_nccl_timeout", lambda seconds: None)
     return made
 
 
 @pytest.fixture
 def watch(recorder):
-    made = nccl_watch.NCCLWatch(0, 10.0, lambda what: None)
+    made = nccl_watch.NCCLWatch(0, 10.0, lambda what: None, lambda: None)
     made.close()  # its thread: what is asked here is asked at made-up times
     return made
 
@@ -126,11 +126,9 @@ def test_a_rank_that_is_busy_with_something_else_does_not_hang(watch, recorder):
 
 
 def test_the_thread_ends_the_process_once(recorder, monkeypatch, tmp_path):
-    monkeypatch.setattr(nccl_watch, "_into", [])
-    nccl_watch.record_into(tmp_path / "logs")
     recorder.enqueued = 8
     told: list[str] = []
-    watch = nccl_watch.NCCLWatch(3, 0.05, told.append)
+    watch = nccl_watch.NCCLWatch(3, 0.05, told.append, lambda: tmp_path / "logs")
     watch._thread.join(60)
     watch.close()
     assert told == ["nccl:broadcast did not complete within 0.05 s"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..launch.devices import devices
+from . import moving
 from .feed import Feed, MicroBatch
 
 
@@ -130,7 +130,7 @@ def _next(
     tensors: list[Tensor] = []
 
     def copied(tensor: Tensor) -> Tensor:
-        tensors.append(devices.to(pinned(tensor), device, dtype))
+        tensors.append(moving.to(pinned(tensor), device, dtype))
         return tensors[-1]
 
     with stream.copying():
@@ -147,7 +147,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a CPU tensor to a device; the host does not wait for the copy."""
-    return devices.to(tensor if device.type == "cpu" else pinned(tensor), device, None)
+    return moving.to(tensor if device.type == "cpu" else pinned(tensor), device, None)
 
 
 def _each_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -159,7 +159,7 @@ def _each_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
             return PackedSequence(changed(data), value.batch_sizes, *map(changed, indices))
         return change(value) if _is_plain(value) else value
 
-    return devices.mapped(batch, changed)
+    return moving.mapped(batch, changed)
 
 
 def _is_plain(value: Any) -> bool:

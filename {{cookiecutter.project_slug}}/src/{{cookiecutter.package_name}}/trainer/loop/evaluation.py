@@ -8,10 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..data import randomness
+from ..data import moving, randomness
 from ..data.feed import Feed
 from ..launch import collectives
-from ..launch.devices import devices
 from ..logging import metrics
 from ..logging.metrics import Recorder
 from ..module import TrainingModule
@@ -55,7 +54,7 @@ def predict(module: TrainingModule, strategy: Strategy, feed: Feed) -> list[Any]
         for batch in strategy.batches(feed, 0, 0):
             output = strategy.forward("predict", batch.data, batch.number)
             if batch.samples:
-                outputs.append(output if strategy.device == _CPU else devices.move(output, _CPU))
+                outputs.append(output if strategy.device == _CPU else moving.move(output, _CPU))
     return _merged(outputs, feed.batches)
 
 

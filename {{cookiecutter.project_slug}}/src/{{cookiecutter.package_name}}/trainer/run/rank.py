@@ -18,7 +18,6 @@ from ..data import randomness, sources
 from ..data.sources import Data
 from ..errors import CheckpointError
 from ..launch import collectives, forks, outcome, restarts
-from ..launch.failures import nccl_watch
 from ..launch.interruption import Interrupted
 from ..launch.preemption import Preempted
 from ..logging.loggers import make_loggers
@@ -137,7 +136,7 @@ class RankRun:
         with contextlib.closing(RunLock()) as lock:
             chosen = self._choose(lock)
             self.directory = chosen.directory
-            nccl_watch.record_into(chosen.directory / "logs")
+            self.strategy.records_directory = chosen.directory / "logs"
             compiled = compilation.applied(
                 module, options.compile, options.activation_checkpointing
             )

@@ -6,6 +6,7 @@ starts the processes, and the cluster gives this process its rank.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -15,12 +16,11 @@ from torch.optim import Optimizer
 
 from ..arguments.options import Options
 from ..checkpoint import stored_tensors
-from ..data import transfer
+from ..data import moving, transfer
 from ..data.feed import Feed, MicroBatch
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..launch.collectives import How
-from ..launch.devices import devices
 from ..memory import meta_device
 from ..module import TrainingModule
 from .clipping import clip_gradients
@@ -62,6 +62,9 @@ class Strategy:
 
     note_loss: Callable[[Tensor], None] | None = None
     """Told of each loss before its backward: it stops a fit whose losses are not finite."""
+
+    records_directory: Path | None = None
+    """Where records of what has failed may be written: the logs of a fit's run directory."""
 
     layout: Layout
     device: torch.device
@@ -208,7 +211,7 @@ class Strategy:
         """The batch where the module is, and in its format."""
         if not self._moves:
             return batch
-        return devices.move(batch, self.device, self.precision.parameter_dtype)
+        return moving.move(batch, self.device, self.precision.parameter_dtype)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         """Gradients of a loss, added to what is there."""

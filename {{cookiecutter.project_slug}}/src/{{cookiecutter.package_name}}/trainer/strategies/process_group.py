@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import launch
 from ..launch import rendezvous
 from ..launch.cluster import Layout
-from ..launch.devices import devices
+from ..launch.devices import accelerator
 from ..launch.failures.nccl_watch import NCCLWatch
 from ..launch.failures.watchdog import process_watchdog
 from .base import Strategy
@@ -75,8 +75,10 @@ class ProcessGroupStrategy(Strategy):
         self.init_process_group(layout, self.device)
         process_watchdog.arm()
         if self.waits_for_peers():  # NCCL takes no GPU twice
-            devices.check_one_each(self.device)
-            self._nccl_watch = NCCLWatch(layout.rank, self.timeout_seconds, launch.end_hung)
+            accelerator.check_one_each(self.device)
+            self._nccl_watch = NCCLWatch(
+                layout.rank, self.timeout_seconds, launch.end_hung, lambda: self.records_directory
+            )
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Form the process group: NCCL on GPUs (and gloo for what is on the CPU), gloo on CPUs."""

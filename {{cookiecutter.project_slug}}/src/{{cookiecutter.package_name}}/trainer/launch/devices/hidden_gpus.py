@@ -1,6 +1,7 @@
 """Warn if this machine has GPUs that torch cannot use: the run would silently use the CPU."""
 
 import ctypes
+import functools
 import os
 import re
 import sys
@@ -13,7 +14,6 @@ from ...errors import one_line
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
 _LIBRARY = "libcuda.so.1"
-_warned: list[str] = []
 
 
 def describe() -> str | None:
@@ -29,10 +29,10 @@ def describe() -> str | None:
     return have + (_torch_reason() or _process_reason(nodes) or too_old() or _cuda_reason())
 
 
+@functools.cache  # once in a process
 def warn() -> None:
     """Print a warning once if there are GPUs that torch cannot use."""
-    if not _warned and (line := describe()) is not None:
-        _warned.append(line)
+    if (line := describe()) is not None:
         sys.stderr.write(f"warning: this run is on the CPU: {line}\n")
 
 

@@ -23,12 +23,6 @@ _POLL_SECONDS = 1.0
 _MARGIN_SECONDS = 120.0
 _STATES = ("last_enqueued_collective", "last_completed_collective")
 _Counts = tuple[str, ...]
-_into: list[Path] = []
-
-
-def record_into(directory: Path) -> None:
-    """Set the directory for the flight recorder's records of a hanging collective."""
-    _into[:] = [directory]
 
 
 class NCCLWatch:
@@ -38,10 +32,18 @@ class NCCLWatch:
         rank: This rank.
         timeout_seconds: Maximum time of a collective, from its launch on the CPU.
         end: Called with a description of the collective that timed out; ends this process.
+        directory: Returns where the flight recorder's records are written then; ``None``: nowhere.
     """
 
-    def __init__(self, rank: int, timeout_seconds: float, end: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        timeout_seconds: float,
+        end: Callable[[str], object],
+        directory: Callable[[], Path | None],
+    ) -> None:
         self._rank, self._timeout, self._end = rank, timeout_seconds, end
+        self._directory = directory
         self._unchanged: dict[str, tuple[_Counts, float]] = {}
         self._closed = threading.Event()
         _set_nccl_timeout(timeout_seconds + _MARGIN_SECONDS)
@@ -75,11 +77,14 @@ class NCCLWatch:
         return _oldest() if waits else None
 
     def _record(self) -> None:
-        for directory in _into:
-            with contextlib.suppress(OSError):
-                directory.mkdir(exist_ok=True)
-                path = directory / f"nccl-rank-{self._rank}.json"
-                path.write_text(json.dumps(_recorded(), indent=1))
+        directory = self._directory()
+        if directory is None:
+            return
+        # A full disk must not keep the rank from ending, and from saying what has hung.
+        with contextlib.suppress(OSError):
+            directory.mkdir(exist_ok=True)
+            path = directory / f"nccl-rank-{self._rank}.json"
+            path.write_text(json.dumps(_recorded(), indent=1))
 
 
 def _oldest() -> str | None:

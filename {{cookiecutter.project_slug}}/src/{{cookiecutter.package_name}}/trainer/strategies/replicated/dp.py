@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data import transfer
+from ...data import moving, transfer
 from ...data.feed import Feed, MicroBatch, batch_length
-from ...launch.devices import devices
 from ...module import TrainingModule
 from ..base import Strategy
 from ..limits import Limits
@@ -187,7 +186,7 @@ def scatter(
     count = min(len(device_list), max(1, batch_length(batch)))
     used = list(device_list[:count])
     return [
-        devices.move(piece, device, dtype)
+        moving.move(piece, device, dtype)
         for piece, device in zip(_cut(batch, count), used, strict=True)
     ]
 
@@ -205,7 +204,7 @@ def _cut(value: Any, count: int) -> list[Any]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [each.name for each in dataclasses.fields(value) if hasattr(value, each.name)]
         cuts = _cut_each([getattr(value, name) for name in names], count)
-        return [devices.with_fields(value, dict(zip(names, parts, strict=True))) for parts in cuts]
+        return [moving.with_fields(value, dict(zip(names, parts, strict=True))) for parts in cuts]
     return [value] * count
 
 

@@ -27,8 +27,7 @@ from emulated_gpu import NAME
 from emulated_models import ADAMW, Manual, Measured, Model, Reading
 from my_project import trainer
 from my_project.trainer import strategies
-from my_project.trainer.data import transfer
-from my_project.trainer.data import moving
+from my_project.trainer.data import moving, transfer
 from my_project.trainer.loop import finite
 from my_project.trainer.run import plan as arguments
 

@@ -18,8 +18,7 @@ from deepspeed_subject import GROUPED, RESUMED, WARMUP, WAYS, warmed_up
 from my_project import trainer
 from my_project.trainer import strategies
 from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.strategies.deepspeed import optimizers as optimizer
-from my_project.trainer.strategies.deepspeed import settings
+from my_project.trainer.strategies.deepspeed import optimizers, settings
 from my_project.trainer.strategies.optimizers import Optimization, read_optimization
 
 SHORT = [
@@ -235,7 +234,7 @@ def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
 def test_one_optimizer_with_one_scheduler(given, own, part):
     module = load_subject(**given)
     with pytest.raises(ConfigurationError, match=part):
-        optimizer.configured(
+        optimizers.configured(
             own or {}, module, lambda: read_optimization(module.configure_optimizers())
         )
 
@@ -258,10 +257,10 @@ def load_subject(**given: Any) -> Any:
 def test_an_optimizer_that_cannot_be_divided_is_refused():
     found = Optimization([torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])], [])
     stage_2: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
-    (line,) = optimizer.problems_of(found, stage_2)
+    (line,) = optimizers.problems_of(found, stage_2)
     assert line.startswith("LBFGS cannot be divided by ZeRO, which cuts parameters into slices")
-    assert optimizer.problems_of(found, {}) == []
-    assert optimizer.problems_of(found, {**stage_2, "zero_allow_untested_optimizer": True}) == []
+    assert optimizers.problems_of(found, {}) == []
+    assert optimizers.problems_of(found, {**stage_2, "zero_allow_untested_optimizer": True}) == []
 
 
 def test_without_deepspeed_one_line_says_how_to_install_it():

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.project import PACKAGE, run
 
+from my_project.trainer.data import moving
 from my_project.trainer.errors import ConfigurationError
 from my_project.trainer.launch.devices import accelerator, device_list
-from my_project.trainer.data import moving
 from my_project.trainer.strategies.replicated.dp import scatter
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"

@@ -161,8 +161,8 @@ def test_a_failure_that_was_caught_is_not_shown_later(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_PARENT_PID", "1")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("TRAINER_RANK_PID", "1")
-    monkeypatch.setattr(failures, "_leave_to_launcher", lambda error: None)
-    monkeypatch.setattr(failures.interruption, "show_nothing", lambda: None)
+    monkeypatch.setattr(failures, "_hide_traceback", lambda error: None)
+    monkeypatch.setattr(failures.interruption, "hide_keyboard_interrupt", lambda: None)
     failures.report_failure(ArithmeticError("caught"), is_final=True)
     assert failures.first_report(tmp_path).message.endswith("rank 1: ArithmeticError: caught")
     assert failures.final(tmp_path) == [1]

@@ -1,12 +1,12 @@
 """Optimizer state by parameter name, which means the same under every strategy.
 
-Why not ``torch.distributed.checkpoint.state_dict``, which does this too (torch 2.13;
-``tests/test_optimizer_state.py`` shows each point): before the first step it initializes the state
-by a step of the optimizer itself, so that a fit which saves then goes on with Adam's second step,
-and other weights. It refuses to load where a parameter has never had a gradient, drops the state of
-one that is frozen for the moment, keeps one of the two states of a parameter that two optimizers
-step, and loses the options of groups that are cut otherwise, without an error. It brings the
-checkpoint's ``fused`` along. Under FSDP each rank holds a whole checkpoint; ours reads its shards.
+Why not ``torch.distributed.checkpoint.state_dict`` (torch 2.13; the template's
+``tests/trainer/test_optimizer_state.py`` shows each point): to save before the first step, it steps
+the optimizer, and training continues with Adam's second step and other weights. It does not load if
+a parameter never had a gradient, drops the state of a parameter that is frozen at the moment, keeps
+one of two states if two optimizers have the same parameter, loses the options of groups that are
+split differently, and takes ``fused`` from the checkpoint. Under FSDP it needs the whole checkpoint
+on each rank, or on rank 0; here each rank reads its own shards.
 """
 
 from collections.abc import Mapping, Sequence

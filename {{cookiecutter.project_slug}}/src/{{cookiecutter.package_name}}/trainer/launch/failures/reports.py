@@ -1,4 +1,10 @@
-"""Failure reports of ranks, so that the launcher shows the first failure and not the last."""
+"""Failure reports of ranks, so that the launcher shows the first failure and not the last.
+
+Why not torchelastic's ``record`` and ``ErrorHandler`` (the template's
+``tests/trainer/test_error_files.py``): their times are whole seconds, so the rank that failed first
+cannot be told from those that lost it in the same second. Their files contain no exit code and the
+traceback of a ``UserError``, and are not written atomically.
+"""
 
 import contextlib
 import json
@@ -178,8 +184,7 @@ def _write_report(error: BaseException, is_final: bool = False) -> None:
         files.write_atomically(_report(directory, rank), json.dumps(report))
         _hide_traceback(error)
     elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler, which would
-        # write the whole traceback of a UserError.
+        # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
         report = {"message": {"message": message, "extraInfo": more}}
         files.write_atomically(Path(file), json.dumps(report))

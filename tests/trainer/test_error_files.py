@@ -1,0 +1,70 @@
+"""Why failure reports are ours: what torchelastic's own error files do not tell."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
+
+from my_project.trainer.errors import UserError
+from my_project.trainer.launch.failures import reports
+
+# A rank fails, and a fraction of a second later another one, which has lost it.
+MOMENTS = {1: 100.2, 0: 100.7}
+
+
+def _fail(rank: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: MOMENTS[rank])
+    monkeypatch.setenv("RANK", str(rank))
+    try:
+        raise error
+    except Exception as raised:
+        reports.report_failure(raised)
+
+
+def test_the_first_of_two_failures_within_a_second_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_FAILURE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRAINER_PARENT_PID", "1")
+    monkeypatch.setattr(reports, "_hide_traceback", lambda error: None)
+    for rank in MOMENTS:
+        _fail(rank, UserError(f"from {rank}"), monkeypatch)
+    first = reports.first_report(tmp_path)
+    assert first is not None
+    assert (first.rank, first.code, first.lines) == (1, 2, ["from 1"])
+
+
+def _recorded(path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What torch's own handler writes."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    try:
+        raise error
+    except Exception as raised:
+        ErrorHandler().record_exception(raised)
+    return json.loads(path.read_text())["message"]
+
+
+def test_torch_s_handler_tells_neither_the_order_nor_whose_mistake_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for rank, moment in MOMENTS.items():
+        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+        found.append(_recorded(tmp_path / str(rank), UserError(f"from {rank}"), monkeypatch))
+    assert {each["extraInfo"]["timestamp"] for each in found} == {"100"}
+    assert found[0].keys() == {"message", "extraInfo"}  # no exit code
+    assert found[0]["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):")
+
+
+def test_under_torchelastic_its_own_format_has_the_line_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    _fail(1, UserError("give a smaller number"), monkeypatch)
+    line = "rank 1: error: give a smaller number"
+    assert json.loads((tmp_path / "error.json").read_text()) == {
+        "message": {"message": line, "extraInfo": {"py_callstack": line, "timestamp": "100"}}
+    }

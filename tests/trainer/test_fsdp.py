@@ -126,7 +126,7 @@ def test_a_call_inside_a_unit_is_explained():
     def inside() -> None:
         raise RuntimeError("aten.addmm.default got mixed torch.Tensor and DTensor, need to …")
 
-    with pytest.raises(UserError) as raised, units.explaining_calls_inside():
+    with pytest.raises(UserError) as raised, units.explain_calls_inside_units():
         inside()
     line = inside.__code__.co_firstlineno + 1
     assert str(raised.value) == (
@@ -134,7 +134,7 @@ def test_a_call_inside_a_unit_is_explained():
         "while its own forward runs; call the whole block, or name smaller units, such as "
         "--trainer.strategy_options.unit_classes [Linear]"
     )
-    with pytest.raises(RuntimeError, match="another"), units.explaining_calls_inside():
+    with pytest.raises(RuntimeError, match="another"), units.explain_calls_inside_units():
         raise RuntimeError("another")
 
 

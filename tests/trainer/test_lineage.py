@@ -115,7 +115,7 @@ def test_a_second_run_of_the_same_name_is_refused_and_changes_nothing(root: Path
     assert content(root / "run") == before
 
 
-def test_a_run_is_overwritten_where_that_is_asked_for(root: Path) -> None:
+def test_a_run_is_overridden_where_that_is_asked_for(root: Path) -> None:
     mine = root / "run" / "mine.txt"
     mine.touch()
     (root / "run" / "test-step-00000006.json").touch()

@@ -77,7 +77,7 @@ class ManualOptimization:
         named = self.strategy.module.named_parameters()
         found = {name: each.grad for name, each in named if each.grad is not None}
         found = {name: each for name, each in found.items() if kind(each)}
-        return sparse.taken_apart(found)
+        return sparse.split_sparse(found)
 
     def load_gradients(
         self, divided: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]
@@ -89,7 +89,7 @@ class ManualOptimization:
             own: each process' whole ones; their mean counts.
         """
         module = self.strategy.module
-        own = [sparse.put_together(each, module) for each in own]
+        own = [sparse.join_sparse(each, module) for each in own]
         for name, parameter in module.named_parameters():
             whole = [each[name] for each in own if name in each]
             if whole and whole[0].is_sparse:

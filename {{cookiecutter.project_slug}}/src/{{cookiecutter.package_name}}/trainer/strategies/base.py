@@ -36,32 +36,32 @@ Launcher = Literal["subprocess", "spawn", "fork"]
 class Strategy:
     """How parameters, gradients and data are handled. Subclasses override what differs.
 
-    The trainer calls :meth:`connect`, then :meth:`setup`, then for each micro-batch
-    :meth:`forward_backward`, for each step :meth:`clip_gradients`, :meth:`optimizer_step` for each
-    optimizer, :meth:`end_step` and :meth:`zero_grad`, and at last :meth:`teardown`.
+    The trainer calls :meth:`connect`, then :meth:`setup`; for each micro-batch
+    :meth:`forward_backward`; for each step :meth:`clip_gradients`, :meth:`optimizer_step` for each
+    optimizer, :meth:`end_step` and :meth:`zero_grad`; and at the end :meth:`teardown`.
     """
 
     limits: Limits = Limits()
     launcher: Launcher = "subprocess"
     """How several processes are started, if nothing has started them."""
     timeout_seconds: float = 600.0
-    """After which a collective that a process does not join fails on the others."""
+    """Timeout of collectives: if a process does not join, they fail on its peers."""
 
     preset: Mapping[str, Any] = MappingProxyType({})
     """Options that are set by the name of the strategy."""
 
     lacks: ClassVar[Mapping[str, str]] = {}
-    """Options of other strategies that it has not, each with the reason and what to do."""
+    """Options of other strategies that it does not have, each with a reason and an alternative."""
 
     lost_peer_errors: ClassVar[Sequence[str]] = ()
     """Names of an engine's exceptions that only report the loss of a peer."""
 
     shards_parameters: bool = False
-    """Whether a process holds a part of the parameters alone. Then all processes take part in every
-    forward, and after a fit the weights lie in its checkpoints."""
+    """Whether parameters are sharded over processes. Then all processes take part in every forward,
+    and after a fit the weights are in its checkpoints."""
 
     note_loss: Callable[[Tensor], None] | None = None
-    """Told of each loss before its backward: it stops a fit whose losses are not finite."""
+    """Receives each loss before its backward; stops a fit whose losses are not finite."""
 
     records_directory: Path | None = None
     """Where records of what has failed may be written: the logs of a fit's run directory."""
@@ -72,10 +72,10 @@ class Strategy:
     precision: Precision
     module: TrainingModule
 
-    # --- before anything is started ---------------------------------------------------------------
+    # --- before any process is started ------------------------------------------------------------
 
     def problems(self, options: Options) -> list[str]:
-        """One line for each of the trainer's options that contradicts the strategy's own."""
+        """One line for each of the trainer's options that contradicts the strategy's."""
         return []
 
     @property
@@ -84,7 +84,7 @@ class Strategy:
         return True
 
     def problems_of(self, module: TrainingModule) -> list[str]:
-        """One line for each thing about a module that the strategy cannot train."""
+        """One line for each property of a module that the strategy does not support."""
         return []
 
     # --- before the first step -----------------------------------------------------------------
@@ -92,12 +92,12 @@ class Strategy:
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        """Take this process' place among its peers: form the process group.
+        """Connect to the peers: initialize the process group.
 
         Args:
-            layout: this process' place.
-            own_devices: of this process; more than one where it drives all of its node's.
-            precision: of the run.
+            layout: Layout of the processes.
+            own_devices: Devices of this process; several if it drives all devices of its node.
+            precision: Precision of the run.
         """
         self.layout, self.devices, self.precision = layout, own_devices, precision
         self.device = own_devices[0]
@@ -106,21 +106,21 @@ class Strategy:
             torch.get_device_module(self.device).set_device(self.device)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
-        """Move, wrap and shard a module, and make its optimizers when the time is right.
+        """Move, wrap and shard a module, and create its optimizers.
 
         Args:
-            module: the user's, on the CPU.
-            configure: makes the optimizers. Called before or after the module is wrapped, as the
-                engine needs it; what it gave may be replaced.
+            module: The user's module, on the CPU.
+            configure: Creates the optimizers. Called before or after the module is wrapped, as the
+                engine requires; its optimizers may be replaced.
 
         Returns:
-            the optimizers to step.
+            The optimizers to step.
         """
         self.place(module)
         return configure()
 
     def place(self, module: TrainingModule) -> None:
-        """Put parameters and buffers on the device; all there is to do where nothing is trained."""
+        """Move parameters and buffers to the device; used instead of ``setup`` without training."""
         meta_device.materialize(module, module)
         self.precision.cast(module)
         self.module = module.to(self.device)
@@ -128,48 +128,48 @@ class Strategy:
 
     @staticmethod
     def local_processes(devices: int) -> int:
-        """How many processes a node runs for so many devices."""
+        """Number of processes per node for a number of devices per node."""
         return 1
 
     @staticmethod
     def replicas(devices: int, num_nodes: int) -> int:
-        """Among how many readers a global batch is divided on so many devices a node."""
+        """Number of data-parallel replicas for a number of devices per node."""
         return 1
 
     @property
     def data_replicas(self) -> int:
-        """Among how many readers a global batch is divided."""
+        """Number of data-parallel replicas."""
         return 1
 
     @property
     def data_index(self) -> int:
-        """Which of them this process is."""
+        """Index of this process' data-parallel replica."""
         return 0
 
     # --- a micro-batch -------------------------------------------------------------------------
 
     def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
-        """The batches of an epoch from number ``start`` on, where :meth:`forward` wants them."""
+        """Iterate over the batches of an epoch, from ``start`` on, where ``forward`` needs them."""
         return transfer.read(feed, epoch, start, self.device, self.precision.parameter_dtype)
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
-        """The user's ``training_step`` on a micro-batch, then backward.
+        """Run the user's ``training_step`` on a micro-batch, then backward.
 
         Args:
-            batch: as the loader gave it.
-            batch_idx: of the micro-batch in its epoch.
-            weight: factor of the loss, so that the average over replicas, summed over a step's
+            batch: The batch from the loader.
+            batch_idx: Index of the micro-batch in its epoch.
+            weight: Factor of the loss, so that the average over replicas, summed over a step's
                 micro-batches, is the mean over the global batch.
-            synchronize: False while gradients are accumulated: they need not be averaged yet.
+            synchronize: False while gradients are accumulated and need not be averaged yet.
         """
         loss = self.read_loss(self.forward("training", batch, batch_idx))
         self.take_loss(loss, "training_step")
         self.backward(loss if weight == 1.0 else loss * weight, synchronize=synchronize)
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        """A step of a stage, and what the user does at its end (``*_step_end``)."""
+        """Run a step of a stage, and its ``*_step_end`` hook."""
         batch = self.move(batch)
         if self.precision.dtype is None:
             return self._step(stage, batch, batch_idx)
@@ -183,49 +183,49 @@ class Strategy:
         return getattr(self.module, f"{stage}_step_end")(outputs)
 
     def read_loss(self, outputs: Any) -> Tensor:
-        """The loss in what a training step, and its end, returned."""
+        """Get the loss from the output of a training step and its ``training_step_end``."""
         return read_loss(outputs)
 
     def take_loss(self, loss: Tensor, source: str) -> None:
-        """Check a loss before its backward, and note it.
+        """Check a loss before its backward, and record it.
 
         Args:
-            loss: the user's.
-            source: what gave it, for the error.
+            loss: The user's loss.
+            source: Where it comes from, for the error.
 
         Raises:
-            UserError: it has no gradient.
+            UserError: It has no gradient.
         """
         check_loss(loss, source)
         if self.note_loss is not None:
             self.note_loss(loss)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        """Run the user's step; the place where a wrapped module's ``forward`` is called instead."""
+        """Call the user's step, through the ``forward`` of a wrapper if there is one."""
         return getattr(self.module, f"{stage}_step")(batch, batch_idx)
 
     def begin_evaluation(self) -> None:
-        """Make every process' module the same, so that it does not matter which sees a sample."""
+        """Synchronize buffers, so that the result does not depend on which rank reads a sample."""
 
     def move(self, batch: Any) -> Any:
-        """The batch where the module is, and in its format."""
+        """Move a batch to the module's device, and cast it to its data type."""
         if not self._moves:
             return batch
         return moving.move(batch, self.device, self.precision.parameter_dtype)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        """Gradients of a loss, added to what is there."""
+        """Compute the gradients of a loss, and accumulate them."""
         self.precision.scale(loss).backward()
 
     # --- a step --------------------------------------------------------------------------------
 
     @property
     def learning_rate_factor(self) -> float:
-        """What the strategy itself multiplies learning rates by."""
+        """Factor by which the strategy itself multiplies learning rates."""
         return 1.0
 
     def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
-        """Clip the gradients of the whole model: ``"norm"`` or each ``"value"``."""
+        """Clip the gradients of the whole model, by global ``"norm"`` or by ``"value"``."""
         self.precision.unscale(optimization.optimizers)
         clip_gradients(optimization.parameters, value, algorithm)
 
@@ -234,23 +234,23 @@ class Strategy:
         self.precision.step(optimizer)
 
     def end_step(self) -> None:
-        """After the last optimizer of a step."""
+        """Called after the last optimizer of a step."""
         self.precision.update()
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Forget the gradients of an optimizer's parameters."""
+        """Reset the gradients of an optimizer's parameters."""
         optimizer.zero_grad(set_to_none=True)
 
     # --- all processes -------------------------------------------------------------------------
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
-        """A value over all data replicas, for logging."""
+        """Reduce a value over all data-parallel replicas, for logging."""
         return collectives.all_reduce(tensor, how)
 
     # --- checkpoints ---------------------------------------------------------------------------
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        """Model and optimizers by parameter names: the same form under every strategy."""
+        """State of model and optimizers by parameter name: the same form with every strategy."""
         optimizers = optimization.optimizers if optimization else []
         return {
             "model": self.model_state(),
@@ -258,11 +258,11 @@ class Strategy:
         }
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
-        """Put back what :meth:`state` of any strategy gave, after :meth:`setup`.
+        """Load a state of :meth:`state` of any strategy, after :meth:`setup`.
 
         Args:
-            state: of model and optimizers; its tensors may be ``Stored`` ones, not read yet.
-            optimization: the optimizers to fill; ``None``: the model alone.
+            state: State of model and optimizers; its tensors may be ``Stored``, not read yet.
+            optimization: The optimizers to load; ``None``: load the model only.
         """
         self.load_model(state["model"])
         if optimization is not None:
@@ -275,7 +275,7 @@ class Strategy:
         return dict(self.module.state_dict())
 
     def load_model(self, saved: Mapping[str, Any]) -> None:
-        """Put back what :meth:`model_state` of any strategy gave."""
+        """Load a state of :meth:`model_state` of any strategy."""
         self.module.load_state_dict(stored_tensors.read_all(saved))
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -283,19 +283,19 @@ class Strategy:
         return optimizer_state(optimizer, parameter_names(self.module))
 
     def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        """Put back what :meth:`optimizer_state` of any strategy gave."""
+        """Load a state of :meth:`optimizer_state` of any strategy."""
         names = parameter_names(self.module)
         load_optimizer_state(optimizer, stored_tensors.read_all(saved), names)
 
     def rank_local_state(self) -> dict[str, Tensor]:
-        """What this process alone knows: of a gradient compression, say."""
+        """Rank-local state, for example of a gradient compression."""
         return {}
 
     def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`rank_local_state` gave to this process."""
+        """Load this rank's :meth:`rank_local_state`."""
 
     def waits_for_peers(self) -> bool:
-        """Whether :meth:`teardown` would wait for ever where this process has failed alone."""
+        """Whether :meth:`teardown` would wait forever for peers if only this process has failed."""
         return False
 
     def teardown(self) -> None:

@@ -9,7 +9,7 @@ from ..errors import ConfigurationError, Problems, nearest, shown
 from . import registry
 from .base import Strategy
 
-# A year: more than that, and C++ counts nanoseconds that do not fit.
+# A year: larger values overflow the nanoseconds of C++.
 _LONGEST_TIMEOUT = 365 * 24 * 3600
 
 
@@ -75,5 +75,5 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
     problems.raise_any()
     try:
         return entry.make(options)
-    except Exception as error:  # a user's class may raise anything
+    except Exception as error:  # the constructor of a user's class may raise anything
         raise values.refused(f"strategy={name!r}", cls, options, error) from None

@@ -1,4 +1,4 @@
-"""What a strategy cannot do, said before anything starts."""
+"""Limits of a strategy, which are checked before any process starts."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Limits:
-    """What a strategy cannot do, for checks before a run, for tables and for tests.
+    """What a strategy does not support; used by checks, tables and tests.
 
     Args:
-        max_devices: of one node; ``None``: any number.
-        max_nodes: ``None``: any number.
-        accelerators: that it runs on.
-        refused: what else is refused, each with its reason and a way out: names of precisions, and
-            of :data:`FEATURES`.
-        launched_by: the command that alone can start several processes of it, and so decides how
-            many there are; ``None``: any way.
-        sources: of the layout, that this command leads to.
-        packages: that must be installed, each with the command that installs it.
+        max_devices: Maximum number of devices per node; ``None``: unlimited.
+        max_nodes: Maximum number of nodes; ``None``: unlimited.
+        accelerators: Accelerators on which it runs.
+        refused: Unsupported precisions and :data:`FEATURES`, each with a reason and an
+            alternative.
+        launched_by: The only command that can start several processes of it, and so determines
+            their number; ``None``: any launcher.
+        sources: Sources of the layout that belong to this command.
+        packages: Required packages, each with the command that installs it.
     """
 
     max_devices: int | None = None
@@ -30,7 +30,7 @@ class Limits:
     packages: Mapping[str, str] = field(default_factory=dict)
 
     def problems(self, name: str, asked: "Asked") -> list[str]:
-        """One line for each thing asked of the strategy that it cannot do."""
+        """One line for each requested feature that the strategy does not support."""
         lines = [
             f"strategy={name!r} needs the package {package}, which is not installed: {command}"
             for package, command in self.packages.items()
@@ -68,7 +68,7 @@ FEATURES = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run asks of its strategy."""
+    """The features that a run requests from its strategy."""
 
     accelerator: str
     precision: str

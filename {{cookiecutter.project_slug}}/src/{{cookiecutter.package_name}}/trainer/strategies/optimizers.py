@@ -1,4 +1,4 @@
-"""What ``configure_optimizers`` may return, in one form."""
+"""Normalize the result of ``configure_optimizers``."""
 
 import contextlib
 import warnings
@@ -17,20 +17,20 @@ _SCHEDULERS = __name__.replace(".", r"\.")
 
 @dataclass
 class SchedulerConfig:
-    """A scheduler and when it is stepped."""
+    """A scheduler and its interval."""
 
     scheduler: LRScheduler | ReduceLROnPlateau
     interval: Literal["step", "epoch"] = "epoch"
     monitor: str | None = None
 
     def step(self, values: Mapping[str, float]) -> None:
-        """Step once; ``values`` are the newest logged ones.
+        """Step once; ``values`` are the latest logged values.
 
         Raises:
-            UserError: the monitored value was not logged.
+            UserError: The monitored value was not logged.
         """
         if not isinstance(self.scheduler, ReduceLROnPlateau):
-            with _without_reminder(self.scheduler):
+            with _without_order_warning(self.scheduler):
                 self.scheduler.step()
         elif self.monitor is not None and self.monitor in values:
             self.scheduler.step(values[self.monitor])
@@ -42,7 +42,7 @@ class SchedulerConfig:
 
 
 @contextlib.contextmanager
-def _without_reminder(scheduler: LRScheduler) -> Iterator[None]:
+def _without_order_warning(scheduler: LRScheduler) -> Iterator[None]:
     """Silence torch's warning about the order of optimizer and scheduler steps.
 
     It is wrong where another optimizer has replaced the scheduler's, and where a gradient scaler
@@ -65,7 +65,7 @@ class Optimization:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What the optimizers step, each once."""
+        """All optimized parameters, each once."""
         seen: dict[int, Tensor] = {}
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -73,22 +73,22 @@ class Optimization:
         return list(seen.values())
 
     def replaced(self, make: Callable[[Optimizer], Optimizer]) -> "Optimization":
-        """The same with an engine's optimizers in the place of the user's."""
+        """A copy with an engine's optimizers instead of the user's."""
         made = {id(optimizer): make(optimizer) for optimizer in self.optimizers}
         for entry in self.schedulers:
-            _point(entry.scheduler, made)
+            _replace_optimizers(entry.scheduler, made)
         return Optimization([made[id(each)] for each in self.optimizers], self.schedulers)
 
     def step_schedulers(
         self, interval: Literal["step", "epoch"], values: Mapping[str, float]
     ) -> None:
-        """Step the schedulers of an interval; ``values`` are the newest logged ones."""
+        """Step the schedulers of an interval; ``values`` are the latest logged values."""
         for entry in self.schedulers:
             if entry.interval == interval:
                 entry.step(values)
 
     def learning_rates(self, factor: float) -> dict[str, float]:
-        """What is logged of the learning rates, times a factor of which schedulers do not know."""
+        """Learning rates to log, times a factor that schedulers do not see."""
         rates = [float(each.param_groups[0]["lr"] * factor) for each in self.optimizers]
         if len(rates) == 1:
             return {"lr": rates[0]}
@@ -100,7 +100,7 @@ class Optimization:
         return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
     def other_rates(self, configured: Sequence[float]) -> list[str]:
-        """One line if the rates are others than those that were configured."""
+        """One line if the learning rates differ from the configured ones."""
         loaded = self.configured_rates()
         if loaded == list(configured):
             return []
@@ -112,7 +112,7 @@ class Optimization:
 
     @contextlib.contextmanager
     def rates_multiplied(self, factor: float) -> Iterator[None]:
-        """Step at other learning rates, of which the schedulers know nothing."""
+        """Multiply the learning rates in this context; schedulers do not see it."""
         groups = [group for each in self.optimizers for group in each.param_groups]
         with _multiplied(groups, factor):
             yield
@@ -130,19 +130,19 @@ def _multiplied(groups: Sequence[dict[str, Any]], factor: float) -> Iterator[Non
             group["lr"] = rate
 
 
-def _point(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> None:
-    """Have a scheduler, and those inside it, write to other optimizers."""
+def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> None:
+    """Replace the optimizers in a scheduler and its nested schedulers."""
     if id(scheduler.optimizer) in optimizers:
         scheduler.optimizer = optimizers[id(scheduler.optimizer)]
     for inner in getattr(scheduler, "_schedulers", ()):
-        _point(inner, optimizers)
+        _replace_optimizers(inner, optimizers)
 
 
 def read_optimization(returned: Any) -> Optimization:
-    """One form from all that ``configure_optimizers`` may return.
+    """Normalize the result of ``configure_optimizers``.
 
     Raises:
-        ConfigurationError: it returned something else; the line says what.
+        ConfigurationError: The result has an unsupported form; the message describes it.
     """
     if isinstance(returned, Optimizer):
         return Optimization([returned], [])

@@ -1,4 +1,4 @@
-"""Number formats of a run: of autocast and of parameters, and the scaler of fp16 gradients."""
+"""Precision of a run: autocast, the data type of parameters, and the gradient scaler."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -21,16 +21,16 @@ _UNSCALES_ITSELF = "_step_supports_amp_scaling"
 
 
 class _Scaler(torch.amp.GradScaler):
-    """Unscales sharded gradients beside whole ones; torch's takes either, and not both at once.
+    """A gradient scaler for sharded and full gradients in one optimizer, unlike torch's scalers.
 
-    Gradients that are offloaded lie on the CPU, and the scale on the GPU.
+    Offloaded gradients are on the CPU, and the scale is on the GPU.
     """
 
     def step(self, optimizer: Optimizer, *arguments: Any, **options: Any) -> float | None:
         unscales_itself = getattr(optimizer, _UNSCALES_ITSELF, None)
         if unscales_itself is None or self._device == "cpu" or not _any_on_cpu(optimizer):
             return super().step(optimizer, *arguments, **options)
-        # A fused optimizer would read the overflow's copy before it has arrived.
+        # A fused optimizer could read the copy of the overflow flag before it has arrived.
         setattr(optimizer, _UNSCALES_ITSELF, False)
         try:
             return super().step(optimizer, *arguments, **options)
@@ -41,7 +41,7 @@ class _Scaler(torch.amp.GradScaler):
         groups = optimizer.param_groups
         parameters = [each for group in groups for each in group["params"] if each.grad is not None]
         if _any_on_cpu(optimizer):
-            # torch would copy the scale to the CPU without waiting, and read it at once.
+            # torch would copy the scale to the CPU without synchronizing, and read it at once.
             scale, overflow, *rest = arguments
             arguments = (scale.cpu(), overflow.cpu(), *rest)
         divided = [each for each in parameters if is_sharded(each)]
@@ -75,20 +75,20 @@ def _without_gradients(parameters: list[Tensor]) -> Iterator[None]:
 
 
 class Precision:
-    """Autocast and gradient scaling of a run, and the format of its parameters.
+    """Autocast and gradient scaling of a run, and the data type of its parameters.
 
-    ``dtype``: that autocast computes in; ``None``: no autocast. ``parameter_dtype``: of parameters,
-    buffers, batches and so of all that is computed; ``None``: as the user made them.
+    ``dtype``: data type of autocast; ``None``: no autocast. ``parameter_dtype``: data type of
+    parameters, buffers and batches, and so of all computation; ``None``: as created by the user.
 
     Args:
-        name: ``"32-true"``; ``"bf16-mixed"`` or ``"16-mixed"``: autocast over float32 parameters;
-            ``"bf16-true"`` or ``"16-true"``: everything in half, without autocast. There is no
-            scaler: in ``"16-true"`` what is below 6e-8 is lost (Adam's ``eps`` of 1e-8 too: give
-            1e-4), and what is above 65504 infinite.
+        name: ``"32-true"``; ``"bf16-mixed"`` or ``"16-mixed"``: autocast with float32 parameters;
+            ``"bf16-true"`` or ``"16-true"``: half precision without autocast and without gradient
+            scaler. In ``"16-true"``, values below 6e-8 become zero (Adam's ``eps`` of 1e-8 too:
+            use 1e-4), and values above 65504 infinite.
         device_type: ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        ConfigurationError: the name is unknown.
+        ConfigurationError: The name is unknown.
 
     Source: https://docs.pytorch.org/docs/stable/amp.html
     """
@@ -105,13 +105,13 @@ class Precision:
             self.scaler = _Scaler(device_type)
 
     def cast(self, module: nn.Module) -> None:
-        """Bring a module's floating-point parameters and buffers into their format, in place."""
-        # Not by the module's `to`, which would make complex buffers real, and cast the sums of
-        # torchmetrics too.
+        """Cast a module's floating-point parameters and buffers to their data type, in place."""
+        # Not with Module.to, which would make complex buffers real, and also cast the state of
+        # torchmetrics.
         self.cast_all((*module.parameters(), *module.buffers()))
 
     def cast_all(self, tensors: Iterable[Tensor]) -> None:
-        """Bring floating-point parameters and buffers into their format, in place."""
+        """Cast floating-point parameters and buffers to their data type, in place."""
         if self.parameter_dtype is None:
             return
         for each in tensors:
@@ -119,18 +119,18 @@ class Precision:
                 each.data = each.data.to(self.parameter_dtype)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """What a forward pass runs in; without a half format there is no need to."""
+        """Context of a forward pass; does nothing without autocast."""
         if self.dtype is None:
             return nullcontext()
         return torch.autocast(self.device_type, self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss to call ``backward`` on."""
-        # A scaled loss overflows in half precision, which torch's sharded scaler would leave it in.
+        """The loss on which to call ``backward``."""
+        # A scaled loss overflows in half precision, which torch's sharded scaler would keep.
         return loss if self.scaler is None else self.scaler.scale(loss.float())
 
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:
-        """Bring gradients back to their size, once, before they are clipped."""
+        """Unscale the gradients, once, before they are clipped."""
         if self.scaler is not None:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
@@ -143,15 +143,15 @@ class Precision:
             self.scaler.step(optimizer)
 
     def update(self) -> None:
-        """Adapt the scale, after the last optimizer of a step."""
+        """Update the scale, after the last optimizer of a step."""
         if self.scaler is not None:
             self.scaler.update()
 
     def state(self) -> dict[str, float]:
-        """The scaler's state; empty without one."""
+        """The scaler's state; empty without a scaler."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state(self, state: dict[str, float]) -> None:
-        """Put back what :meth:`state` gave; a run of another precision starts with a new scaler."""
+        """Load a state of :meth:`state`; a run of another precision starts with a new scaler."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Strategies of one process a device: their process group, and who reads what."""
+"""Base class of strategies with one process per device and a process group."""
 
 import datetime
 import os
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
-# Its functions keep the group that there is when it is imported, as a default, and gloo's threads
-# with it: then one of them may abort the interpreter's end. Now there is none.
+# Import it while there is no process group: default arguments of its functions would keep the group
+# and gloo's threads alive, and one of them may abort the interpreter at exit.
 import torch.distributed.nn.functional
 from torch import Tensor
 
@@ -22,26 +22,26 @@ from .base import Strategy
 from .limits import Limits
 from .precision import Precision
 
-# Ours wins; the second is Lightning's.
+# Our variable takes precedence; the second is Lightning's.
 BACKENDS = ("TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
 
-# What torch itself notices, it reports first.
+# torch's own timeouts should report first.
 _SECONDS_FOR_TORCH = 10.0
 
 
-def backends(asked: str | None, device_type: str) -> str:
-    """What to form a process group of, as torch takes it: a backend for each type of device.
+def backends(requested: str | None, device_type: str) -> str:
+    """Backends of the process group, in torch's format: one for each type of device.
 
-    Ranks exchange CPU tensors too, for signals, logging and checkpoints, which NCCL does not take.
+    Ranks also exchange CPU tensors (signals, logging, checkpoints), which NCCL does not support.
 
     Args:
-        asked: ``"nccl"``, ``"cuda:nccl"``, …; ``None``: NCCL on GPUs, gloo on CPUs.
-        device_type: of the ranks' devices.
+        requested: ``"nccl"``, ``"cuda:nccl"``, …; ``None``: NCCL on GPUs, gloo on CPUs.
+        device_type: Type of the ranks' devices.
     """
     by_type = {"cpu": "gloo"} | ({"cuda": "nccl"} if device_type == "cuda" else {})
-    if asked is None and device_type != "cuda":
+    if requested is None and device_type != "cuda":
         return "gloo"
-    parts = [part.strip() for part in (asked or "").lower().split(",") if part]
+    parts = [part.strip() for part in (requested or "").lower().split(",") if part]
     if parts and ":" not in parts[0]:
         types = dist.Backend.backend_capability.get(parts[0], ["cpu", "cuda"])
         if "cpu" in types:
@@ -55,10 +55,10 @@ def backends(asked: str | None, device_type: str) -> str:
 
 
 class ProcessGroupStrategy(Strategy):
-    """One process a device, each of which reads its part of every batch.
+    """One process per device; each reads its part of every batch.
 
     Args:
-        timeout_seconds: after which a collective that a rank does not join fails on the others.
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
     limits: Limits = Limits()
@@ -74,21 +74,21 @@ class ProcessGroupStrategy(Strategy):
         super().connect(layout, own_devices, precision)
         self.init_process_group(layout, self.device)
         process_watchdog.arm()
-        if self.waits_for_peers():  # NCCL takes no GPU twice
+        if self.waits_for_peers():  # NCCL does not support two ranks on one GPU
             accelerator.check_one_each(self.device)
             self._nccl_watch = NCCLWatch(
                 layout.rank, self.timeout_seconds, launch.end_hung, lambda: self.records_directory
             )
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
-        """Form the process group: NCCL on GPUs (and gloo for what is on the CPU), gloo on CPUs."""
-        asked = next((os.environ[name] for name in BACKENDS if os.environ.get(name)), None)
+        """Initialize the process group: gloo on CPUs; NCCL on GPUs, with gloo for CPU tensors."""
+        requested = next((os.environ[name] for name in BACKENDS if os.environ.get(name)), None)
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        # The ranks wait for one another twice: until all are there, and until all are connected.
+        # Ranks wait for each other twice: until all have joined, and until all are connected.
         seconds = 2 * self.timeout_seconds + _SECONDS_FOR_TORCH
         with rendezvous.exit_if_stuck(seconds, launch.end_process):
             dist.init_process_group(
-                backends(asked, device.type),
+                backends(requested, device.type),
                 store=rendezvous.connect_store(layout, timeout),
                 rank=layout.rank,
                 world_size=layout.world_size,
@@ -97,7 +97,7 @@ class ProcessGroupStrategy(Strategy):
 
     @staticmethod
     def start_equal(tensors: Iterable[Tensor]) -> None:
-        """Rank 0's weights and buffers on every process, as torch's DDP does it."""
+        """Broadcast rank 0's parameters and buffers, as torch's DDP does."""
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
 
@@ -118,11 +118,11 @@ class ProcessGroupStrategy(Strategy):
         return self.layout.rank
 
     def begin_evaluation(self) -> None:
-        # Training leaves each process with its own BatchNorm statistics; rank 0's are the model's.
+        # BatchNorm statistics differ between ranks after training; use those of rank 0.
         self.start_equal(self.module.buffers())
 
     def waits_for_peers(self) -> bool:
-        # NCCL's communicators are destroyed when all that was started on them has ended.
+        # NCCL's communicators are destroyed only when all work on them has completed.
         return (
             dist.is_initialized()
             and dist.get_world_size() > 1

@@ -1,9 +1,9 @@
-"""Weights that autocast casts, cast again in the backward and not kept for it.
+"""Cast weights again in backward, instead of keeping the copies that autocast makes.
 
-Under autocast a matrix product saves its weight in half precision for the backward: a copy of the
-whole weight, on every rank, which outlives the unit that gathered it. Here a recipe is saved
-instead, and the copy is made again from the weight, which the engine gathers for the backward too.
-What is computed is the same to the last bit.
+With autocast, a matrix product saves its weight in half precision for backward: a copy of the full
+weight, on every rank, which outlives the unit that gathered it. Here, a recipe is saved instead,
+and the copy is made again from the weight, which the engine also gathers for backward. The result
+is bit-identical.
 
 Source: https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-tutorial
 """
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from .precision import Precision
 
 _NAMES = ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm")
-# Of the operations that autocast computes in half precision, those that take weights.
+# Operations with weights that autocast computes in half precision.
 _CAST = {
     torch._C._nn.linear,
     *(getattr(torch, f"conv{dims}d") for dims in (1, 2, 3)),
@@ -29,13 +29,13 @@ _CAST = {
     torch.einsum,
     functional.multi_head_attention_forward,
 }
-# Of attention: concatenated with what has been computed, which autocast leaves to the widest.
+# Attention biases: concatenated with activations, for which autocast uses the widest type.
 _NOT_CAST = {functional.multi_head_attention_forward: (7, 8)}
 _MODIFIED = "a tensor that the backward needs has been changed in place since the forward"
 
 
 class _Recipe(NamedTuple):
-    """How a tensor that shares memory with the copy of a weight is made again."""
+    """How to recreate a tensor that shares memory with the cast copy of a weight."""
 
     weight: Tensor
     of_weight: tuple[torch.Size, tuple[int, ...], int]
@@ -44,17 +44,17 @@ class _Recipe(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """Any other tensor, and its version, which autograd does not check of what hooks save."""
+    """Any other tensor, and its version, which autograd does not check with saved-tensor hooks."""
 
     tensor: Tensor
     version: int
 
 
 class Recast(TorchFunctionMode):
-    """Inside it, what autocast casts of parameters is not saved for the backward.
+    """In this context, autocast's copies of parameters are not saved for backward.
 
     Args:
-        dtype: what autocast computes in.
+        dtype: Data type of autocast.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -66,7 +66,7 @@ class Recast(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # What is compiled saves what the compiler chooses.
+        # In compiled code, the compiler chooses what to save.
         if func not in _CAST or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return func(*args, **kwargs)
         left = _NOT_CAST.get(func, ())
@@ -81,7 +81,7 @@ class Recast(TorchFunctionMode):
             self._copies.clear()
 
     def _cast(self, value: Any) -> Any:
-        """A weight, or a view of one, as autocast would cast it; anything else as it is."""
+        """Cast a weight, or a view of one, like autocast; return other values unchanged."""
         if not isinstance(value, Tensor) or value.dtype != torch.float32:
             return value
         whole = value._base if value._is_view() else value
@@ -115,11 +115,11 @@ def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
 
 
 def recasting(precision: Precision, module: nn.Module) -> AbstractContextManager[Any]:
-    """What a training step runs in, where whole weights are not to be kept.
+    """Context of a training step, if full weights must not be kept for backward.
 
     Args:
-        precision: of the run; without autocast nothing is cast.
-        module: the user's; there is nothing to do where it is compiled as a whole.
+        precision: Precision of the run; without autocast nothing is cast.
+        module: The user's module; nothing to do if it is compiled as a whole.
     """
     if precision.dtype is None or module._compiled_call_impl is not None:
         return nullcontext()

@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def cls(self) -> type[Strategy]:
-        """The class, imported."""
+        """The class; imports it."""
         if not isinstance(self.strategy, str):
             return self.strategy
         module, _, name = self.strategy.partition(":")
@@ -67,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Registration:
-    """What a folder or file of ``strategies/`` adds to the trainer: its ``REGISTRATION``.
+    """What a folder or file of ``strategies/`` adds to the trainer, in its ``REGISTRATION``.
 
     Args:
         strategies: Its strategies by name, in the order of the help.

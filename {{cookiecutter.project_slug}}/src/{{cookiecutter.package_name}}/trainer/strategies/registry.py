@@ -53,7 +53,7 @@ def _imported(path: str) -> type[Strategy]:
         raise ConfigurationError(f"strategy={shown(path)}: give its module too: module{path}")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything
+    except Exception as error:  # importing a user's module may raise anything
         raise ConfigurationError(f"strategy={shown(path)}: {one_line(error)}") from None
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigurationError(f"strategy={path!r} is no strategy; subclass {Strategy.__name__}")
@@ -61,7 +61,7 @@ def _imported(path: str) -> type[Strategy]:
 
 
 def discover(package: str, path: list[str]) -> None:
-    """Add what the folders and files of a package declare.
+    """Add the strategies that the folders and files of a package declare.
 
     Args:
         package: Its ``__name__``.

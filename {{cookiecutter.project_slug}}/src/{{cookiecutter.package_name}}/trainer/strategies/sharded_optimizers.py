@@ -1,4 +1,4 @@
-"""The state of optimizers that each process steps for a share of the parameters.
+"""The state of optimizers that step a shard of the parameters on each process.
 
 Such an optimizer names all parameters in its groups; its own one, ``optim``, has this process'
 share of them and their state (torch's ``ZeroRedundancyOptimizer``, engines' like it).
@@ -16,14 +16,14 @@ from .optimizer_state import group_names, load_optimizer_state, named_groups
 
 
 def constructor_options(optimizer: Optimizer) -> dict[str, Any]:
-    """What to make another optimizer of its class with, parameters apart."""
-    # Some optimizers keep more among their defaults than they take (AdamW: decoupled_weight_decay).
+    """Arguments to create another optimizer of the same class, without parameters."""
+    # Some optimizers have defaults that are no arguments (AdamW: decoupled_weight_decay).
     takes = inspect.signature(type(optimizer)).parameters
     return {name: value for name, value in optimizer.defaults.items() if name in takes}
 
 
 def state(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """As :func:`optimizer_state` gives it, with this process' share of the parameters."""
+    """The state in the form of :func:`optimizer_state`, with this process' shard only."""
     own = optimizer.optim.state
     return {
         "state": Spread({names[id(parameter)]: dict(values) for parameter, values in own.items()}),
@@ -32,10 +32,10 @@ def state(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
 
 
 def load_state(optimizer: Any, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    """Put back what any strategy gave for an optimizer, reading this process' share alone.
+    """Load an optimizer state of any strategy, reading only this process' shard.
 
     Raises:
-        ConfigurationError: the saved parameters are not those of this optimizer.
+        ConfigurationError: The saved parameters are not those of this optimizer.
     """
     groups = saved["param_groups"]
     load_optimizer_state(optimizer, {"state": {}, "param_groups": groups}, names)

@@ -24,10 +24,10 @@ class StepModule(nn.Module):
 
 
 def read_loss(outputs: Any) -> Tensor:
-    """The loss in what a training step returned.
+    """Get the loss from the output of a training step.
 
     Raises:
-        UserError: there is none, or it is not a scalar.
+        UserError: There is none, or it is not a scalar.
     """
     if isinstance(outputs, Tensor) and outputs.numel() == 1:
         return outputs

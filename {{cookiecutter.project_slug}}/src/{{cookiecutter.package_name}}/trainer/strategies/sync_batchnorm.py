@@ -1,4 +1,4 @@
-"""BatchNorm over the parts of all ranks together, as if one process had the whole batch.
+"""Synchronized BatchNorm: statistics of the whole batch, over all ranks.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
 """
@@ -13,47 +13,47 @@ from ..launch import collectives
 
 
 def convert(module: nn.Module, accelerator: str) -> nn.Module:
-    """Have every BatchNorm in a module normalize over all ranks.
+    """Synchronize every BatchNorm in a module over all ranks.
 
-    Parameters and buffers stay the objects that they are, under their names. Call it on every rank,
-    and before the module is wrapped.
+    Parameters and buffers stay the same objects, with the same names. Call this on every rank,
+    before the module is wrapped.
 
     Args:
-        module: is changed in place.
-        accelerator: that it will run on. PyTorch's own SyncBatchNorm, which ``"cuda"`` takes, does
-            not run on the CPU.
+        module: The module; changed in place.
+        accelerator: Device type of the run. With ``"cuda"``, PyTorch's own SyncBatchNorm is used,
+            which does not run on the CPU.
 
     Returns:
-        the module; another only where it is itself a BatchNorm that goes to a GPU.
+        The module; another one only if it is itself a BatchNorm on a GPU.
     """
     if accelerator == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return converted
     for each in module.modules():
-        # One that its user synchronizes among some ranks only is left to say that it cannot be.
+        # A SyncBatchNorm over a subgroup is kept, and raises its own error on the CPU.
         if isinstance(each, _BatchNorm) and getattr(each, "process_group", None) is None:
-            # The object stays, and so do its hooks, and whoever else holds it.
+            # Change the class of the object: hooks and references to it stay valid.
             each.__class__ = SyncBatchNorm
     return module
 
 
 class SyncBatchNorm(_BatchNorm):
-    """PyTorch's, on any device that a process group can reduce; alone, plain BatchNorm.
+    """PyTorch's SyncBatchNorm for any device; without peers, a plain BatchNorm.
 
-    Parts may differ in size, down to none on some ranks. Gradients of the parameters are of this
-    rank's part, as any other layer's: to add them up is left to the strategy.
+    The parts of the batch may differ in size, and may be empty on some ranks. Gradients of the
+    parameters are those of this rank's part; the strategy averages them.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize a part of the batch, of shape (N, C) or (N, C, ...).
 
         Raises:
-            ValueError: fewer than two dimensions, or fewer than two values a channel in all.
+            ValueError: Fewer than two dimensions, or fewer than two values per channel in total.
         """
         if not self.training or collectives.world_size() == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        # As the fused kernels do: half precision comes in and goes out, sums are in float32.
+        # Like the fused kernels: input and output in half precision, sums in float32.
         part = input.to(torch.promote_types(input.dtype, torch.float32))
         dims = [dim for dim in range(part.ndim) if dim != 1]
         shape = [-1 if dim == 1 else 1 for dim in range(part.ndim)]
@@ -62,7 +62,7 @@ class SyncBatchNorm(_BatchNorm):
         if count < 2:
             raise ValueError(f"BatchNorm needs 2 values a channel to train on, not {int(count)}")
         mean = sums / count
-        # The mean first: the square's mean less the mean's square would lose the digits of both.
+        # Compute the mean first: E[x²] - E[x]² would lose precision.
         centered = part - mean.view(shape)
         variance = _over_ranks(centered.square().sum(dims)) / count
         self._track(mean.detach(), variance.detach() * count / (count - 1))
@@ -79,7 +79,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics towards a batch's, whose variance is the unbiased one."""
+        """Update the running statistics with a batch's mean and unbiased variance."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         momentum = self.momentum
@@ -97,7 +97,7 @@ def _over_ranks(tensor: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """A sum over all ranks; each rank's loss depends on every rank's values."""
+    """A sum over all ranks, with gradients: each rank's loss depends on every rank's values."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:

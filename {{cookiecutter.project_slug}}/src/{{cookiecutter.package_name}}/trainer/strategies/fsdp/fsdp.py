@@ -1,4 +1,4 @@
-"""``fsdp``: parameters, gradients and optimizer states divided among the processes.
+"""``fsdp``: parameters, gradients and optimizer states sharded over the processes.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
@@ -35,7 +35,7 @@ from ..process_group import ProcessGroupStrategy
 from ..step import Stage, StepModule
 from . import state as sharded_state
 from .precision import AutocastCalls, gather_as_autocast
-from .units import CONTAINERS, choose_units, explaining_calls_inside
+from .units import CONTAINERS, choose_units, explain_calls_inside_units
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
@@ -46,32 +46,32 @@ _ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use str
 class FSDP(ProcessGroupStrategy):
     """PyTorch FSDP: parameters, gradients and optimizer states sharded over the processes.
 
-    A unit is gathered where it is computed.
-    A parameter without dimensions cannot be divided: every process holds it.
+    Each unit is gathered while it is computed.
+    Parameters without dimensions cannot be sharded; every process holds them.
 
     Args:
-        unit_classes: names of the classes of modules that are gathered at a time, a transformer's
-            block say; by default modules of some size are.
-        unit_parameters: that a unit has at least, where no classes are given. On GPUs nothing
-            inside a repeated block is a unit of its own.
-        offload: keep the parts in the CPU's memory, and step there.
-        parameter_dtype: that units are gathered in: ``"bfloat16"`` with ``precision="bf16-mixed"``,
-            ``"float16"`` with ``"16-mixed"``, ``"float32"`` with any. By default what autocast
-            would cast (weights of linear layers, convolutions and attention) is gathered in half
-            precision, and all else as it is.
-        reduce_dtype: that gradients are summed in; by default that of the parameters if
-            ``parameter_dtype`` is given, and else ``"float32"``.
-        reshard_after_forward: let go of a unit after its forward, and gather it again for its
-            backward. False: faster, and holds all parameters in between.
-        accumulate_in_parts: with gradient accumulation, sum and divide gradients after each
-            micro-batch. False: less communication, and each process holds whole gradients.
-        find_unused_parameters: for models that leave parameters out in some steps, on some ranks
-            too. All units are gathered for the whole step then, and gradients are whole until its
-            end.
-        timeout_seconds: after which a collective that a rank does not join fails on the others.
+        unit_classes: Names of module classes to gather as a unit, such as a transformer block;
+            default: select units by size.
+        unit_parameters: Minimum number of parameters of a unit, without ``unit_classes``. On GPUs,
+            no unit is inside a repeated block.
+        offload: Keep the shards in CPU memory, and step there.
+        parameter_dtype: Data type in which units are gathered: ``"bfloat16"`` with
+            ``precision="bf16-mixed"``, ``"float16"`` with ``"16-mixed"``, ``"float32"`` with any.
+            Default: half precision for parameters that autocast would cast (weights of linear
+            layers, convolutions and attention), and unchanged for all others.
+        reduce_dtype: Data type in which gradients are reduced; default: ``parameter_dtype`` if
+            it is given, else ``"float32"``.
+        reshard_after_forward: Reshard (free) a unit after its forward, and gather it again for its
+            backward. False: faster, but all parameters stay in memory in between.
+        accumulate_in_parts: With gradient accumulation, reduce and shard gradients after each
+            micro-batch. False: less communication, but each process holds full gradients.
+        find_unused_parameters: For models that do not use all parameters in every step, also if
+            ranks differ. All units are then gathered for the whole step, and gradients are not
+            sharded until its end.
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
 
     Raises:
-        ConfigurationError: an unknown type.
+        ConfigurationError: Unknown data type.
     """
 
     shards_parameters: bool = True
@@ -99,7 +99,7 @@ class FSDP(ProcessGroupStrategy):
         self.mixed_precision = MixedPrecisionPolicy(
             param_dtype=_dtype("parameter_dtype", parameter_dtype),
             reduce_dtype=_dtype("reduce_dtype", reduce_dtype),
-            # Autocast does it, where it should be done.
+            # Autocast casts inputs where needed.
             cast_forward_inputs=False,
         )
         self.calls: AutocastCalls | None = None
@@ -150,15 +150,15 @@ class FSDP(ProcessGroupStrategy):
         module.trainer_state = dataclasses.replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
         self.step = StepModule(module)
-        # A backward inside a step lets go of all that the root of its units has gathered, which
-        # what follows in the step may use.
+        # A backward inside a step reshards what the root unit has gathered, which later
+        # operations in the step may still use.
         self.roots = [self.step] if module.automatic_optimization else _children(module)
         units = self._choose_units(module)
         sharded_state.move_rest(module, self.device)
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
-            self._divide(unit)
-        self._synchronizes = True  # as units begin
+            self._shard(unit)
+        self._synchronizes = True  # the default of units
         self._watch_calls(gathered)
         self._place_rest()
         self._names = parameter_names(module)
@@ -169,13 +169,13 @@ class FSDP(ProcessGroupStrategy):
 
     def _choose_units(self, module: TrainingModule) -> dict[str, nn.Module]:
         if self.find_unused_parameters:
-            return {}  # one that a rank does not call, it would not gather
+            return {}  # a rank that does not call a unit would not gather it
         on_gpus = self.device.type != "cpu"
         classes, smallest = self.unit_classes, self.unit_parameters
         return dict(choose_units(module, classes, smallest, whole_blocks=on_gpus))
 
     def _place_rest(self) -> None:
-        """What lies in no unit where a model is divided part by part: its own numbers."""
+        """Place parameters that are in no unit, if the model is sharded unit by unit: scalars."""
         meta_device.materialize(self.module, self.module)
         rest = (*_unsharded(self.module), *self.module.buffers())
         self.precision.cast_all(rest)
@@ -184,11 +184,11 @@ class FSDP(ProcessGroupStrategy):
         self.start_equal(rest)
 
     def make_mesh(self) -> DeviceMesh:
-        """Over which processes parameters are divided: all."""
+        """The mesh over which parameters are sharded: all processes."""
         world: Any = dist.group.WORLD
         return DeviceMesh.from_group(world, self.device.type, mesh_dim_names=("shard",))
 
-    def _divide(self, unit: nn.Module) -> None:
+    def _shard(self, unit: nn.Module) -> None:
         meta_device.materialize(self.module, unit)
         self.precision.cast(unit)
         whole = [each for each in unit.parameters() if not dtensors.is_sharded(each)]
@@ -210,7 +210,7 @@ class FSDP(ProcessGroupStrategy):
                 gather_as_autocast(group.fsdp_params, self.precision.dtype)
 
     def _policy(self, unit: nn.Module) -> MixedPrecisionPolicy:
-        """The given one; or under autocast, where none is given, that gradients are in float32."""
+        """The given policy; or with autocast, by default, gradients in float32."""
         given = self.mixed_precision
         own = (each for each in unit.parameters() if not dtensors.is_sharded(each) and each.dim())
         if self._casts and all(each.dtype == torch.float32 for each in own):
@@ -219,7 +219,7 @@ class FSDP(ProcessGroupStrategy):
 
     @property
     def _casts(self) -> bool:
-        """Whether it follows from the precision what is gathered in which format."""
+        """Whether the precision determines the data type in which each parameter is gathered."""
         return self.precision.dtype is not None and self.mixed_precision.param_dtype is None
 
     def _watch_calls(self, units: Sequence[nn.Module]) -> None:
@@ -228,14 +228,14 @@ class FSDP(ProcessGroupStrategy):
             self.calls.watch(self.module, units)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        with explaining_calls_inside():
+        with explain_calls_inside_units():
             if self.calls is None:
                 return self.step(stage, batch, batch_idx)
             with self.calls.step():
                 return self.step(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        # By hand, what is accumulated waits in the optimizer's sight, and in checkpoints.
+        # In manual optimization, accumulated gradients are visible to the optimizer and saved.
         in_parts = self.accumulate_in_parts or not self.module.automatic_optimization
         self._set_gradient_sync(synchronize or in_parts)
         if self.find_unused_parameters:
@@ -249,7 +249,7 @@ class FSDP(ProcessGroupStrategy):
             self._leave_out_unused()
 
     def _set_gradient_sync(self, synchronize: bool) -> None:
-        """Tell all units, where it changes: torch goes through all modules for it."""
+        """Set it on all units if it changes: torch traverses all modules for this."""
         if synchronize is self._synchronizes:
             return
         self._synchronizes = synchronize
@@ -258,7 +258,7 @@ class FSDP(ProcessGroupStrategy):
                 root.set_requires_gradient_sync(synchronize)
 
     def _leaves(self) -> list[tuple[str, Tensor]]:
-        """What a forward computes with, by name: whole parameters, if they have been gathered."""
+        """The parameters used in forward, by name: full parameters, if they are gathered."""
         found: list[tuple[str, Tensor]] = []
         for unit in self._units():
             for group in _groups(unit):
@@ -270,14 +270,14 @@ class FSDP(ProcessGroupStrategy):
         return found + [(self._names[id(each)], each) for each in whole_ones if each.requires_grad]
 
     def _with_unused(self, loss: Tensor) -> Tensor:
-        """A loss that gives all ranks gradients of the same parameters."""
+        """Extend a loss so that all ranks get gradients of the same parameters."""
         parameters = self._leaves()
         left_out = unused(loss, parameters)
         self._used.update(name for name, _ in parameters if name not in left_out)
         return with_zeros(loss, list(left_out.values()))
 
     def _leave_out_unused(self) -> None:
-        """Parameters that no rank has used are not stepped, as in one process."""
+        """Do not step parameters that no rank has used, as in one process."""
         named = trained(self.module)
         used = torch.tensor([float(name in self._used) for name, _ in named])
         for (_, parameter), is_used in zip(named, self.reduce(used, "max").tolist(), strict=True):
@@ -286,11 +286,11 @@ class FSDP(ProcessGroupStrategy):
         self._used.clear()
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        self._let_go()
+        self._reshard()
         return super().state(optimization)
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
-        self._let_go()
+        self._reshard()
         super().load_state(state, optimization)
 
     def load_model(self, saved: Mapping[str, Any]) -> None:
@@ -309,7 +309,7 @@ class FSDP(ProcessGroupStrategy):
         if self.averaged is not None:
             self.averaged.close()
         for unit in self._units():
-            _forget_groups(unit)
+            _drop_groups(unit)
         if self.step is not None:
             getattr(self.mesh, "_pg_registry", {}).clear()
         self.step, self.roots = None, ()
@@ -319,14 +319,14 @@ class FSDP(ProcessGroupStrategy):
         modules = () if self.step is None else self.step.modules()
         return [each for each in modules if isinstance(each, FSDPModule)]
 
-    def _let_go(self) -> None:
-        """Of what an evaluation has gathered and no backward has let go of."""
+    def _reshard(self) -> None:
+        """Reshard what an evaluation has gathered, because no backward does so."""
         for unit in self._units():
             unit.reshard()
 
 
 def _children(module: nn.Module) -> list[nn.Module]:
-    """The modules in it that have parameters and are called, not one inside another."""
+    """The outermost modules in it that have parameters and are called."""
     found: list[nn.Module] = []
     for each in module.children():
         if isinstance(each, CONTAINERS):
@@ -341,16 +341,16 @@ def _unsharded(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _groups(unit: FSDPModule) -> list[Any]:
-    """torch's own groups of a unit's parameters."""
+    """torch's parameter groups of a unit."""
     state: Any = unit._get_fsdp_state()
-    many = getattr(state, "_fsdp_param_groups", None)  # one of them alone before torch 2.12
+    many = getattr(state, "_fsdp_param_groups", None)  # a single group before torch 2.12
     return [each for each in (many or [state._fsdp_param_group]) if each is not None]
 
 
-def _forget_groups(unit: FSDPModule) -> None:
-    """Let a unit not keep its process groups, and gloo's threads with them, beyond their end.
+def _drop_groups(unit: FSDPModule) -> None:
+    """Drop a unit's references to its process groups, and so to gloo's threads.
 
-    One of these that is left may abort the end of the interpreter.
+    A thread that outlives its group may abort the interpreter at exit.
     """
     for group in _groups(unit):
         for info in (group.mesh_info, group.post_forward_mesh_info):

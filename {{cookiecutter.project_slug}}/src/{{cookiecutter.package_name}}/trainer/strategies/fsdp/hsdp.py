@@ -1,4 +1,4 @@
-"""``hsdp``: fsdp inside a node, copies of it over the nodes.
+"""``hsdp``: fsdp inside a node, replicated across nodes.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
@@ -18,8 +18,9 @@ class HSDP(FSDP):
     """``fsdp`` inside a node, replicated across nodes.
 
     Args:
-        shard_size: processes among which parameters are divided; by default those of a node.
-        options: as :class:`FSDP`.
+        shard_size: Number of processes over which parameters are sharded; default: those of a
+            node.
+        options: As in :class:`FSDP`.
     """
 
     def __init__(self, shard_size: int | None = None, **options: Any) -> None:
@@ -27,7 +28,7 @@ class HSDP(FSDP):
         self.shard_size = shard_size
 
     def make_mesh(self) -> DeviceMesh:
-        """Of (copies, parts); neighbors hold the parts of a copy."""
+        """The mesh (replicas, shards); neighboring ranks hold the shards of one replica."""
         world = self.layout.world_size
         size = self.shard_size or self.layout.local_world_size
         if world % size:

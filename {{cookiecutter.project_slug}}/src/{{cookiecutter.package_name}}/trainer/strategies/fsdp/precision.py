@@ -1,10 +1,10 @@
-"""In which number format ``fsdp`` gathers each parameter under autocast.
+"""The data type in which ``fsdp`` gathers each parameter with autocast.
 
 Autocast casts the weights of linear layers, convolutions and attention in each forward, and the
-graph keeps the copies for the backward: whole, on every rank. That would undo what sharding saves.
-Where they are gathered in half precision already, autocast has nothing to cast, what is kept is
-what the unit frees, and half as many bytes travel. All other parameters (norms, embeddings) are
-gathered as they are: so each operation computes in the format that autocast gives it.
+autograd graph keeps the full copies for backward on every rank. That would undo the savings of
+sharding. If these weights are gathered in half precision, autocast need not cast them, the graph
+keeps only what the unit frees, and communication is halved. All other parameters (norms,
+embeddings) are gathered unchanged: each operation computes in the data type that autocast selects.
 
 Source: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference
 """
@@ -26,10 +26,10 @@ from ...errors import UserError
 from ..precision import Precision
 from ..recast import recasting
 
-# Whose operations autocast computes in half precision. Recurrent layers are not among them: they
-# keep their weights in a list besides.
+# Layers that autocast computes in half precision. Recurrent layers are not included, because they
+# also keep their weights in a list.
 _CAST = (nn.Linear, _ConvNd, nn.MultiheadAttention)
-# Of attention: concatenated with what has been computed, which autocast leaves to the widest.
+# Attention biases: concatenated with activations, for which autocast uses the widest type.
 _NOT_CAST = ("bias_k", "bias_v")
 
 
@@ -39,9 +39,9 @@ def is_cast(module: nn.Module, name: str) -> bool:
 
 
 class _Parameter(FSDPParam):
-    """torch's record of a parameter; gathered in half precision where autocast would cast it.
+    """torch's record of a parameter; gathered in half precision if autocast would cast it.
 
-    Gradients of a unit then differ in format, and are brought into one before they are reduced.
+    Gradients of a unit then differ in data type, and are converted to one before reduction.
     """
 
     half: torch.dtype
@@ -53,21 +53,21 @@ class _Parameter(FSDPParam):
         if all(is_cast(*each) for each in owners):
             mp_policy = dataclasses.replace(mp_policy, param_dtype=self.half)
         super().init_dtype_attrs(mp_policy)
-        # torch leaves it out where gradients come in this format; it is the same in all of a unit.
+        # torch omits it if gradients already have this type; it must be the same in a whole unit.
         self.reduce_dtype = mp_policy.reduce_dtype
 
     def accumulate_unsharded_grad_if_needed(self) -> None:
         super().accumulate_unsharded_grad_if_needed()
-        if hasattr(self, "_unsharded_param"):  # it was gathered
+        if hasattr(self, "_unsharded_param"):  # the unit was gathered
             self.to_accumulated_grad_if_needed()
 
 
 def gather_as_autocast(records: Iterable[Any], half: torch.dtype) -> None:
-    """Have what autocast casts be gathered in half precision.
+    """Gather the parameters that autocast casts in half precision.
 
     Args:
-        records: torch's, of a unit's parameters, all of them in float32.
-        half: what autocast computes in.
+        records: torch's records of a unit's parameters, all in float32.
+        half: The data type of autocast.
     """
     for each in records:
         each.__class__ = _Parameter
@@ -75,17 +75,17 @@ def gather_as_autocast(records: Iterable[Any], half: torch.dtype) -> None:
 
 
 def _has_own_matrices(module: nn.Module) -> bool:
-    """Whether it is of no class of torch's and has parameters that it may multiply by."""
+    """Whether a module is not of a torch class, and has parameters that it may multiply by."""
     kind = next(each for each in type(module).__mro__ if not issubclass(each, FSDPModule))
     own = (each for each in module.parameters(recurse=False) if each.dim() > 1)
     return not kind.__module__.startswith("torch.") and next(own, None) is not None
 
 
 class AutocastCalls:
-    """What computes with weights in half precision does so under autocast, or says that it cannot.
+    """Ensures that modules with weights in half precision run in autocast, or raises an error.
 
     Args:
-        precision: of the run.
+        precision: Precision of the run.
     """
 
     def __init__(self, precision: Precision) -> None:
@@ -99,11 +99,11 @@ class AutocastCalls:
         return torch.is_autocast_enabled(self._precision.device_type)
 
     def watch(self, module: nn.Module, units: Iterable[nn.Module]) -> None:
-        """Watch calls until :meth:`close`.
+        """Add hooks that check calls until :meth:`close`.
 
         Args:
-            module: the user's.
-            units: in it, which a hook of the user's may call outside a step.
+            module: The user's module.
+            units: Units in it, which a user's hook may call outside of a step.
         """
         self._module = module
         self._has_own = any(_has_own_matrices(each) for each in module.modules())
@@ -119,7 +119,7 @@ class AutocastCalls:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """What is called within is a step, whose autocast the user may have ended on purpose."""
+        """Context of a step, in which the user may have disabled autocast on purpose."""
         self._in_step = True
         try:
             with self._own_weights():
@@ -136,7 +136,7 @@ class AutocastCalls:
         self._entered[-1].__enter__()
 
     def _leave(self, *_: Any) -> None:
-        if self._entered:  # it may have failed before it entered
+        if self._entered:  # the call may have failed before
             self._entered.pop().__exit__(None, None, None)
 
     def _checking(self, name: str) -> Any:
@@ -151,7 +151,7 @@ class AutocastCalls:
         return check
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for each in self._handles:
             each.remove()
         self._handles.clear()

@@ -1,6 +1,6 @@
-"""Weights and optimizer states from a checkpoint into DTensors, each process its part.
+"""Load model and optimizer states of a checkpoint into DTensors, each process its shards.
 
-Beside them lies what is not divided, which must be on the device as well.
+Tensors that are not sharded are moved to the device as well.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from ..optimizer_state import load_optimizer_state, parameter_names
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:
-    """Move all that a module holds but the parameters that are about to be divided.
+    """Move everything in a module except the parameters that are about to be sharded.
 
-    Those go to the device a unit at a time. The rest are buffers, parameters without dimensions,
-    and what modules hold besides and move by themselves, such as the sums of torchmetrics.
+    Those are moved one unit at a time. The rest are buffers, parameters without dimensions, and
+    other state that modules move themselves, such as that of torchmetrics.
 
     Args:
-        module: before it is divided.
-        device: where to.
+        module: The module, not sharded yet.
+        device: Target device.
     """
     for each in module.parameters():
-        each.grad = None  # which would move without its parameter, and is not divided with it
+        each.grad = None  # it would move without its parameter, and is not sharded with it
 
     def move(tensor: Tensor) -> Tensor:
         is_sharded_later = isinstance(tensor, nn.Parameter) and tensor.dim() > 0
@@ -37,14 +37,14 @@ def move_rest(module: nn.Module, device: torch.device) -> None:
 
 
 def load_model(module: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Fill a module's parameters and buffers.
+    """Load a module's parameters and buffers.
 
     Args:
-        module: some of whose parameters are DTensors.
-        saved: as ``state_dict`` gives them, stored or read.
+        module: A module with some DTensor parameters.
+        saved: A state dict, with stored or loaded tensors.
 
     Raises:
-        ValueError: other names or other shapes.
+        ValueError: Names or shapes differ.
     """
     own = module.state_dict()
     if saved.keys() != own.keys():
@@ -59,22 +59,22 @@ def load_model(module: nn.Module, saved: Mapping[str, Any]) -> None:
 
 
 def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Fill an optimizer of DTensors.
+    """Load an optimizer of DTensors.
 
     Raises:
-        ConfigurationError: the checkpoint's is of other parameters, or of a kind whose state
-            cannot be divided as its parameter is.
+        ConfigurationError: The checkpoint has other parameters, or optimizer state that cannot be
+            sharded like its parameter.
     """
     parameters = dict(module.named_parameters())
     state = {
-        name: {key: _divided(parameters.get(name), key, value) for key, value in values.items()}
+        name: {key: _shard_like(parameters.get(name), key, value) for key, value in values.items()}
         for name, values in saved["state"].items()
     }
     load_optimizer_state(optimizer, {**saved, "state": state}, parameter_names(module))
 
 
-def _divided(parameter: Tensor | None, key: str, value: Any) -> Any:
-    """A parameter's state, divided as the parameter is."""
+def _shard_like(parameter: Tensor | None, key: str, value: Any) -> Any:
+    """Shard a parameter's state like the parameter."""
     if parameter is None or not isinstance(value, Tensor | Stored) or not len(value.shape):
         return stored_tensors.read_all(value)
     if value.shape != parameter.shape:

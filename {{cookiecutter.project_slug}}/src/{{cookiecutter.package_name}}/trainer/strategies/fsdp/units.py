@@ -1,4 +1,4 @@
-"""Into which units a module is cut: what is gathered, computed and let go together."""
+"""Choose FSDP units: modules that are gathered, computed and resharded together."""
 
 import contextlib
 import traceback
@@ -19,22 +19,22 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 def choose_units(
     module: nn.Module, classes: Sequence[str] | None, smallest: int, *, whole_blocks: bool = False
 ) -> list[tuple[str, nn.Module]]:
-    """Modules that become units, inner ones before those around them; the rest is the root's.
+    """Choose the modules that become units, inner ones first; the root is the last unit.
 
-    A parameter that is used in several places stays with the module that holds all of them.
+    A parameter that is shared stays with the module that contains all its uses.
 
     Args:
-        module: the whole.
-        classes: names of classes, each of whose modules is a unit; ``None``: by size.
-        smallest: by size: parameters that a unit has at least, those of inner units not counted.
-        whole_blocks: by size: nothing inside a repeated block (a transformer's layer) is a unit.
-            Each unit is a collective of its own: a few large ones are faster, and take more memory.
+        module: The whole model.
+        classes: Names of classes whose modules become units; ``None``: select by size.
+        smallest: By size: minimum number of parameters of a unit, without those of inner units.
+        whole_blocks: By size: no unit inside a repeated block (a transformer layer). Each unit
+            has its own collectives: a few large units are faster, but need more memory.
 
     Returns:
-        names and modules.
+        Names and modules.
 
     Raises:
-        UserError: no module is of one of the classes.
+        UserError: A class has no modules in the model.
     """
     if classes is not None:
         _check(module, classes)
@@ -58,18 +58,17 @@ def choose_units(
 
 
 def _inside_blocks(module: nn.Module) -> set[int]:
-    """Ids of what is inside a repeated block, but for the blocks inside it."""
+    """Ids of modules inside repeated blocks, except the blocks inside them."""
     blocks = repeated_blocks(module)
     inside = {id(part) for block in blocks for part in block.modules()}
     return inside - set(map(id, blocks))
 
 
 def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules that may be gathered for themselves, each after those that it holds.
+    """All modules that may become units, each after those that it contains.
 
-    Attention computes with the weight of its last layer without calling that layer: so it is
-    gathered as one. torch's transformer layers do so too, but not where a unit, which has hooks, is
-    inside them.
+    Attention uses the weight of its output layer without calling the layer, so it is gathered as
+    one. So do torch's transformer layers, unless a unit, which has hooks, is inside them.
     """
     attention = [each for each in module.modules() if isinstance(each, nn.MultiheadAttention)]
     inside = {id(part) for each in attention for part in each.modules() if part is not each}
@@ -82,11 +81,11 @@ def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 @contextlib.contextmanager
-def explaining_calls_inside() -> Iterator[None]:
-    """Say in a line what torch means where a step calls what is inside a unit, but not the unit.
+def explain_calls_inside_units() -> Iterator[None]:
+    """Explain torch's error if a step calls a module inside a unit, but not the unit.
 
     Raises:
-        UserError: it does.
+        UserError: With the explanation.
     """
     try:
         yield

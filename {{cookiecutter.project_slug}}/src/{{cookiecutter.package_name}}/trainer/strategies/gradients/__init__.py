@@ -1,1 +1,1 @@
-"""Gradients over processes: averages, sparse ones, and ranks that use different parameters."""
+"""Gradients across ranks: averaging, sparse gradients, and ranks that use other parameters."""

@@ -1,7 +1,7 @@
-"""Whether all ranks are about to do the same, where their collectives would not match otherwise.
+"""Check that all ranks are about to run the same collectives.
 
-Nothing is sent as long as each rank does what all ranks did last time in its place. A rank that is
-about to do something else asks the others, over the process group's store.
+Nothing is sent as long as each rank repeats the sequence of events on which all ranks last agreed.
+A rank that is about to deviate asks its peers through the process group's store.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ Event = tuple[str, ...]
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_BETWEEN_POLLS = 0.005
-# So far a rank may run ahead of one that asks: their collectives hold it up long before.
+# How far a rank may run ahead of one that asks: collectives block it much earlier.
 _REMEMBERED = 4096
 
 
 class Agreement:
-    """Compares what ranks do, event by event, in the order in which every rank does them.
+    """Compares the events of all ranks, which occur in the same order on every rank.
 
-    An event is expected after another one where it followed that when all ranks last agreed on it.
-    So expectations are the same on every rank, and where ranks differ at least one of them asks.
+    An event is expected after another one if it followed it when all ranks last agreed on it. So
+    all ranks expect the same, and if they differ, at least one of them asks.
 
     Args:
-        explain: what to tell the user: this rank's event, another rank, and its event.
-        timeout_seconds: after which a rank that asks gives up waiting for the others.
+        explain: Formats the error for the user from this rank's event, another rank, and its event.
+        timeout_seconds: How long a rank that asks waits for its peers.
     """
 
     def __init__(self, explain: Callable[[Event, int, Event], str], timeout_seconds: float) -> None:
@@ -45,29 +45,29 @@ class Agreement:
         self._count = 0
         self._recent: deque[tuple[Event, bool]] = deque(maxlen=_REMEMBERED)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._answer, name="agreement", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="agreement", daemon=True)
         self._thread.start()
 
     def check(self, *event: str) -> None:
-        """Go on where all ranks do the same.
+        """Continue if all ranks do the same.
 
         Raises:
-            UserError: another rank does something else.
+            UserError: Another rank does something else.
         """
         is_expected = self._expected.get(self._last) == event
         if not is_expected:
-            self._ask(event)
+            self._ask_peers(event)
             self._expected[self._last] = event
         self._last = event
         self._recent.append((event, not is_expected))
         self._count += 1
 
     def close(self) -> None:
-        """Answer no more; before the process group is destroyed."""
+        """Stop the thread; call this before the process group is destroyed."""
         self._ended.set()
         self._thread.join()
 
-    def _ask(self, event: Event) -> None:
+    def _ask_peers(self, event: Event) -> None:
         number, own = self._count, json.dumps([collectives.rank(), *event])
         first = json.loads(self._store.compare_set(f"{number}/first", "", own))
         if tuple(first[1:]) != event:
@@ -94,10 +94,10 @@ class Agreement:
         answer: list[str | int] = json.loads(self._store.get(key))
         return answer
 
-    def _answer(self) -> None:
-        """Tell ranks that ask what this one has done in the same place, if it has not asked."""
+    def _serve(self) -> None:
+        """Send this rank's events to peers that ask, unless this rank has asked itself."""
         seen, waiting = 0, []
-        # Where the store has gone, the run has ended, and the main thread says why.
+        # If the store is gone, the run has ended, and the main thread reports why.
         with contextlib.suppress(RuntimeError):
             while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
                 asked = self._store.add("asked", 0)
@@ -107,9 +107,9 @@ class Agreement:
                 passed = [number for number in waiting if number < self._count]
                 waiting = [number for number in waiting if number not in passed]
                 for number in passed:
-                    self._tell(number)
+                    self._send(number)
 
-    def _tell(self, number: int) -> None:
+    def _send(self, number: int) -> None:
         back = self._count - number
         if back <= len(self._recent):
             event, has_asked = self._recent[-back]

@@ -1,9 +1,9 @@
-"""Gradients averaged after backward: those that no engine averages within it.
+"""Average gradients after backward, if no engine averages them during it.
 
-torch's DDP averages the gradients of one backward that follows its forward, of the parameters that
-were trained when it was made. A step with manual optimization calls backward several times inside
-its forward, each for some parameters only; and a layer may be thawed later. So those that have got
-a gradient are averaged here, however many there are.
+torch's DDP averages the gradients of one backward after its forward, for the parameters that were
+trainable when it was created. In manual optimization, a step calls backward several times inside
+its forward, each time for some parameters only; and a layer may be unfrozen later. So all gradients
+that exist are averaged here.
 """
 
 from collections import defaultdict
@@ -17,17 +17,17 @@ from torch.utils.hooks import RemovableHandle
 from ...launch import collectives
 from . import sparse
 
-# Where processes have different ones, the greatest counts.
+# If processes have different kinds, the maximum is used.
 _NONE, _SPARSE, _DENSE = range(3)
 
 
 class GradientAverage:
-    """Averages the gradients that are there and have changed since they were last averaged.
+    """Averages gradients that have changed since they were last averaged.
 
-    Those of parameters that are toggled off stay as they are, until a backward of their own.
+    Gradients of parameters that are toggled off are not averaged until their own backward.
 
     Args:
-        parameters: of the model, in the same order on every process.
+        parameters: Parameters of the model, in the same order on every process.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -35,7 +35,7 @@ class GradientAverage:
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
         for index, parameter in enumerate(self._parameters):
-            # torch hooks into what gets a gradient; one that is frozen may be thawed later.
+            # torch hooks need a tensor that requires grad; a frozen one may be unfrozen later.
             requires_grad = parameter.requires_grad
             parameter.requires_grad_()
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note(index)))
@@ -55,12 +55,12 @@ class GradientAverage:
 
     @property
     def has_trained(self) -> bool:
-        """Whether any of the parameters is trained now; to be the same on every process."""
+        """Whether any of the parameters is trainable now; must be the same on every process."""
         return any(each.requires_grad for each in self._parameters)
 
     def average(self) -> None:
-        """Average over all processes; one that did not use a parameter counts with zero."""
-        waiting = [self._waiting(index) for index in range(len(self._parameters))]
+        """Average over all processes; a process that did not use a parameter contributes zero."""
+        waiting = [self._pending(index) for index in range(len(self._parameters))]
         waiting = collectives.all_reduce(torch.tensor(waiting), "max").tolist()
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
         for index, kind in enumerate(waiting):
@@ -74,14 +74,14 @@ class GradientAverage:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            elif parameter.grad.is_sparse:  # another process has used the weight densely, too
+            elif parameter.grad.is_sparse:  # another process has a dense gradient
                 parameter.grad = parameter.grad.to_dense()
             groups[parameter.grad.dtype, parameter.grad.device].append(parameter.grad)
         for gradients in groups.values():
             _average(gradients)
 
-    def _waiting(self, index: int) -> int:
-        """What kind of gradient waits to be averaged."""
+    def _pending(self, index: int) -> int:
+        """The kind of gradient that has to be averaged."""
         parameter = self._parameters[index]
         if parameter.grad is None or index in self._averaged or not parameter.requires_grad:
             return _NONE

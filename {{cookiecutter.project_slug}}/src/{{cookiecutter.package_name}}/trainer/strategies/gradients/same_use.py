@@ -1,8 +1,8 @@
-"""Parameters that a step uses on some ranks only: a mixture of experts has such.
+"""Detect parameters that only some ranks use in a step, as in a mixture of experts.
 
-Engines that shard reduce gradients in the order in which they come. Where ranks use different
-parameters, their collectives do not match: the run aborts, hangs, or adds the gradients of
-different parameters that have the same size.
+Sharding engines reduce gradients in the order in which they are computed. If ranks use different
+parameters, their collectives do not match: the run aborts, hangs, or adds gradients of different
+parameters that have the same size.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _SHOWN = 3
 
 
 def leaves(loss: Tensor) -> Iterator[Tensor]:
-    """The tensors that a backward of a loss computes gradients of."""
+    """The tensors for which a backward of a loss computes gradients."""
     seen, stack = set(), [loss.grad_fn]
     while stack:
         node = stack.pop()
@@ -40,7 +40,7 @@ def leaves(loss: Tensor) -> Iterator[Tensor]:
 
 
 def unused(loss: Tensor, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Parameters, by name, that a loss does not depend on."""
+    """Parameters, by name, on which a loss does not depend."""
     left = {id(each): (name, each) for name, each in parameters}
     for each in leaves(loss):
         left.pop(id(each), None)
@@ -50,7 +50,7 @@ def unused(loss: Tensor, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, 
 
 
 class _WithZeros(torch.autograd.Function):
-    """A loss, and gradients of zero for what it does not depend on."""
+    """A loss, with zero gradients for parameters on which it does not depend."""
 
     @staticmethod
     def forward(context: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class _WithZeros(torch.autograd.Function):
 
 
 def with_zeros(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """A loss whose backward gives parameters that it does not depend on gradients of zero."""
+    """Extend a loss so that its backward gives zero gradients to unused parameters."""
     if not parameters:
         return loss
     result: Tensor = _WithZeros.apply(loss, *parameters)  # type: ignore[no-untyped-call]
@@ -73,12 +73,12 @@ def with_zeros(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
 
 
 class SameUse:
-    """Has a run end, with a line that says why, where ranks use different parameters.
+    """Ends a run with an explanation if ranks use different parameters.
 
     Args:
-        parameters: those that are trained now, by name: the leaves of a loss' graph.
-        advice: what to do where ranks differ.
-        timeout_seconds: of the strategy.
+        parameters: The trainable parameters by name: leaves of the loss' graph.
+        advice: What to do if ranks differ.
+        timeout_seconds: Timeout of the strategy.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SameUse:
             self._agreement = Agreement(self._explain, timeout_seconds)
 
     def watch(self, units: Mapping[str, nn.Module]) -> None:
-        """Compare calls, too, of modules whose parameters are gathered when they are called."""
+        """Also compare calls of modules whose parameters are gathered when they are called."""
         agreement = self._agreement
         if agreement is None:
             return
@@ -105,22 +105,22 @@ class SameUse:
             agreement.check(_CALLS, name)
 
         self._handles += [
-            # Ahead of the engine's own, which gathers.
+            # Before the engine's own hook, which gathers.
             unit.register_forward_pre_hook(partial(note, name), prepend=True)
             for name, unit in units.items()
         ]
 
     def check(self, loss: Tensor) -> None:
-        """Compare what a backward of a loss will compute, before it is called.
+        """Compare which gradients the backward of a loss will compute; call this before backward.
 
         Raises:
-            UserError: ranks use different parameters.
+            UserError: Ranks use different parameters.
         """
         if self._agreement is not None:
             self._agreement.check(_LEAVES_OUT, *unused(loss, self._parameters()))
 
     def close(self) -> None:
-        """Before the process group is destroyed."""
+        """Stop comparing; call this before the process group is destroyed."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -129,15 +129,15 @@ class SameUse:
 
     def _explain(self, event: Event, rank: int, other: Event) -> str:
         own = collectives.rank()
-        told = [(own, event, other), (rank, other, event)]
+        events = [(own, event, other), (rank, other, event)]
         if event[0] == other[0] == _LEAVES_OUT:
             parts = [
                 f"rank {who} does not use {_shown(sorted({*this} - {*that}))}"
-                for who, this, that in told
+                for who, this, that in events
                 if {*this} - {*that}
             ]
         else:
-            parts = [f"rank {who} {_does(this)}" for who, this, _ in told]
+            parts = [f"rank {who} {_does(this)}" for who, this, _ in events]
         return f"ranks use different parameters in a step: {', '.join(parts)}; {self._advice}"
 
 
@@ -151,12 +151,12 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def trained(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters that are trained now, by name."""
+    """Trainable parameters by name."""
     return [(name, each) for name, each in module.named_parameters() if each.requires_grad]
 
 
 def left_out(names: Sequence[str], advice: str) -> UserError:
-    """What to raise where torch's DDP waits for gradients that do not come."""
+    """The error to raise if torch's DDP waits for gradients that are not computed."""
     return UserError(
         f"rank {collectives.rank()} does not use {_shown(names)} in a step, and DDP waits for "
         f"their gradients; {advice}"

@@ -12,7 +12,7 @@ from ...launch import collectives
 
 
 def sparse_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters whose gradients are sparse, by name: of embeddings made with ``sparse=True``."""
+    """Parameters with sparse gradients, by name: of embeddings created with ``sparse=True``."""
     found = {}
     for name, parameter in module.named_parameters():
         path, _, last = name.rpartition(".")
@@ -24,11 +24,11 @@ def sparse_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def problems_of(module: nn.Module, reason: str) -> list[str]:
-    """One line for each sparse gradient of a module, where a strategy cannot take them.
+    """One line for each sparse gradient of a module, if a strategy does not support them.
 
     Args:
-        module: the user's.
-        reason: why it cannot.
+        module: The user's module.
+        reason: Why they are not supported.
     """
     return [
         f"{name} has sparse gradients (sparse=True): {reason}; make the embedding with "
@@ -39,7 +39,7 @@ def problems_of(module: nn.Module, reason: str) -> list[str]:
 
 
 def average(gradient: Tensor) -> Tensor:
-    """The mean of all processes' sparse gradients of a parameter; rows may differ between them."""
+    """Average a sparse gradient over all processes; their rows may differ."""
     gradient = gradient.coalesce()
     indices = collectives.all_gather(gradient.indices().T.contiguous())
     values = collectives.all_gather(gradient.values())
@@ -55,12 +55,12 @@ def zeros(parameter: Tensor) -> Tensor:
 
 
 def _made(indices: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    # torch warns where it is not told whether to check what it is given.
+    # torch warns unless it is told whether to check invariants.
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
 
 
-def taken_apart(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients by name, sparse ones as two dense tensors, for a checkpoint."""
+def split_sparse(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert gradients for a checkpoint: a sparse one becomes two dense tensors."""
     found: dict[str, Tensor] = {}
     for name, each in gradients.items():
         if each.is_sparse:
@@ -71,8 +71,8 @@ def taken_apart(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def put_together(parts: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-    """What :func:`taken_apart` was given, of a module's parameters."""
+def join_sparse(parts: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """Undo :func:`split_sparse`, for the parameters of a module."""
     found = {name: each for name, each in parts.items() if "/" not in name}
     for name, parameter in module.named_parameters():
         if f"{name}/rows" in parts:

@@ -1,4 +1,4 @@
-"""Strategies whose processes, or devices, hold the whole model each.
+"""Strategies in which each process, or each device, holds a replica of the whole model.
 
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
@@ -17,9 +17,9 @@ REGISTRATION = Registration(
         "single_device": Entry("single_device:SingleDevice"),
         "dp": Entry("dp:DP"),
         "ddp": Entry("ddp:DDP"),
-        # Both start processes for one call, after which weights and metrics are in the process
-        # that called. Spawned ones get the module, data and trainer pickled; forked ones need CUDA
-        # not to be initialized before, and compute on one CPU thread each.
+        # Both start processes for one call, after which weights and metrics are in the calling
+        # process. Spawned processes receive the module, data and trainer pickled; forked ones
+        # require that CUDA is not initialized, and compute on one CPU thread each.
         "ddp_spawn": Entry(
             "ddp:DDP",
             "ddp in processes that are spawned for one call of a script",

@@ -1,4 +1,4 @@
-"""How DDP's gradients travel: as they are, in half precision, or as PowerSGD's small matrices.
+"""DDP communication hooks: reduce gradients as they are, in half precision, or by PowerSGD.
 
 Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
 """
@@ -23,15 +23,15 @@ _SEED = 0
 
 
 class CommunicationHook:
-    """One of torch's hooks, with what must be saved of it.
+    """One of torch's communication hooks, with its state for checkpoints.
 
     Args:
-        name: one of :data:`NAMES`.
-        rank: of PowerSGD's matrices (Vogels et al. 2019, https://arxiv.org/abs/1905.13727).
-        start_step: from which PowerSGD compresses, at least the second.
+        name: One of :data:`NAMES`.
+        rank: Rank of PowerSGD's matrices (Vogels et al. 2019, https://arxiv.org/abs/1905.13727).
+        start_step: First step that PowerSGD compresses, at least the second.
 
     Raises:
-        ConfigurationError: no such hook, or a number that it cannot work with.
+        ConfigurationError: Unknown hook, or a number out of range.
     """
 
     def __init__(self, name: str, rank: int = 1, start_step: int = 1000) -> None:
@@ -50,7 +50,7 @@ class CommunicationHook:
         self._powersgd: PowerSGDState | None = None
 
     def register(self, wrapped: DistributedDataParallel) -> None:
-        """Hook into a module's reduction of gradients."""
+        """Register the hook with DDP."""
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         if self.name == "fp16":
@@ -67,14 +67,14 @@ class CommunicationHook:
             wrapped.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
 
     def restart(self) -> None:
-        """Forget the gradients that have traveled so far."""
+        """Reset the state of the hook."""
         if self._powersgd is not None:
             self._powersgd.iter = 0
             for name in _MEMORIES:
                 getattr(self._powersgd, name).clear()
 
     def state(self) -> dict[str, Tensor]:
-        """This process' memory of what compression left out; empty without one."""
+        """This rank's error feedback of the compression; empty if the hook has none."""
         powersgd = self._powersgd
         if powersgd is None:
             return {}
@@ -89,7 +89,7 @@ class CommunicationHook:
         return state
 
     def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Put back what :meth:`state` gave, on the device of the gradients."""
+        """Restore a state of :meth:`state`, on the device of the gradients."""
         powersgd = self._powersgd
         if powersgd is None or not state:
             return
@@ -103,7 +103,7 @@ class CommunicationHook:
 
 
 def _bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    # torch's own function is wrapped in a way that register_comm_hook cannot name.
+    # torch's own function is a wrapper whose signature register_comm_hook does not accept.
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     return default_hooks.bf16_compress_hook(None, bucket)  # type: ignore[arg-type]

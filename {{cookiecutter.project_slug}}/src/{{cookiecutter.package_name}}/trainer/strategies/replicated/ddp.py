@@ -1,4 +1,4 @@
-"""``ddp``: one process a device, gradients averaged in backward.
+"""``ddp``: one process per device, gradients averaged in backward.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
@@ -25,14 +25,14 @@ class DDP(Replicated):
     """One process per device, each with the whole model; gradients are averaged in backward.
 
     Args:
-        find_unused_parameters: for models that leave parameters out in some steps.
-        static_graph: for models that use the same parameters in every step, some several times.
-        bucket_cap_mb: size of a gradient bucket in MiB.
-        communication_hook: how gradients travel: ``"none"`` as they are, ``"fp16"``, ``"bf16"``,
+        find_unused_parameters: For models that do not use all parameters in every step.
+        static_graph: For models that use the same parameters in every step, some several times.
+        bucket_cap_mb: Size of a gradient bucket in MiB.
+        communication_hook: Compression of gradients: ``"none"``, ``"fp16"``, ``"bf16"`` or
             ``"powersgd"``.
-        powersgd_rank: of the matrices that PowerSGD sends instead of a gradient.
-        powersgd_start_step: gradients travel as they are before this step, at least the second.
-        timeout_seconds: after which a collective that a rank does not join fails on the others.
+        powersgd_rank: Rank of the matrices that PowerSGD sends instead of a gradient.
+        powersgd_start_step: First step that PowerSGD compresses, at least the second.
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
     wrapped: DistributedDataParallel | None = None
@@ -63,11 +63,11 @@ class DDP(Replicated):
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         if module.automatic_optimization:
-            sparse = self._keep_sparse_apart(module)
-            # They may be thawed later, and DDP takes no notice.
+            sparse = self._exclude_sparse(module)
+            # They may be unfrozen later, which DDP does not notice.
             frozen = [each for each in module.parameters() if not each.requires_grad]
             self.averaged = GradientAverage([*frozen, *sparse])
-            # DDP refuses a module in which it has nothing to do.
+            # DDP raises an error for a module without trainable parameters.
             if not sparse or len(sparse) < len(trained(module)):
                 self.wrapped = self.wrap(self.step)
         else:
@@ -75,8 +75,8 @@ class DDP(Replicated):
             self.averaged = GradientAverage(module.parameters())
         return configure()
 
-    def _keep_sparse_apart(self, module: TrainingModule) -> Sequence[Tensor]:
-        """Have DDP leave sparse gradients alone: NCCL and its hooks cannot reduce them."""
+    def _exclude_sparse(self, module: TrainingModule) -> Sequence[Tensor]:
+        """Exclude sparse gradients from DDP: NCCL and communication hooks cannot reduce them."""
         found = {
             name: each for name, each in sparse_parameters(module).items() if each.requires_grad
         }
@@ -87,9 +87,9 @@ class DDP(Replicated):
         return self._ignored
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
-        """Give the module to torch's DDP."""
-        # Without device_ids: given these, DDP would walk through each batch, which has been moved
-        # already, and fail on types that cannot be made from their items, such as defaultdict.
+        """Wrap the module in torch's DDP."""
+        # Without device_ids: with them, DDP would traverse each batch, which is already on the
+        # device, and fail on types that cannot be rebuilt from their items, such as defaultdict.
         wrapped = DistributedDataParallel(
             module,
             find_unused_parameters=self.find_unused_parameters,
@@ -99,14 +99,14 @@ class DDP(Replicated):
         )
         self.hook.register(wrapped)
         if not (self.static_graph or self.find_unused_parameters):
-            _settle_buckets(wrapped, self.hook)
+            _rebuild_buckets(wrapped, self.hook)
         return wrapped
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
-        # DDP learns a static graph in its first backward, which must synchronize for it. To average
-        # what is averaged already changes nothing.
+        # DDP records a static graph in its first backward, which must synchronize. Averaging
+        # averaged gradients again changes nothing.
         learns = self.static_graph and not self._has_learnt
         self._has_learnt = True
         super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize or learns)
@@ -117,7 +117,7 @@ class DDP(Replicated):
             self._check_finished(self.wrapped, loss)
 
     def _check_finished(self, wrapped: DistributedDataParallel, loss: Tensor) -> None:
-        """Complain now of gradients that DDP has waited for in vain: it does in the next step."""
+        """Raise now if DDP still waits for gradients: DDP itself raises in the next step."""
         try:
             wrapped.reducer._check_reducer_finalized()
         except RuntimeError:
@@ -137,22 +137,22 @@ class DDP(Replicated):
         self._has_learnt = False
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
-            # The reducer must not outlive the group: its destructor would join gloo's threads with
-            # the interpreter locked, while one of them waits for the lock to free a tensor.
+            # The reducer must not outlive the group: its destructor would join gloo's threads while
+            # holding the GIL, and one of them may wait for the GIL to free a tensor.
             del wrapped.reducer, wrapped.logger
         for each in self._ignored:
-            del each._ddp_ignored  # torch's mark: another fit may have DDP average it
+            del each._ddp_ignored  # set by torch; in another fit, DDP may average it
         self._ignored = []
         super().teardown()
 
 
-def _settle_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) -> None:
-    """Have DDP arrange its gradient buckets before the first step rather than after it.
+def _rebuild_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) -> None:
+    """Rebuild DDP's gradient buckets before the first step instead of after it.
 
-    DDP rebuilds its buckets once, in the order in which the first gradients came. Where an element
-    lies in a bucket decides in which order more than two ranks' values are summed, and so its last
-    bit: a run that is resumed at step k would sum that step in the first arrangement and the
-    uninterrupted run in the second. An empty backward makes the rebuilt arrangement the only one.
+    DDP rebuilds its buckets once, in the order of the first gradients. The position of an element
+    in a bucket determines the order in which the values of more than two ranks are summed, and so
+    its last bit: a resumed run would sum its first step in the initial order, and the
+    uninterrupted run in the rebuilt order. An empty backward leaves only the rebuilt order.
     """
     ignored = wrapped.parameters_to_ignore
     parameters: list[Tensor] = [
@@ -162,7 +162,7 @@ def _settle_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) -
     ]
     wrapped.reducer.prepare_for_backward([])
     torch.stack([each.sum() * 0 for each in parameters]).sum().backward()
-    # Gradients lie in the first buckets: kept, they would keep these beside those made now.
+    # Gradients are views of the first buckets and would keep them in memory.
     for parameter in parameters:
         parameter.grad = None
     wrapped.reducer._rebuild_buckets()

@@ -1,4 +1,4 @@
-"""``ddp2``: one process a node, dp over its devices inside, gradients averaged across nodes."""
+"""``ddp2``: one process per node, dp over its devices, gradients averaged across nodes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ from .dp import NO_MANUAL, NO_SYNCED_NORM, NOT_COMPILED, ReplicatedStep
 class DDP2(DDP):
     """``dp`` inside a node, ``ddp`` across nodes.
 
-    A loss over the node's whole batch is possible in ``training_step_end``.
+    ``training_step_end`` can compute a loss over the node's whole batch.
     """
 
     limits: Limits = Limits(
@@ -47,4 +47,4 @@ class DDP2(DDP):
         return transfer.read_pinned(feed, epoch, start, self.device)
 
     def move(self, batch: Any) -> Any:
-        return batch  # each piece goes to its own device
+        return batch  # scattered later

@@ -1,4 +1,4 @@
-"""``ddp_zero1``: ddp whose optimizer states are divided among the processes.
+"""``ddp_zero1``: ddp with optimizer states sharded over the processes.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distributed.optim.ZeroRedundancyOptimizer
 """
@@ -19,12 +19,12 @@ from .ddp import DDP
 class DDPZeRO1(DDP):
     """``ddp`` with optimizer states sharded over the processes.
 
-    Each process steps its share and sends the new values to the others.
+    Each process steps its shard and broadcasts the new values.
     """
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         optimization = super().setup(module, configure)
-        return optimization.replaced(_divided)
+        return optimization.replaced(_sharded)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return sharded_optimizers.state(optimizer, parameter_names(self.module))
@@ -33,7 +33,7 @@ class DDPZeRO1(DDP):
         sharded_optimizers.load_state(optimizer, saved, parameter_names(self.module))
 
 
-def _divided(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
+def _sharded(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
     groups = [dict(group) for group in optimizer.param_groups]
     options = sharded_optimizers.constructor_options(optimizer)
     return ZeroRedundancyOptimizer(groups, type(optimizer), **options)

@@ -1,7 +1,7 @@
-"""``dp``: one process, the batch scattered over the replicas of its devices.
+"""``dp``: one process, the batch scattered over replicas on its devices.
 
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html; torch's own works
-on GPUs only, this one on any devices, the same one several times too.
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html. torch's own class
+works on GPUs only; this one works on any devices, even on the same one several times.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ NOT_COMPILED = "a replica is made anew for each step; use strategy='ddp'"
 
 
 class ReplicatedStep(StepModule):
-    """A step on each device's piece of a batch, and the outputs gathered on the first device.
+    """Runs a step on each device's part of a batch, and gathers the outputs on the first device.
 
     Replicas run one after another in this thread, so that randomness, logging and the user's own
-    state see one order. On GPUs their kernels are queued and run side by side all the same.
+    state have a fixed order. On GPUs, their kernels still run in parallel.
 
     Args:
-        module: the user's, on the first device.
-        device_list: of the replicas.
-        dtype: of floating-point tensors in a batch; ``None``: as they are.
+        module: The user's module, on the first device.
+        device_list: Devices of the replicas.
+        dtype: Cast floating-point tensors of a batch to it; ``None``: no cast.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ReplicatedStep(StepModule):
         for index, (piece, device) in enumerate(zip(pieces, self._devices, strict=False)):
             replica = replicate(self.module, device, is_first=index == 0)
             run = self.module.trainer_state.run
-            # A batch that only keeps this process in step with the others counts nothing.
+            # A padding batch, which only keeps this process in step with others, has weight 0.
             counted = self.sizes[index] if run is None or run.batch_samples else 0
             state = dataclasses.replace(self.module.trainer_state, device=device, samples=counted)
             replica.trainer_state = state
@@ -68,23 +68,23 @@ class ReplicatedStep(StepModule):
         return gather(outputs, self._devices[0])
 
     def read_loss(self, outputs: Any) -> Tensor:
-        """The mean of the replicas' losses, each sample counted once."""
+        """The mean of the replicas' losses, weighted by samples."""
         losses = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not isinstance(losses, Tensor) or losses.ndim != 1 or len(losses) != len(self.sizes):
             return read_loss(outputs)
-        # In half precision sizes would be rounded, and so would their sum.
+        # Not in half precision, which would round the sizes and their sum.
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         weights = transfer.sent(torch.tensor(self.sizes, dtype=losses.dtype), losses.device)
         return (losses * weights).sum() / weights.sum()
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """A replica's own GPU is the current one in it, for its kernels and for what it makes."""
+    """Make a replica's GPU the current one, for its kernels and new tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class DP(Strategy):
-    """One process; each device computes a piece of the batch on a replica of the model."""
+    """One process; each device computes a part of the batch on a replica of the model."""
 
     limits: Limits = Limits(
         max_nodes=1,
@@ -111,7 +111,7 @@ class DP(Strategy):
         return transfer.read_pinned(feed, epoch, start, self.device)
 
     def move(self, batch: Any) -> Any:
-        return batch  # each piece goes to its own device
+        return batch  # scattered later
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         return self.step(stage, batch, batch_idx)
@@ -121,26 +121,26 @@ class DP(Strategy):
 
 
 def replicate(module: Any, device: torch.device, *, is_first: bool) -> Any:
-    """A copy of a module for one step whose gradients flow into the module's own parameters.
+    """Replicate a module for one step; gradients flow to the parameters of the original.
 
     Args:
-        module: any ``nn.Module``.
-        device: of the copy.
-        is_first: share the buffers, so that what the first replica writes (the running statistics
-            of BatchNorm) stays; the others' buffers are copies.
+        module: Any ``nn.Module``.
+        device: Device of the replica.
+        is_first: Share the buffers, so that updates by the first replica (running statistics of
+            BatchNorm) persist; the other replicas have copies.
     """
     if _is_torchmetric(module):
-        return module  # its sums must outlive the step
+        return module  # its state must outlive the step
     replica = module._replicate_for_data_parallel()
     replica._former_parameters = {}
     own = vars(module).get("forward")
-    if isinstance(own, MethodType):  # it would go on to compute with the original
+    if isinstance(own, MethodType):  # a bound method would use the original
         replica.forward = MethodType(own.__func__, replica)
     for name, child in module._modules.items():
         if child is not None:
             replica._modules[name] = replicate(child, device, is_first=is_first)
     for name, parameter in module._parameters.items():
-        # A view or a copy, and no leaf: backward adds its gradient to the original's.
+        # A view or copy, not a leaf: backward accumulates into the original's gradient.
         copy = None if parameter is None else _copied(parameter, device)
         setattr(replica, name, copy)
         replica._former_parameters[name] = copy
@@ -153,7 +153,7 @@ def replicate(module: Any, device: torch.device, *, is_first: bool) -> Any:
 
 
 class _View(torch.autograd.Function):
-    """A view whose gradient may be sparse, which torch's own views refuse."""
+    """A view that supports sparse gradients, which torch's own views do not."""
 
     @staticmethod
     def forward(context: Any, parameter: Tensor) -> Tensor:
@@ -178,42 +178,42 @@ def _is_torchmetric(module: nn.Module) -> bool:
 def scatter(
     batch: Any, device_list: Sequence[torch.device], dtype: torch.dtype | None = None
 ) -> list[Any]:
-    """Pieces of a batch, one a device, each where it belongs; fewer if there are fewer samples.
+    """Split a batch into parts, one per device, and move them; fewer if there are few samples.
 
-    Tensors are cut along their first dimension, into pieces that differ by one at most, and those
-    of floating-point numbers cast to ``dtype``; what is no tensor is given to every replica.
+    Tensors are split along the first dimension into parts whose sizes differ by at most one, and
+    floating-point ones are cast to ``dtype``. Other objects are passed to every replica.
     """
     count = min(len(device_list), max(1, batch_length(batch)))
     used = list(device_list[:count])
     return [
         moving.move(piece, device, dtype)
-        for piece, device in zip(_cut(batch, count), used, strict=True)
+        for piece, device in zip(_split(batch, count), used, strict=True)
     ]
 
 
-def _cut(value: Any, count: int) -> list[Any]:
+def _split(value: Any, count: int) -> list[Any]:
     if isinstance(value, Tensor) and value.ndim > 0:
         return list(value.tensor_split(count))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [type(value)(*parts) for parts in _cut_each(value, count)]
+        return [type(value)(*parts) for parts in _split_each(value, count)]
     if isinstance(value, list | tuple):
-        return [type(value)(parts) for parts in _cut_each(value, count)]
+        return [type(value)(parts) for parts in _split_each(value, count)]
     if isinstance(value, Mapping):
-        cuts = _cut_each(list(value.values()), count)
+        cuts = _split_each(list(value.values()), count)
         return [type(value)(zip(value, parts, strict=True)) for parts in cuts]  # type: ignore[call-arg]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [each.name for each in dataclasses.fields(value) if hasattr(value, each.name)]
-        cuts = _cut_each([getattr(value, name) for name in names], count)
+        cuts = _split_each([getattr(value, name) for name in names], count)
         return [moving.with_fields(value, dict(zip(names, parts, strict=True))) for parts in cuts]
     return [value] * count
 
 
-def _cut_each(values: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
-    return list(zip(*(_cut(value, count) for value in values), strict=True)) or [()] * count
+def _split_each(values: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
+    return list(zip(*(_split(value, count) for value in values), strict=True)) or [()] * count
 
 
 def gather(outputs: Sequence[Any], device: torch.device) -> Any:
-    """Replicas' outputs as one: tensors joined along the first dimension, numbers made a vector."""
+    """Gather the replicas' outputs: concatenate tensors along dim 0, and numbers to a vector."""
     first = outputs[0]
     if isinstance(first, Tensor):
         moved = [output.to(device) for output in outputs]

@@ -1,4 +1,4 @@
-"""Strategies whose processes hold the whole model each, in the hands of an engine that averages."""
+"""Base class of strategies in which every process holds the whole model in a wrapper."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -12,20 +12,20 @@ from ..step import Stage, StepModule
 
 
 class Engine(Protocol):
-    """Runs training steps, and averages their gradients in backward."""
+    """A wrapper that runs training steps and averages their gradients in backward."""
 
     def __call__(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """Run a step."""
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """What to run a step and its backward within, to leave gradients as they are."""
+        """Context for a step and its backward in which gradients are not averaged."""
 
 
 class Replicated(ProcessGroupStrategy):
     """Every process holds the whole model and reads its part of each batch.
 
-    ``wrapped`` is the engine that has the module's step; there is none where a module optimizes by
-    hand. ``averaged`` averages what it does not.
+    ``wrapped`` is the engine that wraps the module's step; ``None`` with manual optimization.
+    ``averaged`` averages the gradients that the engine does not.
     """
 
     wrapped: Engine | None = None
@@ -36,13 +36,13 @@ class Replicated(ProcessGroupStrategy):
         self.step = self.make_step(module)
 
     def make_step(self, module: TrainingModule) -> StepModule:
-        """What runs the user's steps on this process' devices."""
+        """The module that runs the user's steps on this process' devices."""
         return StepModule(module)
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
-        # The engine reads in forward whether the backward that follows is to average.
+        # In forward, the engine decides whether the following backward averages gradients.
         waits = self.wrapped is not None and not synchronize
         with self.wrapped.no_sync() if waits and self.wrapped else nullcontext():
             super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)

@@ -1,4 +1,4 @@
-"""How slurm/job.sh ends a job: its exit code, and whether it goes back into the queue."""
+"""How slurm/job.sh ends a job: its exit code, and whether the job is requeued."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CANCELED = "JobId=1 JobName=fit PreemptTime=None Restarts=0"
 
 @dataclass
 class Job:
-    """What a job's script meets at its end.
+    """What a job's script finds at its end.
 
     `outcome`: what the trainer wrote; `signal`: what the script was sent; `facts`: what SLURM says.
     """
@@ -30,7 +30,7 @@ class Job:
 
 @pytest.fixture
 def folder(project: Path, tmp_path: Path) -> Path:
-    """Return a folder with the scripts, and a scontrol that notes what it is asked for."""
+    """Return a folder with the scripts, and a scontrol that records its arguments."""
     shutil.copytree(project / "slurm", tmp_path / "slurm")
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -44,7 +44,7 @@ def folder(project: Path, tmp_path: Path) -> Path:
 
 
 def conclude(folder: Path, job: Job) -> tuple[int, list[str]]:
-    """Return the exit code of a job's script, and what it asked of scontrol but for facts."""
+    """Return the exit code of a job's script, and its calls of scontrol other than `show`."""
     calls = folder / "calls"
     calls.touch()
     lines = [
@@ -102,6 +102,6 @@ def test_a_job_ends_as_its_run_has_ended(
 
 
 @pytest.mark.parametrize("restarts", range(4))
-def test_a_job_is_requeued_as_often_as_is_allowed(folder: Path, restarts: int) -> None:
+def test_a_job_is_requeued_at_most_max_requeues_times(folder: Path, restarts: int) -> None:
     stopped = Job("preempted SIGUSR1 step 5", 1, "USR1", restarts, variables={"MAX_REQUEUES": "2"})
     assert conclude(folder, stopped) == (REQUEUED if restarts < 2 else (1, []))

@@ -245,3 +245,32 @@ def test_a_state_of_a_metric_that_is_gone_is_passed_over() -> None:
     measured = Measured()
     measured.accuracy.update(*batches()[0])
     metrics.load_torchmetrics_state(nn.Linear(1, 1), metrics.torchmetrics_state(measured))
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(
+    monkeypatch: pytest.MonkeyPatch, samples: int
+) -> None:
+    names = ["mean loss", "sum count", "min low", "max high"]
+    # Rank 0's sums and weights over three samples, its extremes, the least one by its negative.
+    theirs = {"sum": torch.tensor([[6.0, 3.0], [3.0, 0.0]]), "max": torch.tensor([-1.0, 9.0])}
+    reduced: list[str] = []
+
+    def reduce(tensor: torch.Tensor, how: str) -> torch.Tensor:
+        reduced.append(how)
+        if len(reduced) == 1:  # a number for the names
+            return tensor if samples else torch.tensor([7.0, -3.0])
+        return tensor + theirs[how] if how == "sum" else torch.maximum(tensor, theirs[how])
+
+    monkeypatch.setattr(metrics.collectives, "world_size", lambda: 2)
+    monkeypatch.setattr(metrics.collectives, "broadcast", lambda value: names)
+    recorder = metrics.Recorder(reduce, torch.device("cpu"))
+    with recorder.evaluating():
+        recorder.samples = samples
+        for name in names if samples else ():
+            how, _, key = name.partition(" ")
+            recorder.log(key, 4.0, reduce_fx=how)
+        values = recorder.take_epoch()
+    assert reduced == ["max", "sum", "max"]
+    expected = {"loss": 14 / 5, "count": 7.0} if samples else {"loss": 2.0, "count": 3.0}
+    assert values == {**expected, "low": 1.0, "high": 9.0}

@@ -1,0 +1,89 @@
+"""Ranks that start with different weights, draw random numbers, print and log.
+
+``python -m ranks_subject FOLDER STRATEGY[-manual] …`` fits once under each strategy, on two
+ranks. Each rank writes what it has seen to ``STRATEGY-RANK.json``.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from my_project.trainer import Trainer, TrainingModule
+
+
+class Unequal(TrainingModule):
+    """Weights and buffers start as the rank plus one."""
+
+    def __init__(self, manual: bool) -> None:
+        super().__init__()
+        self.automatic_optimization = not manual
+        own = float(os.environ.get("RANK") or os.environ.get("HOROVOD_RANK") or 0) + 1
+        self.first = nn.Linear(2, 4)
+        self.last = nn.Linear(4, 2)
+        for each in self.parameters():
+            each.data.fill_(own)
+        self.register_buffer("scale", torch.full((3,), own))
+        self.seen: dict[str, Any] = {"evaluated": []}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        if batch_idx == 0:
+            print(f"printed by rank {self.global_rank}", flush=True)
+            self.seen["drawn"] = torch.rand(3).tolist()
+            started = (self.scale, self.first.weight, self.last.bias)
+            self.seen["started with"] = (
+                torch.cat([each.flatten() for each in started]).unique().tolist()
+            )
+        own = self.global_rank + 1.0
+        self.log("low", own, on_epoch=True, reduce_fx="min")
+        self.log("high", own, on_epoch=True, reduce_fx="max")
+        self.scale.fill_(own)  # like BatchNorm's statistics, which differ between ranks
+        loss = self.last(self.first(batch[0])).square().mean()
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        self.manual_backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return None
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen["evaluated"] += self.scale.unique().tolist()
+        self.last(self.first(batch[0]))
+        self.log("val_low", self.global_rank + 1.0, reduce_fx="min")
+
+    def configure_optimizers(self) -> Any:
+        # The weights do not change, and Adam still has a state.
+        return torch.optim.Adam(self.parameters(), lr=0.0)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(1, 2)), batch_size=1)  # one sample, on rank 0
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Fit under each strategy."""
+    for name in names:
+        strategy = name.removesuffix("-manual")
+        module = Unequal(manual=strategy != name)
+        run = Trainer(
+            **{"accelerator": "cpu", "devices": 2, "strategy": strategy, "max_epochs": 1},
+            **{"log_every_n_steps": 1, "val_every_n_steps": 1, "checkpoint_every_n_steps": 1},
+            **{"default_root_dir": folder, "run_name": name, "loggers": ["csv"]},
+            **{"enable_progress_bar": False, "strategy_options": {"timeout_seconds": 60}},
+        )
+        run.fit(module)
+        found = module.seen | {"interface": os.environ.get("GLOO_SOCKET_IFNAME")}
+        (folder / f"{name}-{run.global_rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), sys.argv[2:])

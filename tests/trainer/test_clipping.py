@@ -1,0 +1,55 @@
+"""Gradients are clipped as torch's own functions clip them, in one process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from my_project.trainer import Trainer, TrainingModule
+
+BATCHES = [torch.tensor([[1.0, 20.0, -3.0]]) * scale for scale in (1.0, -2.0, 0.01, 5.0)]
+
+
+class Line(TrainingModule):
+    """Three weights, whose gradients differ in size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return (batch @ self.weight).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5)
+
+
+CLIPS = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("algorithm", [None, "norm", "value"])
+def test_weights_are_those_of_a_plain_loop(
+    tmp_path: Path, algorithm: str | None, accumulate: int
+) -> None:
+    clip: dict[str, Any] = {}
+    if algorithm is not None:
+        clip = {"gradient_clip_val": 0.7, "gradient_clip_algorithm": algorithm}
+    module = Line()
+    Trainer(
+        **clip,
+        **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "default_root_dir": tmp_path},
+        **{"accumulate_grad_batches": accumulate, "loggers": [], "enable_progress_bar": False},
+    ).fit(module, BATCHES)
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
+    for index, batch in enumerate(BATCHES, start=1):
+        ((batch @ weight).sum() / accumulate).backward()
+        if index % accumulate == 0:
+            if algorithm is not None:
+                CLIPS[algorithm]([weight], 0.7)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.allclose(module.weight, weight, rtol=1e-6, atol=0)

@@ -1,0 +1,79 @@
+"""Loading of optimizer states and loss scaling of DeepSpeed's strategies, without DeepSpeed."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from my_project.trainer.strategies.deepspeed.slices import Slice
+from my_project.trainer.strategies.deepspeed.state import ShardedState
+from my_project.trainer.strategies.deepspeed.strategy import DeepSpeed
+from my_project.trainer.strategies.precision import Precision
+
+
+class Halves:
+    """The second half of each parameter, as ZeRO has it on the second of two processes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.flats = {
+            id(each): torch.zeros((each.numel() + 1) // 2) for each in module.parameters()
+        }
+
+    def of(self, parameter: Tensor) -> Slice:
+        flat = self.flats[id(parameter)]
+        offset = len(flat)
+        return Slice(flat, 0, offset, parameter.numel() - offset)
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        return parameter.shape
+
+    def relink(self) -> None:
+        pass
+
+
+class Scaled(nn.Module):
+    """A parameter of four elements, and one without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(()))
+
+
+def test_the_step_count_is_not_sharded() -> None:
+    module = Scaled()
+    slices: Any = Halves(module)
+    optimizer = torch.optim.SGD([nn.Parameter(each) for each in slices.flats.values()], lr=0.1)
+    names = ["weight", "scale"]
+    state = ShardedState(module, slices, optimizer, [names])
+    saved = {
+        "weight": {"step": torch.tensor(5.0), "exp_avg": torch.arange(4.0)},
+        "scale": {"step": torch.tensor(5.0), "exp_avg": torch.tensor(7.0)},
+    }
+    state._load_values(saved)
+    found = {name: optimizer.state[slices.of(getattr(module, name)).flat] for name in names}
+    assert [float(found[name]["step"]) for name in names] == [5.0, 5.0]
+    assert found["weight"]["exp_avg"].tolist() == [2.0, 3.0]
+    assert found["scale"]["exp_avg"].tolist() == [0.0]  # the other process holds it
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+def test_zero_uses_the_scale_of_the_trainer_s_scaler(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = DeepSpeed(stage=2)
+    told: list[float] = []
+    strategy.precision = Precision(precision, "cpu")
+    if strategy.precision.scaler is not None:
+        strategy.precision.scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+        strategy.precision.scale(torch.ones(()))
+    strategy.zero = SimpleNamespace(override_loss_scale=told.append)
+    strategy.engine = SimpleNamespace(
+        set_gradient_accumulation_boundary=lambda ends: None, basic_optimizer=None
+    )
+    strategy._trains = []
+    monkeypatch.setattr(DeepSpeed, "forward", lambda *arguments: torch.ones((), requires_grad=True))
+    monkeypatch.setattr(DeepSpeed, "backward", lambda *arguments, **options: None)
+    strategy.forward_backward(None, 0, weight=1.0, synchronize=True)
+    assert told == ([512.0] if precision == "16-mixed" else [])

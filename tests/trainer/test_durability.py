@@ -1,0 +1,120 @@
+"""A checkpoint is synced to disk before it is complete; asynchronous checkpoints are isolated."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from my_project.trainer import Trainer, TrainingModule
+from my_project.trainer.checkpoint import writing
+from my_project.trainer.checkpoint.reading import Checkpoint, complete
+from my_project.trainer.launch import collectives
+
+
+class Events:
+    """Names of files that are synced and renamed, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self._sync, self._rename = os.fsync, Path.rename
+        monkeypatch.setattr(os, "fsync", self.sync)
+
+        def rename(path: Path, target: Path) -> Path:
+            self.names.append(f"{path.name} -> {target.name}")
+            return self._rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", rename)
+
+    def sync(self, descriptor: int) -> None:
+        self.names.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        self._sync(descriptor)
+
+
+def test_all_files_of_a_checkpoint_are_synced_before_it_is_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = writing.Checkpoints(tmp_path)
+    events = Events(monkeypatch)
+    checkpoints.save(7, {"model": {"weight": torch.ones(3)}}, {})
+    partial = ".step-00000007.partial"
+    assert events.names == [
+        *("rank-00000.safetensors", partial),
+        *("state.json", partial),
+        f"{partial} -> step-00000007",
+        tmp_path.name,
+    ]
+
+
+class Line(TrainingModule):
+    """One weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return (self.weight * batch).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "thread"), [(True, "checkpoint_0"), (False, "MainThread")]
+)
+def test_async_checkpoints_are_written_by_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, thread: str
+) -> None:
+    written: set[str] = set()
+    write = writing._write
+
+    def noting(*arguments: Any) -> None:
+        written.add(threading.current_thread().name)
+        write(*arguments)
+
+    monkeypatch.setattr(writing, "_write", noting)
+    module = Line()
+    Trainer(
+        **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "run_name": "run"},
+        **{"async_checkpoints": asynchronous, "checkpoint_every_n_steps": 1, "loggers": []},
+        **{"default_root_dir": tmp_path, "enable_progress_bar": False},
+    ).fit(module, [torch.ones(1)] * 3)
+    assert written == {thread}
+    # Each has the weights of its step, though training continued.
+    newest = complete(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in newest] == ["step-00000002", "step-00000003"]
+    weights = [Checkpoint(path).state()["model"]["weight"] for path in newest]
+    assert weights[1].equal(module.weight)
+    assert weights[0].item() == pytest.approx(0.8)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_the_asynchronous_writer_has_a_separate_process_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Any] = []
+    for name in ("gather", "broadcast"):
+        plain = getattr(collectives, name)
+        monkeypatch.setattr(
+            collectives, name, lambda value, group, plain=plain: used.append(group) or plain(value)
+        )
+    checkpoints = writing.Checkpoints(tmp_path, asynchronous=True)
+    checkpoints.save(1, {"model": {"weight": torch.ones(3)}}, {})
+    checkpoints.close()
+    assert len(used) == 2
+    assert all(isinstance(each, dist.ProcessGroup) for each in used)
+    assert dist.group.WORLD not in used

@@ -1,0 +1,121 @@
+"""Validation, test and prediction do not affect training."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from my_project.trainer import Trainer, TrainingModule
+from my_project.trainer.loop import batch_size_trial
+
+
+def make(folder: Path, **options: Any) -> Trainer:
+    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 2, "enable_progress_bar": False}
+    return Trainer(**{**shared, "loggers": [], "default_root_dir": folder, **options})
+
+
+class Draws(TrainingModule):
+    """Dropout in training; validation draws from every random number generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+        self.dropout = nn.Dropout(0.5)
+        self.frozen = nn.Dropout(0.5).eval()
+        self.modes: dict[str, set[tuple[bool, ...]]] = {}
+
+    def _note(self, stage: str) -> None:
+        mode = (self.training, self.dropout.training, self.frozen.training)
+        self.modes.setdefault(stage, set()).add(mode)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self._note("training")
+        return (self.dropout(self.weight) * batch).sum() * random.random() * np.random.rand()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self._note("validation")
+        assert not torch.is_grad_enabled()
+        torch.rand(3), random.random(), np.random.rand()
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self._note("test")
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self._note("predict")
+        return self.dropout(torch.ones(8))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_random_numbers_of_validation_change_nothing_in_training(tmp_path: Path) -> None:
+    trained = []
+    for options, loaders in (({}, ()), ({"val_every_n_steps": 1}, ([torch.ones(1)],))):
+        module = Draws()
+        make(tmp_path, run_name=f"{len(trained)}", **options).fit(
+            module, [torch.ones(1)] * 3, *loaders
+        )
+        trained.append(module.weight.detach())
+    assert trained[0].equal(trained[1])
+
+
+def test_evaluation_runs_in_eval_mode_and_restores_the_mode_of_each_module(tmp_path: Path) -> None:
+    module = Draws()
+    run = make(tmp_path)
+    run.fit(module, [torch.ones(1)] * 2, [torch.ones(1)])
+    run.test(module, [torch.ones(1)])
+    (predicted,) = run.predict(module, [torch.ones(1)])
+    off = {(False, False, False)}
+    expected = {"training": {(True, True, False)}, "validation": off, "test": off, "predict": off}
+    assert module.modes == expected
+    assert predicted.equal(torch.ones(8))  # nothing is dropped
+    assert (module.training, module.dropout.training, module.frozen.training) == (True, True, False)
+
+
+class Epochs(IterableDataset[Tensor]):
+    """A stream with ``set_epoch``."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.told: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.told.append(epoch)
+
+    def __iter__(self) -> Any:
+        return iter([torch.full((1,), float(self.epoch))] * 3)
+
+
+def test_set_epoch_is_called_on_a_data_set_for_each_epoch_and_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    whole, resumed = Epochs(), Epochs()
+    options = {"run_name": "run", "checkpoint_every_n_steps": 1}
+    make(tmp_path, **options, max_steps=4).fit(Draws(), DataLoader(whole))
+    make(tmp_path, **options, resume="auto").fit(Draws(), DataLoader(resumed))
+    assert (whole.told, resumed.told) == ([0, 1], [1])
+
+
+class Eight(Dataset[Tensor]):
+    """Eight samples."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_the_largest_batch_leaves_each_replica_one(replicas: int) -> None:
+    loader, device = DataLoader(Eight()), torch.device("cpu")
+    found = batch_size_trial.find_batch_size(
+        Draws(), loader, device, "32-true", replicas, lambda manual: None
+    )
+    assert found == 8 // replicas

@@ -1,0 +1,56 @@
+"""The progress line of a run, and the outcome file for the script that has started it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from my_project.trainer import Trainer, TrainingModule
+from my_project.trainer.logging import progress
+
+
+def test_rate_and_time_left_count_from_the_resumed_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = progress.Progress(True, total_steps=1000, samples_per_step=8)
+    shown.start(900)
+    shown.begin_epoch(0, None)
+    now[0] = 110.0
+    shown.show(920, {"loss": 0.5})
+    # Two steps a second, and 80 of them are left.
+    line = "epoch 1  step 920/1000  loss 0.5  16 samples/s  0:00:40 left\n"
+    assert capsys.readouterr().err == line
+
+
+class Looks(TrainingModule):
+    """Records in each step whether there is an outcome file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.found: list[bool] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.found.append(Path(os.environ["TRAINER_OUTCOME"]).exists())
+        return (self.weight * batch).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_fit_removes_the_outcome_of_an_earlier_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "outcome"
+    told.write_text("failed rank 1: an earlier attempt\n")
+    monkeypatch.setenv("TRAINER_OUTCOME", str(told))
+    module = Looks()
+    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "enable_progress_bar": False}
+    Trainer(**shared, loggers=[], default_root_dir=tmp_path).fit(module, [torch.ones(1)])
+    assert module.found == [False]
+    assert told.read_text() == "finished step 1\n"

@@ -1,0 +1,120 @@
+"""What is the same on two ranks from the first step on, and what differs."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tests.project import horovodrun, run
+
+from my_project.trainer.checkpoint.reading import Checkpoint, complete
+
+STRATEGIES = ["ddp", "ddp-manual", "fsdp", "ddp_zero1"]
+
+
+class Results:
+    """What the ranks of a launch have written.
+
+    Args:
+        folder: where.
+        printed: to the terminal.
+    """
+
+    def __init__(self, folder: Path, printed: str) -> None:
+        self.folder, self.printed = folder, printed
+
+    def seen(self, strategy: str) -> list[dict[str, Any]]:
+        return [
+            json.loads((self.folder / f"{strategy}-{rank}.json").read_text()) for rank in range(2)
+        ]
+
+    def logged(self, strategy: str, name: str) -> list[float]:
+        with (self.folder / strategy / "metrics.csv").open() as file:
+            return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name]
+
+    def newest(self, strategy: str) -> Path:
+        return complete(self.folder / strategy / "checkpoints")[-1]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("ranks")
+    done = run(["-m", "ranks_subject", folder, *STRATEGIES])
+    assert done.returncode == 0, done.stderr
+    return Results(folder, done.stdout)
+
+
+def assert_rank_0_s(results: Results, strategy: str) -> None:
+    """All weights and buffers are those of rank 0, on every rank and in the checkpoint."""
+    assert [each["started with"] for each in results.seen(strategy)] == [[1.0], [1.0]]
+    model = Checkpoint(results.newest(strategy)).state()["model"]
+    weights = {name: each.unique().tolist() for name, each in model.items() if name != "scale"}
+    assert list(weights.values()) == [[1.0]] * 4
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_ranks_start_with_the_weights_of_rank_0(results: Results, strategy: str) -> None:
+    assert_rank_0_s(results, strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_evaluate_with_the_buffers_of_rank_0(results: Results, strategy: str) -> None:
+    evaluated = [set(each["evaluated"]) for each in results.seen(strategy)]
+    # Rank 1 has no sample. It runs the step all the same if parameters are sharded.
+    assert evaluated == [{1.0}, {1.0} if strategy == "fsdp" else set()]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_rank_draws_different_random_numbers(results: Results, strategy: str) -> None:
+    first, second = (each["drawn"] for each in results.seen(strategy))
+    assert first != second
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_values_are_reduced_over_ranks_and_over_one_without_samples(
+    results: Results, strategy: str
+) -> None:
+    assert set(results.logged(strategy, "low_step")) == {1.0}
+    assert set(results.logged(strategy, "high_step")) == {2.0}
+    assert results.logged(strategy, "low_epoch") == [1.0]
+    assert results.logged(strategy, "high_epoch") == [2.0]
+    assert results.logged(strategy, "val_low") == [1.0, 1.0]
+
+
+def test_rank_0_prints_to_the_terminal_and_the_others_into_their_files(results: Results) -> None:
+    assert results.printed.count("printed by rank 0\n") == len(STRATEGIES)
+    assert "printed by rank 1" not in results.printed
+    for strategy in STRATEGIES:
+        log = results.folder / strategy / "logs" / "rank-1.log"
+        assert log.read_text().count("printed by rank 1\n") == 1
+
+
+def test_gloo_uses_the_loopback_interface(results: Results) -> None:
+    assert {each["interface"] for each in results.seen("ddp")} <= {"lo", "lo0"}
+
+
+def held(results: Results, strategy: str, part: str) -> list[dict[str, int]]:
+    """Elements of each tensor in the file of each rank, by name."""
+    files = [results.newest(strategy) / f"rank-{rank:05d}.safetensors" for rank in range(2)]
+    return [
+        {name: each.numel() for name, each in load_file(file).items() if part in name}
+        for file in files
+    ]
+
+
+def test_each_rank_steps_and_saves_its_share_of_the_optimizer_s_state(results: Results) -> None:
+    first, second = held(results, "ddp_zero1", "exp_avg_sq")
+    assert not first.keys() & second.keys()
+    assert first
+    assert second
+    assert sum((first | second).values()) == 22
+
+
+@pytest.mark.slow
+@pytest.mark.needs("horovod")
+def test_horovod_s_ranks_start_with_the_weights_of_rank_0(tmp_path: Path) -> None:
+    done = run(["-m", "ranks_subject", tmp_path, "horovod"], by=horovodrun(2))
+    assert done.returncode == 0, done.stderr
+    assert_rank_0_s(Results(tmp_path, done.stdout), "horovod")

@@ -1,0 +1,261 @@
+"""Schedulers, validation and logging: at which steps, and after a resume.
+
+Numbers are compared with those of a plain torch loop.
+"""
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from my_project.trainer import Trainer, TrainingModule
+
+BATCHES = 4  # of an epoch
+EPOCHS = 4
+EVERY = 3  # steps between validations; every second epoch ends with one, too
+# The validation loss, by step. At the ends of epochs ReduceLROnPlateau sees the values of steps 3,
+# 8, 9 and 16; only the third is worse than the best so far.
+VALIDATED = {3: 5.0, 6: 9.0, 8: 4.0, 9: 4.5, 15: 9.0, 16: 3.0}
+PLATEAU = {"patience": 0, "factor": 0.5, "threshold": 1e-4}
+
+
+def batches() -> list[Tensor]:
+    return [torch.tensor([[1.0, float(number)]]) for number in range(BATCHES)]
+
+
+class Scheduled(TrainingModule):
+    """One scheduler per step, one per epoch and ReduceLROnPlateau."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.validated: list[int] = []
+        self.steps: list[int] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.steps.append(self.global_step)
+        return (batch @ self.weight).square().mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.validated.append(self.global_step)
+        self.log("val_loss", VALIDATED.get(self.global_step, 0.0))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        return [optimizer], schedules(optimizer)
+
+
+def schedules(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {"scheduler": StepLR(optimizer, 5, 0.7), "interval": "step"},
+        {"scheduler": StepLR(optimizer, 2, 0.3), "interval": "epoch"},
+        {"scheduler": ReduceLROnPlateau(optimizer, **PLATEAU), "monitor": "val_loss"},
+    ]
+
+
+def plain_loop(validated: Mapping[int, float]) -> tuple[list[float], Tensor]:
+    """The learning rate of each step, and the final weights."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.01, momentum=0.9)
+    of_steps, of_epochs, plateau = (each["scheduler"] for each in schedules(optimizer))
+    rates, latest = [], float("nan")
+    for epoch in range(EPOCHS):
+        for index, batch in enumerate(batches()):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.zero_grad()
+            (batch @ weight).square().mean().backward()
+            optimizer.step()
+            of_steps.step()
+            latest = validated.get(epoch * BATCHES + index + 1, latest)
+        of_epochs.step()
+        plateau.step(latest)
+    return rates, weight.detach()
+
+
+def make(folder: Path, **options: Any) -> Trainer:
+    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": EPOCHS, "log_every_n_steps": 1}
+    quiet = {"loggers": ["csv"], "enable_progress_bar": False, "default_root_dir": folder}
+    return Trainer(**{**shared, **quiet, "run_name": "run", **options})
+
+
+def logged(folder: Path, name: str) -> dict[int, float]:
+    """A value of a run's log, by step."""
+    with (folder / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["name"] == name]
+    return {int(row["step"]): float(row["value"]) for row in rows}
+
+
+OFTEN: dict[str, Any] = {
+    **{"val_every_n_steps": EVERY, "check_val_every_n_epoch": 2},
+    **{"checkpoint_every_n_steps": 1, "keep_checkpoints": 99},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scheduled]:
+    """An uninterrupted run: its folder, and the module."""
+    folder = tmp_path_factory.mktemp("whole")
+    module = Scheduled()
+    make(folder, **OFTEN).fit(module, batches(), [torch.ones(1)])
+    return folder / "run", module
+
+
+def test_rates_and_weights_are_those_of_a_plain_loop(whole: tuple[Path, Scheduled]) -> None:
+    folder, module = whole
+    rates, weight = plain_loop(VALIDATED)
+    assert len(set(rates)) == 6
+    assert list(logged(folder, "lr").values()) == pytest.approx(rates, rel=1e-12)
+    assert module.weight.equal(weight)
+
+
+def test_validation_runs_every_n_steps_and_every_n_epochs(
+    whole: tuple[Path, Scheduled],
+) -> None:
+    folder, module = whole
+    assert module.validated == list(VALIDATED)
+    assert logged(folder, "val_loss") == VALIDATED
+
+
+def test_a_resume_from_any_step_continues_at_the_same_learning_rates(
+    whole: tuple[Path, Scheduled], tmp_path: Path
+) -> None:
+    folder, module = whole
+    rates = logged(folder, "lr")
+    checkpoints = sorted((folder / "checkpoints").iterdir())
+    assert len(checkpoints) == BATCHES * EPOCHS
+    for checkpoint in checkpoints[:-1]:
+        step = int(checkpoint.name.removeprefix("step-"))
+        resumed = Scheduled()
+        options = {**OFTEN, "resume": str(checkpoint), "run_name": checkpoint.name}
+        make(tmp_path, **options).fit(resumed, batches(), [torch.ones(1)])
+        assert resumed.steps == list(range(step, BATCHES * EPOCHS)), step
+        after = {each: rate for each, rate in rates.items() if each > step}
+        assert logged(tmp_path / checkpoint.name, "lr") == after, step
+        assert resumed.weight.equal(module.weight), step
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [(1, [4, 8, 12]), (2, [8, 12]), (3, [12]), (4, [12])]
+)
+def test_validation_runs_every_n_epochs_and_at_the_end(
+    tmp_path: Path, every: int, expected: list[int]
+) -> None:
+    module = Scheduled()
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.01)
+    make(tmp_path, check_val_every_n_epoch=every, max_epochs=3).fit(
+        module, batches(), [torch.ones(1)]
+    )
+    assert module.validated == expected
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 100])
+def test_every_nth_step_is_logged_and_the_first_and_the_last(tmp_path: Path, every: int) -> None:
+    module = Scheduled()
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.01)
+    make(tmp_path, log_every_n_steps=every, max_steps=11).fit(module, batches())
+    expected = sorted({1, 11, *range(every, 12, every)})
+    assert list(logged(tmp_path / "run", "lr")) == expected
+
+
+def test_a_run_that_ended_is_not_validated_twice_at_its_last_step(tmp_path: Path) -> None:
+    options = {**OFTEN, "max_steps": EVERY}
+    first, again = Scheduled(), Scheduled()
+    make(tmp_path, **options).fit(first, batches(), [torch.ones(1)])
+    make(tmp_path, **options, resume="auto").fit(again, batches(), [torch.ones(1)])
+    assert (first.validated, again.validated) == ([EVERY], [])
+
+
+# --- an unfinished epoch -------------------------------------------------------------------------
+
+
+class Sum(nn.Module):
+    """The interface of a torchmetrics metric that the trainer uses: a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = torch.device("cpu")
+        self.reset()
+
+    def reset(self) -> None:
+        self.total, self.seen = torch.zeros(()), []
+        self._update_count, self._computed = 0, None
+
+    @property
+    def metric_state(self) -> dict[str, Any]:
+        return {"total": self.total, "seen": self.seen}
+
+    def update(self, value: Tensor) -> None:
+        self._update_count += 1
+        self.total = self.total + value
+        self.seen.append(value.reshape(1))
+
+    def compute(self) -> Tensor:
+        return self.total + 100 * len(self.seen) + 10_000 * self._update_count
+
+
+class Metered(Scheduled):
+    """Logs a metric once an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter = Sum()
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.meter.update(batch.sum())
+        self.log("metered", self.meter)
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def test_a_metric_of_an_epoch_counts_what_was_seen_before_a_resume(tmp_path: Path) -> None:
+    options = {"checkpoint_every_n_steps": 1, "max_epochs": 1}
+    make(tmp_path, **options, max_steps=3).fit(Metered(), batches())
+    make(tmp_path, **options, resume="auto").fit(Metered(), batches())
+    total = sum(float(batch.sum()) for batch in batches())
+    counted = total + 100 * BATCHES + 10_000 * BATCHES
+    assert logged(tmp_path / "run", "metered") == {BATCHES: counted}
+
+
+class Reads(Scheduled):
+    """Records the samples of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[float] = []
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        self.read += batch[0][:, 1].tolist()
+        return (batch[0] @ self.weight).square().mean() * 1e-6
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def train_dataloader(self) -> Any:
+        numbers = torch.arange(24.0)
+        return DataLoader(TensorDataset(torch.stack([numbers, numbers], 1)), batch_size=2)
+
+
+def test_a_resume_with_another_batch_size_continues_at_the_same_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"max_epochs": 1, "checkpoint_every_n_steps": 1, "enable_progress_bar": True}
+    before, after = Reads(), Reads()
+    make(tmp_path, **options, global_batch_size=4, max_steps=3).fit(before)
+    make(tmp_path, **options, global_batch_size=6, resume="auto").fit(after)
+    assert len(before.read) == len(after.read) == 12
+    assert sorted(before.read + after.read) == list(range(24))
+    assert "read again" not in capsys.readouterr().out
+    again = Reads()
+    make(tmp_path, **options, global_batch_size=8, run_name="other", max_steps=1).fit(Reads())
+    make(tmp_path, **options, global_batch_size=6, run_name="other", resume="auto").fit(again)
+    assert len(again.read) == 18  # 2 of the 8 samples are read again
+    assert re.search("2 samples of this epoch are read again", capsys.readouterr().out)

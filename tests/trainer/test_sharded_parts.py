@@ -1,0 +1,132 @@
+"""Loading, clipping, averaging and gradient scaling of sharded strategies, in one process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from my_project.trainer.checkpoint import writing
+from my_project.trainer.checkpoint.reading import Checkpoint, resolve
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.strategies import clipping
+from my_project.trainer.strategies.fsdp import state as fsdp_state
+from my_project.trainer.strategies.gradients import averaging
+from my_project.trainer.strategies.optimizer_state import optimizer_state, parameter_names
+from my_project.trainer.strategies.precision import Precision
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+# --- loading -------------------------------------------------------------------------------------
+
+
+def test_a_stored_tensor_is_not_read_into_one_of_another_shape(tmp_path: Path) -> None:
+    checkpoints = writing.Checkpoints(tmp_path)
+    checkpoints.save(1, {"weight": torch.arange(6.0).view(2, 3)}, {})
+    stored = Checkpoint(resolve(tmp_path)).stored_state()["weight"]
+    target = torch.zeros(2, 3)
+    stored.read_into(target)
+    assert target.tolist() == [[0, 1, 2], [3, 4, 5]]
+    for shape in ((3, 2), (6,), (1, 3), (3, 3)):
+        with pytest.raises(ValueError, match=r"shape \(2, 3\) in the checkpoint and \(") as raised:
+            stored.read_into(torch.zeros(shape))
+        assert str(raised.value).endswith(f"{shape} here")
+
+
+def test_a_model_of_other_names_is_not_loaded() -> None:
+    module = nn.Linear(2, 1)
+    saved = {name: torch.full_like(each, 7.0) for name, each in module.state_dict().items()}
+    fsdp_state.load_model(module, saved)
+    assert {value for each in module.parameters() for value in each.flatten().tolist()} == {7.0}
+    for other in ({**saved, "more": torch.ones(1)}, {"weight": saved["weight"]}):
+        with pytest.raises(ValueError, match="holds other tensors than this one"):
+            fsdp_state.load_model(module, other)
+
+
+def test_an_optimizer_s_state_of_another_shape_is_not_loaded() -> None:
+    module = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    saved = optimizer_state(optimizer, parameter_names(module))
+    fsdp_state.load_optimizer(module, optimizer, saved)
+    for shape in ((1,), (4,), (2, 1), (1, 1)):
+        saved["state"]["weight"]["exp_avg"] = torch.zeros(shape)
+        with pytest.raises(ConfigurationError, match="'exp_avg' has another shape than its param"):
+            fsdp_state.load_optimizer(module, optimizer, saved)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"), [("norm", [0.6, 0.0, 0.0]), ("value", [1.0, 1.0, 1.0])]
+)
+def test_the_norm_is_that_of_the_gradients_of_all_processes(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, expected: list[float]
+) -> None:
+    def add_other_process(squares: Tensor) -> Tensor:
+        return squares + 16.0  # of a process whose gradients have a norm of 4
+
+    monkeypatch.setattr(clipping.collectives, "all_reduce", add_other_process)
+    own = nn.Parameter(torch.zeros(3))
+    own.grad = torch.tensor([3.0, 0.0, 0.0]) if algorithm == "norm" else torch.full((3,), 3.0)
+    without = nn.Parameter(torch.zeros(2))
+    clipping.clip_distinct_gradients([own, without], 1.0, algorithm)
+    assert own.grad.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.usefixtures("group")
+def test_averaged_gradients_are_not_averaged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    plain = averaging.dist.all_reduce
+    monkeypatch.setattr(
+        averaging.dist, "all_reduce", lambda flat: sent.append(flat.numel()) or plain(flat)
+    )
+    first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))
+    average = averaging.GradientAverage([first, second])
+    first.sum().backward()
+    average.average()
+    average.average()
+    assert sent == [3]
+    second.sum().backward()
+    average.average()
+    assert sent == [3, 5]
+    first.sum().backward()
+    average.average()
+    assert sent == [3, 5, 3]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("overflows", ["sharded", "whole", "both", "none"])
+def test_an_overflow_in_sharded_or_in_whole_gradients_skips_the_step(overflows: str) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    sharded = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    whole = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([sharded, whole], lr=0.5)
+    precision = Precision("16-mixed", "cpu")
+    scale = float(precision.scale(torch.ones(())))
+    for name, parameter in (("sharded", sharded), ("whole", whole)):
+        value = float("inf") if overflows in (name, "both") else 1.0
+        parameter.grad = torch.full_like(parameter, value * scale)
+    precision.unscale([optimizer])
+    precision.step(optimizer)
+    precision.update()
+    stepped = 0.5 if overflows == "none" else 1.0
+    local: Any = sharded.detach()
+    assert local.to_local().tolist() == [stepped] * 4
+    assert whole.tolist() == [stepped] * 2
+    after = float(precision.scale(torch.ones(())))
+    assert after == (scale if overflows == "none" else scale / 2)

@@ -1,0 +1,85 @@
+"""All ranks skip a step if one of them finds an overflow in its shard of the gradients."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.project import run
+from torch import Tensor, nn
+
+from my_project.trainer.checkpoint.reading import Checkpoint, resolve
+from my_project.trainer.strategies.deepspeed import scaler as deepspeed_scaler
+from my_project.trainer.strategies.fairscale import scaler as fairscale_scaler
+from my_project.trainer.strategies.precision import Precision
+from skipping_subject import GRADIENT
+
+SHARDED = ["ddp_sharded", "fairscale_fsdp"]
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("together", [fairscale_scaler, deepspeed_scaler, None])
+@pytest.mark.parametrize("elsewhere", [0.0, 1.0])
+def test_a_rank_skips_a_step_in_which_another_finds_an_overflow(
+    monkeypatch: pytest.MonkeyPatch, together: Any, elsewhere: float
+) -> None:
+    plain: Any = dist.all_reduce
+
+    def add_other_rank(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        tensor += elsewhere
+        return plain(tensor, *arguments, **options)
+
+    precision = Precision("16-mixed", "cpu")
+    if together is not None:
+        together.skip_together(precision)
+    monkeypatch.setattr(dist, "all_reduce", add_other_rank)
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    scale = float(precision.scale(torch.ones(())))
+    precision.scale(weight.sum()).backward()
+    precision.unscale([optimizer])
+    precision.step(optimizer)
+    precision.update()
+    skips = together is not None and elsewhere > 0
+    assert weight.tolist() == [1.0 if skips else 0.5] * 3
+    assert float(precision.scale(torch.ones(()))) == (scale / 2 if skips else scale)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("skipping")
+    names = [*SHARDED, "ddp_sharded-fp16"]
+    done = run(["-m", "skipping_subject", folder, *names], engine="fairscale")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def weights(folder: Path) -> set[float]:
+    model = Checkpoint(resolve(folder)).state()["model"]
+    assert sum(each.numel() for each in model.values()) == 16
+    return {value for each in model.values() for value in each.flatten().tolist()}
+
+
+@pytest.mark.slow
+@pytest.mark.needs("fairscale")
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_no_rank_steps_if_one_element_on_another_overflows(trained: Path, strategy: str) -> None:
+    assert weights(trained / strategy) == {-2 * GRADIENT}
+    state = Checkpoint(resolve(trained / strategy)).state()
+    assert state["precision"]["scale"] == 2.0**15
+
+
+@pytest.mark.slow
+@pytest.mark.needs("fairscale")
+def test_reduce_fp16_rounds_gradients(trained: Path) -> None:
+    assert weights(trained / "ddp_sharded-fp16") == {-3.0}

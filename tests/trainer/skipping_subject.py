@@ -43,7 +43,7 @@ def main(folder: Path, names: list[str]) -> None:
     """Fit under each strategy."""
     for name in names:
         strategy, _, half = name.partition("-")
-        options: dict[str, Any] = {"reduce_fp16": True} if half else {}
+        options: dict[str, Any] = {"timeout_seconds": 60, **({"reduce_fp16": True} if half else {})}
         module = Overflows(overflows=not half)
         Trainer(
             **{"accelerator": "cpu", "devices": 2, "strategy": strategy, "max_epochs": 1},

@@ -29,7 +29,7 @@ CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_in
 RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-config . --output-dir
 # Not called MAKE: `make -n` would run $(MAKE), in a folder that has not been rendered yet.
 IN_PROJECT = $(MAKE) -C
-# For how many workers the tests of a rendered project and of the trainer are spread over.
+# Number of processes for the tests of a rendered project and of the trainer.
 WORKERS ?= 2
 # In the project's environment, on the project that `make project` has rendered.
 TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/python -m pytest \
@@ -62,20 +62,20 @@ test: lint test-template project  ## check and test the template, then a rendere
 test-template: $(TOOLS)  ## run the template's own tests
 	$(BIN)/python -m pytest --numprocesses 2 -m "not trains" --ignore tests/docker --ignore tests/slurm
 
-test-trainer: project  ## run the quick tests of the trainer, or what ARGS says: ARGS='tests/trainer/test_feed.py'
+test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
 	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
 
-test-engines: $(TOOLS)  ## check the types of a project of each set of engines, and collect its tests (a few minutes)
+test-engines: $(TOOLS)  ## check the types of projects with each set of engines, and collect their tests (a few minutes)
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_engines.py
 
-renders: $(TOOLS)  ## print the size of a project of each set of engines; ARGS='--test none' runs the quick tests of that one, too
+renders: $(TOOLS)  ## print the size of projects with each set of engines; ARGS='--test none' also runs the quick tests of this one
 	PYTHONPATH=. PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python tests/renders_table.py $(ARGS)
 
-test-slow: project  ## run the tests of a rendered project and its trainer that take long or need an engine
+test-slow: project  ## run the tests of a rendered project and its trainer that are slow or need an engine
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "(slow or needs) and not gpu" tests/trainer
 
-# In the project's own environment, which has the engines. What else runs there meanwhile keeps its project.
+# In the project's own environment, which has the engines; it may be in use by another render of the project.
 chaos: $(TOOLS)  ## inject random faults into runs of a rendered project for five minutes; ARGS='--seed N' repeats a run
 	rm -rf build/chaos
 	$(RENDER) build/chaos

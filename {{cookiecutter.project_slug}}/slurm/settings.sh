@@ -13,7 +13,7 @@ PACKAGE={{ cookiecutter.package_name }}
 # How often a job is requeued after SIGUSR1, which SLURM sends before the time limit.
 : "${MAX_REQUEUES=20}"
 
-# How ranks are started: `tasks` (a SLURM task a device), `torchrun` (one on each node) or `mpirun`.
+# How ranks are started: `tasks` (one SLURM task per device), `torchrun` (one per node) or `mpirun`.
 {%- if cookiecutter.horovod == "yes" %}
 # By default `tasks`, and `mpirun` for --trainer.strategy horovod.
 : "${LAUNCH=}"
@@ -21,10 +21,10 @@ PACKAGE={{ cookiecutter.package_name }}
 : "${LAUNCH:=tasks}"
 {%- endif %}
 
-# Where Python comes from: `none` (the environment in VENV), `apptainer` or `pyxis` (IMAGE).
+# The container runtime: `none` (use the environment in VENV), `apptainer` or `pyxis` (use IMAGE).
 : "${CONTAINER={{ cookiecutter.container_runtime }}}"
 : "${VENV=.venv}"
-# A file such as {{ cookiecutter.project_slug }}.sif, or what the runtime can pull.
+# A file such as {{ cookiecutter.project_slug }}.sif, or an image that the runtime can pull.
 : "${IMAGE={{ cookiecutter.project_slug }}.sif}"
 # Further mounts of the container, as FROM:TO, separated by commas; the project's folder is mounted.
 : "${MOUNTS=}"

@@ -140,9 +140,9 @@ signal.signal(signal.SIGUSR1, lambda *_: print("own", flush=True))
 asked = Preemption()
 with asked.recording_signals():
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert asked.asked() == 0
+    assert asked.requested() == 0
     os.kill(os.getpid(), signal.SIGTERM)
-    assert asked.asked() == signal.SIGTERM
+    assert asked.requested() == signal.SIGTERM
 print("never")
 """
     done = run(["-c", script], cwd=tmp_path, extra=at_root())
@@ -201,7 +201,7 @@ def test_how_often_ranks_agree_follows_their_steps(monkeypatch):
     asked = preemption.Preemption()
     for step in range(1, 1001):  # noqa: B007 - all_reduce reads it
         now[0] += 0.01
-        assert asked.asked() == 0
+        assert asked.requested() == 0
     # Twice as long each time, until about a second lies between.
     assert agreed[:7] == [1, 3, 7, 15, 31, 63, 127]
     assert {b - a for a, b in itertools.pairwise(agreed[7:])} <= {99, 100}

@@ -132,7 +132,7 @@ def may_be_given(cls: type, name: str, value: Any) -> bool:
     if value is not None:
         return True
     parameter = inspect.signature(cls).parameters.get(name)
-    return parameter is None or parameter.default is None or fits(_hint(cls, name), None)
+    return parameter is None or parameter.default is None or fits(hints(cls).get(name, Any), None)
 
 
 def refused(
@@ -159,10 +159,6 @@ def refused(
     return ConfigurationError(
         f"{what}: {cls.__name__}({arguments}) was refused: {kind}{one_line(error)}{at}"
     )
-
-
-def _hint(cls: type, name: str) -> Any:
-    return hints(cls).get(name, Any)
 
 
 def _is_too_large(value: Any) -> bool:

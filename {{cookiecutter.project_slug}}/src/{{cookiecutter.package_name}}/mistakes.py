@@ -5,8 +5,8 @@ sections, and sections that another file replaces by another type.
 """
 
 # Without this file jsonargparse reports one of nine errors, suggests no names, accepts a file whose
-# sections have other types, and does not name the option of an unreadable file: 34 tests of the
-# template show it, first of all test_mistakes_in_every_part_are_reported_together.
+# sections have other types, and does not name an unreadable file: the tests of the template show
+# it, first of all test_mistakes_in_every_part_are_reported_together.
 
 import importlib
 import inspect

@@ -48,6 +48,18 @@ def written(path: Path, content: Any) -> str:
 # --- configuration -------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("deepspeed")
+def test_checking_a_configuration_changes_no_variable(monkeypatch):
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    problems(
+        config={"zero_optimization": {"stage": 1}}
+    )  # what DeepSpeed's import itself sets stays
+    os.environ.pop("DS_ACCELERATOR", None)
+    before = dict(os.environ)
+    assert problems(config={"zero_optimization": {"stage": "x"}}, trainer={"max_steps": 1})
+    assert dict(os.environ) == before
+
+
 def test_a_configuration_is_a_dict_a_file_or_named_by_a_variable(tmp_path, monkeypatch):
     own = {"zero_optimization": {"stage": 1}}
     older = written(tmp_path / "older.json", {"zero_optimization": {"stage": 3}})

@@ -83,25 +83,27 @@ def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
     """One line for each thing that DeepSpeed itself does not take in a configuration."""
     if importlib.util.find_spec("deepspeed") is None:
         return []  # said already
-    with _told(accelerator):
-        deepspeed = _imported()
     where = "the DeepSpeed configuration"
-    try:
-        with speaking_to_stderr():
-            deepspeed.DeepSpeedConfig(config)
-    except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
-        found = getattr(error, "errors", None)
-        if found is None:  # not from pydantic
-            return [f"{where}: {' '.join(str(error).split())}"]
-        return [f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()]
+    with _accelerator_set_to(accelerator):
+        deepspeed = _imported()
+        try:
+            with speaking_to_stderr():
+                deepspeed.DeepSpeedConfig(config)
+        except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
+            found = getattr(error, "errors", None)
+            if found is None:  # not from pydantic
+                return [f"{where}: {' '.join(str(error).split())}"]
+            return [
+                f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()
+            ]
     return []
 
 
 @contextlib.contextmanager
-def _told(accelerator: str) -> Iterator[None]:
-    """DeepSpeed takes a type of device for a while; a check leaves the variable as it was."""
+def _accelerator_set_to(device_type: str) -> Iterator[None]:
+    """Set DeepSpeed's variable in this context only: a check must not change the environment."""
     before = os.environ.get(_ACCELERATOR)
-    os.environ[_ACCELERATOR] = accelerator
+    os.environ[_ACCELERATOR] = device_type
     try:
         yield
     finally:

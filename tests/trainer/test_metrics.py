@@ -11,7 +11,7 @@ from torchmetrics.aggregation import CatMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from my_project.trainer.errors import UserError
-from my_project.trainer.logging import metrics
+from my_project.trainer.logging import metrics, torchmetrics_state
 from my_project.trainer.logging.context import BatchContext
 
 
@@ -232,7 +232,7 @@ def test_metrics_interrupted_in_an_epoch_equal_the_uninterrupted(at: int) -> Non
         for predicted, label in part:
             module.accuracy.update(predicted, label)
             module.seen["all"].update(predicted.float())
-    metrics.load_torchmetrics_state(second, metrics.torchmetrics_state(first))
+    torchmetrics_state.load(second, torchmetrics_state.state(first))
     for predicted, label in batches()[at:]:
         second.accuracy.update(predicted, label)
         second.seen["all"].update(predicted.float())
@@ -244,7 +244,7 @@ def test_metrics_interrupted_in_an_epoch_equal_the_uninterrupted(at: int) -> Non
 def test_a_state_of_a_metric_that_is_gone_is_passed_over() -> None:
     measured = Measured()
     measured.accuracy.update(*batches()[0])
-    metrics.load_torchmetrics_state(nn.Linear(1, 1), metrics.torchmetrics_state(measured))
+    torchmetrics_state.load(nn.Linear(1, 1), torchmetrics_state.state(measured))
 
 
 @pytest.mark.parametrize("samples", [0, 2])
@@ -266,7 +266,7 @@ def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(
     monkeypatch.setattr(metrics.collectives, "broadcast", lambda value: names)
     recorder = metrics.Recorder(reduce, torch.device("cpu"))
     with recorder.evaluating():
-        recorder.samples = samples
+        recorder.context = recorder.context._replace(samples=samples)
         for name in names if samples else ():
             how, _, key = name.partition(" ")
             recorder.log(key, 4.0, reduce_fx=how)

@@ -1,14 +1,13 @@
 """Record logged values: accumulate sums on the device, reduce them only when they are shown."""
 
 import contextlib
-import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import UserError, nearest
 from ..launch import collectives
@@ -242,59 +241,3 @@ def _values(
             name: sign * value for name, sign, value in zip(extremes, signs, largest, strict=True)
         }
     return {name: result[name] for name in totals}
-
-
-@contextlib.contextmanager
-def unchanged_torchmetrics(module: nn.Module) -> Iterator[None]:
-    """Restore the state of every torchmetrics metric inside a module on exit."""
-    kept = [
-        (metric, copy.deepcopy(metric.metric_state), metric._update_count)
-        for _, metric in _torchmetrics(module)
-    ]
-    try:
-        yield
-    finally:
-        for metric, state, count in kept:
-            for name, value in state.items():
-                setattr(metric, name, value)
-            metric._update_count = count
-            metric._computed = None
-
-
-def torchmetrics_state(module: nn.Module) -> dict[str, Tensor]:
-    """This rank's state of every torchmetrics metric inside a module."""
-    state: dict[str, Tensor] = {}
-    for path, metric in _torchmetrics(module):
-        state[f"{path}:count"] = torch.tensor(metric._update_count)
-        for name, value in metric.metric_state.items():
-            parts = value if isinstance(value, list) else [value]
-            kind = "list" if isinstance(value, list) else "tensor"
-            state |= {f"{path}:{kind}:{name}:{index}": part for index, part in enumerate(parts)}
-    return state
-
-
-def load_torchmetrics_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Restore a state of :func:`torchmetrics_state`."""
-    metrics = dict(_torchmetrics(module))
-    for key, value in sorted(state.items(), key=lambda item: _numbered(item[0])):
-        path, kind, *rest = key.split(":")
-        if path not in metrics:
-            continue
-        metric = metrics[path]
-        if kind == "count":
-            metric._update_count = int(value)
-        elif kind == "list":
-            getattr(metric, rest[0]).append(value.to(metric.device))
-        else:
-            setattr(metric, rest[0], value.to(metric.device))
-
-
-def _numbered(key: str) -> tuple[str, int]:
-    head, _, tail = key.rpartition(":")
-    return head, int(tail) if tail.isdigit() else -1
-
-
-def _torchmetrics(module: nn.Module) -> Iterable[tuple[str, Any]]:
-    for path, child in module.named_modules():
-        if hasattr(child, "metric_state") and hasattr(child, "_update_count"):
-            yield path, child

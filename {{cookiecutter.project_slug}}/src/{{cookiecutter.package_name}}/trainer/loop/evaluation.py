@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..data import moving, randomness
 from ..data.feed import Feed
 from ..launch import collectives
-from ..logging import metrics
+from ..logging import torchmetrics_state
 from ..logging.metrics import Recorder
 from ..module import TrainingModule
 from ..strategies import Strategy
@@ -75,7 +75,7 @@ def _merged(outputs: list[Any], batches: int | None) -> list[Any]:
 @contextlib.contextmanager
 def _joining(module: nn.Module, recorder: Recorder) -> Iterator[None]:
     """Run a batch because others run one: it counts nowhere."""
-    with recorder.ignoring_values(), metrics.unchanged_torchmetrics(module):
+    with recorder.ignoring_values(), torchmetrics_state.unchanged(module):
         yield
 
 

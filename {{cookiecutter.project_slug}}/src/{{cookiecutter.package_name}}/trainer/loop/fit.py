@@ -59,7 +59,7 @@ class FitLoop:
             if position.epoch_done:
                 progress.begin_epoch(position.epoch, self.fit.options.max_epochs)
                 self._finish_epoch()
-            while not self._is_done():
+            while not position.is_end(self.fit.options):
                 self._run_epoch()
             self._guard.check()
             # Saved first: a run that is resumed from here must not see that training ended here.
@@ -80,9 +80,6 @@ class FitLoop:
             self.checkpoints.close()
         finally:
             self.fit.outputs.close()
-
-    def _is_done(self) -> bool:
-        return self.fit.position.is_end(self.fit.options)
 
     # --- an epoch ------------------------------------------------------------------------------
 
@@ -120,7 +117,7 @@ class FitLoop:
 
     def _ends_here(self) -> bool:
         """Whether training is done; raises Preempted where it is not, and a signal has come."""
-        if self._is_done():
+        if self.fit.position.is_end(self.fit.options):
             return True
         number = self.preemption.requested()
         if number:

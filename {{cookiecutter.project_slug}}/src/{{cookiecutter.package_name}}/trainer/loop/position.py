@@ -1,17 +1,14 @@
 """Where training stands, and which of its steps are logged."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..arguments.options import Options
-from ..checkpoint.state_file import MOST_STEPS, check_count
 from ..data.feed import Feed, MicroBatch
 
 
 @dataclass
 class Position:
-    """Where training stands; the loop keeps it up to date."""
+    """Where training stands; the loop updates it."""
 
     epoch: int = 0
     batch: int = 0
@@ -28,50 +25,6 @@ class Position:
         epochs, steps = options.max_epochs, options.max_steps
         return (epochs is not None and self.epoch + self.epoch_done >= epochs) or (
             steps is not None and self.global_step >= steps
-        )
-
-
-@dataclass(frozen=True)
-class SavedPosition:
-    """Where training stood, from a checkpoint. Steps, not batches: those depend on the layout."""
-
-    epoch: int
-    step_in_epoch: int
-    samples_per_step: int | None
-    global_step: int
-    validated_at: int
-    epoch_done: bool
-
-    @classmethod
-    def of(cls, position: Position, feed: Feed) -> "SavedPosition":
-        """Where training stands now, by the feed of this layout."""
-        return cls(
-            epoch=position.epoch,
-            step_in_epoch=position.batch // feed.accumulate,
-            samples_per_step=feed.samples_per_step,
-            global_step=position.global_step,
-            validated_at=position.validated_at,
-            epoch_done=position.epoch_done,
-        )
-
-    @classmethod
-    def read(cls, saved: Mapping[str, Any], step: int) -> "SavedPosition":
-        """Check what a checkpoint of a step holds.
-
-        Raises:
-            KeyError, TypeError, ValueError: it cannot be.
-        """
-        samples = saved["samples_per_step"]
-        # Not there in older ones: an epoch's end was saved when it had been validated.
-        if type(epoch_done := saved.get("epoch_done", False)) is not bool:
-            raise ValueError(f"epoch_done is {epoch_done!r}, not true or false")
-        return cls(
-            epoch=check_count("epoch", saved["epoch"], 0, MOST_STEPS),
-            step_in_epoch=check_count("step_in_epoch", saved["step_in_epoch"], 0, MOST_STEPS),
-            samples_per_step=samples and check_count("samples_per_step", samples, 1, MOST_STEPS),
-            global_step=check_count("global_step", saved["global_step"], step, step),
-            validated_at=check_count("validated_at", saved["validated_at"], -1, step),
-            epoch_done=epoch_done,
         )
 
 

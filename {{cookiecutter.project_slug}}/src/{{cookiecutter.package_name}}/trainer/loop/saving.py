@@ -12,9 +12,9 @@ from ..checkpoint.stored_tensors import read_all
 from ..data import randomness
 from ..errors import CheckpointError
 from ..launch.cluster import Layout
-from ..logging import metrics
+from ..logging import torchmetrics_state
 from .parts import FitParts
-from .position import SavedPosition
+from .saved_position import SavedPosition
 
 _NOT_OF_THIS_MODEL = (
     RuntimeError,
@@ -47,7 +47,7 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     parts = {
         "random": randomness.full_state(fit.strategy.devices),
         "log": fit.outputs.recorder.state(),
-        "torchmetrics": metrics.torchmetrics_state(fit.module),
+        "torchmetrics": torchmetrics_state.state(fit.module),
         "strategy": fit.strategy.rank_local_state(),
         "gradients": _accumulated(fit, lambda gradient: not is_sharded(gradient)),
     }
@@ -144,7 +144,7 @@ def _load_gradients(
 def _load_rank_local_state(fit: FitParts, own: Mapping[str, Tensor]) -> None:
     fit.strategy.load_rank_local_state(_part(own, "strategy"))
     fit.outputs.recorder.load_state(_part(own, "log"))
-    metrics.load_torchmetrics_state(fit.module, _part(own, "torchmetrics"))
+    torchmetrics_state.load(fit.module, _part(own, "torchmetrics"))
     randomness.set_full_state(_part(own, "random"), fit.strategy.devices)
 
 

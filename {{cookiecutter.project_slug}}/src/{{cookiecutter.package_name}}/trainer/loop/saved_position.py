@@ -1,0 +1,58 @@
+"""Where training stood, as a checkpoint contains it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..checkpoint.state_file import MOST_STEPS, check_count
+from ..data.feed import Feed
+from .position import Position
+
+
+@dataclass(frozen=True)
+class SavedPosition:
+    """Where training stood, in a checkpoint. Steps, not batches: these depend on the layout."""
+
+    epoch: int
+    step_in_epoch: int
+    samples_per_step: int | None
+    global_step: int
+    validated_at: int
+    epoch_done: bool
+
+    @classmethod
+    def of(cls, position: Position, feed: Feed) -> "SavedPosition":
+        """Where training stands now.
+
+        Args:
+            position: In this layout.
+            feed: Training batches of this layout.
+        """
+        return cls(
+            epoch=position.epoch,
+            step_in_epoch=position.batch // feed.accumulate,
+            samples_per_step=feed.samples_per_step,
+            global_step=position.global_step,
+            validated_at=position.validated_at,
+            epoch_done=position.epoch_done,
+        )
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any], step: int) -> "SavedPosition":
+        """Check the position in a checkpoint of a step.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is invalid.
+        """
+        samples = saved["samples_per_step"]
+        # Missing in older checkpoints: then an epoch's end was saved after its validation.
+        if type(epoch_done := saved.get("epoch_done", False)) is not bool:
+            raise ValueError(f"epoch_done is {epoch_done!r}, not true or false")
+        return cls(
+            epoch=check_count("epoch", saved["epoch"], 0, MOST_STEPS),
+            step_in_epoch=check_count("step_in_epoch", saved["step_in_epoch"], 0, MOST_STEPS),
+            samples_per_step=samples and check_count("samples_per_step", samples, 1, MOST_STEPS),
+            global_step=check_count("global_step", saved["global_step"], step, step),
+            validated_at=check_count("validated_at", saved["validated_at"], -1, step),
+            epoch_done=epoch_done,
+        )

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.project import PACKAGE, assert_nothing_left, at_root, horovodrun, missing, start
+from tests.conformance.horovod_rows import horovodrun
+from tests.project import PACKAGE, assert_nothing_left, at_root, missing, start
 
 from my_project.trainer.checkpoint import reading as checkpoint
 from tests import fork_server

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.project import PACKAGE, fit, horovodrun, mpirun, run
+from tests.conformance.horovod_rows import horovodrun
+from tests.project import PACKAGE, fit, mpirun, run
 
 from my_project.trainer.strategies.horovod.strategy import Horovod
 from test_fairscale import difference

@@ -52,13 +52,10 @@ PRELOADED = (
     _TORCHRUN,
     *("sklearn.datasets", "psutil", "pytest", "jsonargparse", "rich.progress", "numpy"),
 )
-ENGINES: Mapping[str, Sequence[str]] = {
-    "deepspeed": ("deepspeed",),
-    "fairscale": ("fairscale.nn.data_parallel", "fairscale.optim"),
-}
+# The server of an engine imports a file in this folder, which imports what the engine's tests need.
+HERE = Path(__file__).parent
+ENGINES = [path.stem.removesuffix("_imports") for path in HERE.glob("*_imports.py")]
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# What an engine reads when it is imported.
-_VARIABLES = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
 
 # --- the caller's side ----------------------------------------------------------------------------
@@ -82,12 +79,12 @@ def serving() -> Iterator[None]:
         # A server ends when its standard input does, which is when this process is gone.
         servers = [
             subprocess.Popen(
-                [sys.executable, __file__, f"{directory}/{name}-{seed}", *ENGINES.get(name, ())],
-                env={**environment, **_VARIABLES},
+                [sys.executable, __file__, f"{directory}/{name}-{seed}", *imports],
+                env={**environment, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 process_group=0,  # a Ctrl-C is for the tests
             )
-            for name in ("torch", *engines)
+            for name, imports in [("torch", []), *((each, [f"{each}_imports"]) for each in engines)]
             for seed in range(SEEDS)
         ]
         os.environ[DIRECTORY] = directory

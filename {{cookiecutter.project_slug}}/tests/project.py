@@ -86,12 +86,6 @@ def run_nodes(
         return list(executor.map(lambda extra: each(extra=extra), variables))
 
 
-def horovodrun(processes: int) -> list[str]:
-    """The command that starts so many processes of Horovod on this machine, over gloo."""
-    script = Path(sys.executable).with_name("horovodrun")
-    return [str(script), "-np", str(processes), "--gloo"]
-
-
 def mpirun(processes: int) -> list[str]:
     """The command that starts so many processes by Open MPI, on however few cores."""
     as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
@@ -128,7 +122,7 @@ def missing(name: str) -> str | None:
     """Why tests that need a program or a package cannot run; ``None`` if they can.
 
     Args:
-        name: ``"mpirun"``, ``"g++"``, or an engine, ``"horovod"`` for example.
+        name: ``"mpirun"``, ``"g++"``, or the package of an engine.
     """
     if name in _PROGRAMS:
         return None if shutil.which(name) else f"{name} is not installed: {_PROGRAMS[name]}"
@@ -159,7 +153,7 @@ def start(
         cwd: its working directory.
         extra: variables beside this process' own.
         by: the command that starts it, mpirun's for example.
-        engine: what a fork server has imported beside torch, ``"deepspeed"`` or ``"fairscale"``.
+        engine: what a fork server has imported beside torch: that of an ``<engine>_imports.py``.
         fresh: start a new interpreter. By default a fork server forks the process.
     """
     options: Any = {

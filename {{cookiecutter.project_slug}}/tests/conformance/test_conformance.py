@@ -15,7 +15,8 @@ from my_project.trainer import strategies
 
 from ..project import run, run_nodes
 from .faults import FAULTS
-from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, QUICKLY, Launch
+from .matrix import FAULTY_ROW, MATRIX
+from .rows import PROPERTIES, QUICKLY, Launch
 from .subject import make
 from .worker import STOP
 

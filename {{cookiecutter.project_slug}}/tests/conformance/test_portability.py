@@ -7,7 +7,8 @@ import pytest
 from safetensors.torch import load_file
 
 from ..project import missing, require, run
-from .matrix import PORTABLE, Launch
+from .matrix import PORTABLE
+from .rows import Launch
 from .worker import STOP
 
 WORKER = ("-m", "tests.conformance.portability_worker")

@@ -18,7 +18,8 @@ from my_project.trainer import strategies
 from my_project.trainer.checkpoint import reading as checkpoint
 
 from .faults import FAULTS
-from .matrix import FAULTY_ROW, MATRIX, PROPERTIES, Launch, Row
+from .matrix import FAULTY_ROW, MATRIX
+from .rows import PROPERTIES, Launch, Row
 from .subject import GLOBAL_BATCH, make
 
 STOP = 3  # in the middle of the first epoch, and of two batches that are accumulated

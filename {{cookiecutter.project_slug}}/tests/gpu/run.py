@@ -26,7 +26,6 @@ from .report import Result
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 MOST_RESTARTS = 20
-ENGINES = "deepspeed or fairscale or ddp_sharded or horovod"
 # Exit codes of pytest that say that it ran to its end: all well, failures, stopped, no test.
 ENDED = (0, 1, 2, 5)
 FACTS = """
@@ -44,7 +43,7 @@ if sys.argv[1] == "cuda":
         facts["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
     except Exception:
         facts["driver"] = "unknown"
-for engine in ("deepspeed", "fairscale", "horovod"):
+for engine in sys.argv[2:]:
     try:
         facts[engine] = importlib.metadata.version(engine)
     except importlib.metadata.PackageNotFoundError:
@@ -63,6 +62,7 @@ class Part:
 
 def parts() -> list[Part]:
     """Return them in their order: strategies first, each engine alone, failures last."""
+    engines = [" or ".join(names) for names in by_engine().values()]
     strategies = "tests/gpu/test_strategies.py"
     own = sorted(f"tests/gpu/{path.name}" for path in HERE.glob("test_*.py"))
     last = "tests/gpu/test_failures.py"
@@ -74,13 +74,18 @@ def parts() -> list[Part]:
         if "@pytest.mark.gpu\n" in path.read_text(encoding="utf-8")
     ]
     return [
-        Part((strategies,), f"not ({ENGINES})"),
+        Part((strategies,), " and ".join(f"not ({names})" for names in engines)),
         *(Part((name,)) for name in rest),
         Part((last, *marked)),
-        Part((strategies,), "fairscale or ddp_sharded"),
-        Part((strategies,), "deepspeed"),
-        Part((strategies,), "horovod"),
+        *(Part((strategies,), names) for names in engines),
     ]
+
+
+def by_engine() -> dict[str, list[str]]:
+    """Return the strategies of each engine."""
+    from . import strategies  # it needs packages, which are looked for first
+
+    return strategies.by_engine()
 
 
 def run_part(part: Part, device: str, words: str) -> Iterator[Result]:
@@ -136,7 +141,10 @@ def _pytest(
 def facts(device: str) -> dict[str, str]:
     """Return what the report begins with: when, on what, and the versions."""
     done = subprocess.run(
-        [sys.executable, "-c", FACTS, device], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FACTS, device, *by_engine()],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     now = datetime.datetime.now(datetime.UTC)
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])

@@ -6,7 +6,7 @@ import pytest
 
 from my_project.trainer import strategies as registry
 
-from ..conformance.matrix import MATRIX
+from ..conformance.matrix import MATRIX, PORTABLE
 
 # The largest difference of a weight or a loss from the CPU's in float32. Half precision rounds by
 # 2^-9 (bfloat16) and 2^-12 (float16) of a value; in the "-true" ones weights too, in each step.
@@ -17,19 +17,28 @@ BOUNDS = {
     "bf16-true": 3e-2,
     "16-true": 4e-3,
 }
-ENGINES = {
-    "horovod": "horovod",
-    "ddp_sharded": "fairscale",
-    "ddp_sharded_spawn": "fairscale",
-    "fairscale_fsdp": "fairscale",
-}
-# At world size 1 they are another strategy, and nothing else: one precision is enough.
-ALIASES = ("ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_sharded_spawn", "deepspeed")
+# The row of each strategy that has its name.
+ROWS = {name: row for name, row in MATRIX.items() if row.strategy in (None, name)}
 
 
 def engine(name: str) -> str | None:
     """The package that a strategy needs beside torch."""
-    return "deepspeed" if name.startswith("deepspeed") else ENGINES.get(name)
+    needed = ROWS[name].launches[0].engine
+    return None if needed == "torch" else needed
+
+
+def sharded() -> list[str]:
+    """Strategies that shard parameters, each once."""
+    return [name for name in PORTABLE if registry.create(name, {}).shards_parameters]
+
+
+def by_engine() -> dict[str, list[str]]:
+    """The strategies of each engine."""
+    found: dict[str, list[str]] = {}
+    for name in ROWS:
+        if needed := engine(name):
+            found.setdefault(needed, []).append(name)
+    return found
 
 
 def options(name: str) -> dict[str, Any]:
@@ -48,9 +57,10 @@ def refused(name: str) -> set[str]:
 def all_of(precisions: bool) -> list[Any]:
     """Parameters of a test: each strategy that can run here, with each precision if so asked."""
     found = []
-    for name in sorted({row.strategy or key for key, row in MATRIX.items()}):
+    for name in sorted(ROWS):
         marks = [pytest.mark.needs(needed)] if (needed := engine(name)) else []
-        few = not precisions or name in ALIASES
+        # At world size 1 it is another strategy, and tried in few ways: one precision is enough.
+        few = not precisions or len(ROWS[name].only) <= 3
         for precision in ["32-true"] if few else sorted(set(BOUNDS) - refused(name)):
             values = (name, precision) if precisions else (name,)
             found.append(pytest.param(*values, marks=marks, id="-".join(values)))

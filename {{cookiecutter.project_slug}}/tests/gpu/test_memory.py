@@ -12,7 +12,7 @@ from my_project.trainer.memory import activation_checkpointing
 
 from . import device
 from .network import FEATURES, Network
-from .strategies import engine
+from .strategies import engine, sharded
 from .training import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -91,7 +91,7 @@ def test_a_save_takes_no_memory_of_the_gpu(
     "strategy",
     [
         pytest.param(name, marks=[pytest.mark.needs(needed)] if (needed := engine(name)) else [])
-        for name in ("fsdp", "fairscale_fsdp", "deepspeed_stage_3")
+        for name in sharded()
     ],
 )
 def test_bf16_mixed_keeps_no_copy_of_all_weights_for_backward(tmp_path, record_property, strategy):

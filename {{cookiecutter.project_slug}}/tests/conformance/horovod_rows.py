@@ -1,0 +1,40 @@
+"""Horovod's rows of the conformance matrix."""
+
+import sys
+from pathlib import Path
+
+from ..project import mpirun
+from .rows import ONE_OPTIMIZER, Launch, Portable, Row, more
+
+
+def horovodrun(processes: int) -> list[str]:
+    """The command that starts processes of Horovod on this machine, over gloo."""
+    script = Path(sys.executable).with_name("horovodrun")
+    return [str(script), "-np", str(processes), "--gloo"]
+
+
+ROWS = {
+    "horovod": Row(
+        (
+            Launch(2, by=horovodrun, engine="horovod"),
+            more(3, by=horovodrun, engine="horovod"),
+        ),
+        options={"scale_learning_rate": False},
+        refused={
+            **dict.fromkeys(("manual", "sparse, manual"), "optimizers expect one backward a step"),
+            "bf16": "know no bfloat16",
+            "bf16 true": "know no bfloat16",
+        },
+    ),
+    "horovod, mpirun": Row(
+        (Launch(2, by=mpirun, engine="horovod", slow=True),),
+        "horovod",
+        {"scale_learning_rate": False},
+        only=ONE_OPTIMIZER,
+    ),
+}
+PORTABLE = {
+    "horovod": Portable(
+        *(Launch(processes, by=horovodrun, engine="horovod") for processes in (2, 3))
+    )
+}

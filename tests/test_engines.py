@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -19,6 +20,7 @@ from local_extensions import ENGINES
 
 EIGHT = list(sets_of_engines())
 Renders = dict[str, Path]
+PYTEST = ("pytest", "-p", "no:cacheprovider")
 
 
 @pytest.fixture(scope="session")
@@ -114,25 +116,46 @@ def test_the_trainer_without_engines_is_small(renders: Renders) -> None:
     assert size(renders["none"] / "src" / "my_project" / "trainer").lines <= 8000
 
 
-@pytest.mark.trains
-def test_its_types_are_right_and_its_tests_can_be_collected(
-    rendered: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """With the project's Python, which has every engine installed."""
+def in_project(project: Path, *command: str) -> str:
+    """Run a module by the project's Python, which has every engine installed; return its output."""
     if not PYTHON.exists():
         missing(f"there is no {PYTHON} (PROJECT_PYTHON): make demo")
+    variables = {"PYTHONPATH": "src", "MYPYPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [PYTHON, "-m", *command],
+        cwd=project,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.trains
+def test_its_types_are_right_and_its_tests_can_be_collected(
+    rendered: Path, answers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     cache = tmp_path_factory.getbasetemp() / "mypy"  # torch is read once for all eight
-    for command in (
-        ("mypy", "--cache-dir", str(cache)),
-        ("pytest", "-p", "no:cacheprovider", "--collect-only", "-qq"),
-    ):
-        done = subprocess.run(
-            [PYTHON, "-m", *command],
-            cwd=rendered,
-            env=os.environ
-            | {"PYTHONPATH": "src", "MYPYPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    in_project(rendered, "mypy", "--cache-dir", str(cache))
+    collected = in_project(rendered, *PYTEST, "--collect-only", "-q")
+    rows = {engine for engine in ENGINES if f"::test_equals_one_process[{engine}-" in collected}
+    assert rows == {"deepspeed", "horovod"} & set(kept(answers))
+    assert ("[fairscale_fsdp-" in collected) == ("fairscale" in kept(answers))
+
+
+@pytest.mark.trains
+def test_an_engine_is_removed_by_deleting_its_folder(renders: Renders, tmp_path: Path) -> None:
+    """What was imported leaves a folder without sources behind, which is no engine."""
+    project = tmp_path / "my-project"
+    shutil.copytree(renders[name_of(EIGHT[0])], project)
+    strategies = project / "src" / "my_project" / "trainer" / "strategies"
+    for engine in ENGINES:
+        shutil.rmtree(strategies / engine)
+        (strategies / engine / "__pycache__").mkdir(parents=True)
+    said = in_project(
+        project, *PYTEST, "-q", "tests/conformance", "-k", "row or single_device-0-sgd"
+    )
+    assert " 4 passed" in said
+    assert "deepspeed" not in in_project(project, *PYTEST, "--collect-only", "-q")

@@ -115,7 +115,5 @@ class Eight(Dataset[Tensor]):
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_the_largest_batch_leaves_each_replica_one(replicas: int) -> None:
     loader, device = DataLoader(Eight()), torch.device("cpu")
-    found = batch_size_trial.find_batch_size(
-        Draws(), loader, device, "32-true", replicas, lambda manual: None
-    )
-    assert found == 8 // replicas
+    trial = batch_size_trial.Trial(Draws(), loader, device, "32-true", lambda manual: None)
+    assert batch_size_trial.find_batch_size(trial, replicas) == 8 // replicas

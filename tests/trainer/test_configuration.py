@@ -589,7 +589,7 @@ def test_the_help_of_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     shown = [line.split()[0] for line in lines if line.startswith("  --")]
     assert "--trainer.strategy_options.shard_size" in shown
     text = " ".join(" ".join(lines).split())
-    assert "fails on the others. (type: float, default: 600.0)" in text
+    assert "they fail on its peers. (type: float, default: 600.0)" in text
     assert "  runs on cpu or cuda" in lines[lines.index("limits:") :]
     dp = printed(capsys, "fit", "--trainer.strategy.help=dp").splitlines()
     assert dp[2:6] == ["options:", "  none", "", "limits:"]

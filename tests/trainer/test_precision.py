@@ -187,7 +187,7 @@ def test_without_a_scaler_a_loss_is_itself() -> None:
     parameter, optimizer, found = make(0.25, "bf16-mixed")
     loss = torch.ones(1)
     assert found.scale(loss) is loss
-    found.unscale(optimizer)
+    found.unscale([optimizer])
     assert float(parameter.grad) == 0.25
     found.step(optimizer)
     found.update()
@@ -200,7 +200,7 @@ def test_scaled_gradients_step_at_their_own_size(clipped: bool) -> None:
     parameter, optimizer, found = make(0.25)
     assert float(parameter.grad) == 0.25 * 65536
     if clipped:
-        found.unscale(optimizer)
+        found.unscale([optimizer])
         assert float(parameter.grad) == 0.25
     found.step(optimizer)
     found.update()

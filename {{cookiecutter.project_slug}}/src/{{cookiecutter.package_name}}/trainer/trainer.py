@@ -177,7 +177,7 @@ class Trainer:
         randomness.seed_everything(self._plan.options.seed)
 
     def building(self) -> AbstractContextManager[object]:
-        """What to make a module within: with ``meta_device`` its parameters have no memory yet.
+        """Context in which to create a module: with ``meta_device``, on the meta device.
 
         Example::
 
@@ -190,23 +190,23 @@ class Trainer:
     def fit(
         self, module: TrainingModule, data: Data = None, val_dataloader: Loader | None = None
     ) -> None:
-        """Train.
+        """Train a module.
 
-        Where several processes are needed and nothing has started them, they are started: by
-        ``ddp``, as copies of this command, which this process watches and ends with; by
-        ``ddp_spawn`` and ``ddp_fork``, for this call alone, after which the trained weights are in
+        If several processes are needed and no launcher has started them, they are started: by
+        ``ddp``, as copies of this command, which this process monitors, and exits with; by
+        ``ddp_spawn`` and ``ddp_fork``, for this call only, after which the trained weights are in
         the module.
 
         Args:
-            module: what to train.
-            data: a data module, or a loader of training batches; by default the module's loaders.
-            val_dataloader: validation batches, where ``data`` is a loader.
+            module: The module to train.
+            data: A data module, or a loader of training batches; default: the module's loaders.
+            val_dataloader: Loader of validation batches, if ``data`` is a loader.
 
         Raises:
-            UserError: something the user can mend; one line each.
-            RankError: a process that was started has failed.
-            KeyboardInterrupt: SIGINT (Ctrl-C) has ended the fit, which saved first; its text says
-                how to resume. A second SIGINT does not wait for that.
+            UserError: An error the user can fix; one line each.
+            RankError: A process that was started has failed.
+            KeyboardInterrupt: SIGINT (Ctrl-C) ended the fit after a checkpoint was saved; the
+                message says how to resume. A second SIGINT does not wait for the save.
         """
         self.check_fit(module)
         sources.check_given(data, val_dataloader)
@@ -223,17 +223,17 @@ class Trainer:
             raise
 
     def check_fit(self, module: TrainingModule) -> None:
-        """Check what only training needs, and what this module asks.
+        """Check what only training requires, and what this module requires.
 
         Raises:
-            ConfigurationError: one line for every mistake.
+            ConfigurationError: One line per error.
         """
         plan.check_module(self._plan, module)
 
     def validate(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
-        """Validate, with the weights of a checkpoint or run directory, or else the module's own."""
+        """Validate, with the weights of a checkpoint or run directory, or the module's own."""
         sources.check(module, "validation_step")
         sources.check_given(data)
         checkpoint = _expanded(checkpoint)
@@ -245,7 +245,7 @@ class Trainer:
     def test(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
-        """Test, with the weights of a checkpoint or run directory, or else the module's own."""
+        """Test, with the weights of a checkpoint or run directory, or the module's own."""
         sources.check(module, "test_step")
         sources.check_given(data)
         checkpoint = _expanded(checkpoint)
@@ -257,7 +257,7 @@ class Trainer:
     def predict(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> list[Any]:
-        """Predict; one entry a batch, tensors of all processes in the data set's order."""
+        """Predict; one entry per batch, with tensors of all ranks in the dataset's order."""
         sources.check(module, "predict_step")
         sources.check_given(data)
         checkpoint = _expanded(checkpoint)
@@ -265,9 +265,9 @@ class Trainer:
         return cast(list[Any], self._result(module, command))
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
-        """The largest batch that a device can train on, agreed over all processes.
+        """Find the largest batch on which a device can train, the same on all processes.
 
-        Tries real training steps, on a copy of the module, on batches of growing size.
+        Runs real training steps on a copy of the module, with increasing batch sizes.
         """
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data)
@@ -334,7 +334,7 @@ class Trainer:
 
 
 def _expanded(checkpoint: Any) -> str | None:
-    """An absolute path of a checkpoint, with ``~`` and variables replaced."""
+    """The absolute path of a checkpoint, with ``~`` and variables expanded."""
     expected = str | os.PathLike[str] | None
     if not values.fits(expected, checkpoint):
         raise ConfigurationError(values.refusal("checkpoint", checkpoint, expected))

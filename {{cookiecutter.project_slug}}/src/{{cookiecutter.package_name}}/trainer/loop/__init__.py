@@ -1,4 +1,4 @@
 """The training loop, evaluation and manual optimization.
 
-Imports every folder but ``run``; talks to a strategy by its contract alone.
+Imports every folder but ``run``; uses strategies only through their contract.
 """

@@ -1,4 +1,4 @@
-"""``find_batch_size``: training steps on ever larger batches, until one does not fit."""
+"""``find_batch_size``: try training steps on larger and larger batches until one does not fit."""
 
 import copy
 from collections.abc import Callable
@@ -72,14 +72,14 @@ def find_batch_size(trial: Trial, replicas: int) -> int:
 def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
     alone = SingleDevice()
     alone.connect(Layout(), [trial.device], Precision(trial.precision, trial.device.type))
-    tried = _copied(trial.module)
+    tried = _copy(trial.module)
     optimization = alone.setup(tried, lambda: read_optimization(tried.configure_optimizers()))
     manual: ManualOptimization | None = None
     if not tried.automatic_optimization:
         manual = ManualOptimization(alone, optimization)
         trial.use_manual(manual)
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
-    waiting = alone.move(batch)  # on a GPU, where the next batch is while a step computes
+    waiting = alone.move(batch)  # the prefetched batch, which is also on the GPU
     for number in range(2):
         if manual is not None:
             alone.forward("training", batch, number)
@@ -94,9 +94,9 @@ def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
     del waiting
 
 
-def _copied(module: TrainingModule) -> TrainingModule:
+def _copy(module: TrainingModule) -> TrainingModule:
     state = module.trainer_state
-    module.trainer_state = replace(state, run=None)  # which cannot be copied
+    module.trainer_state = replace(state, run=None)  # the run cannot be copied
     try:
         copied = copy.deepcopy(module)
     finally:

@@ -1,4 +1,4 @@
-"""``torch.compile``: of the whole module, or of its repeated blocks, each class of which once.
+"""``torch.compile`` for the whole module, or for its repeated blocks (regional compilation).
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html,
 https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
@@ -25,11 +25,11 @@ _Forward = Callable[..., Any]
 
 
 def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
-    """Check the trainer's ``compile``, as far as that is possible without a model.
+    """Check the trainer's ``compile`` as far as possible without a model.
 
     Args:
-        value: of the option.
-        problems: takes a line for each mistake.
+        value: Value of the option.
+        problems: Collects one line per error.
     """
     if value is False:
         return
@@ -58,18 +58,18 @@ def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
 def applied(
     module: nn.Module, value: bool | Mapping[str, Any], checkpointed: Sequence[str]
 ) -> Iterator[None]:
-    """Have a module compiled, and parts of it compute their activations again, for a while.
+    """Compile a module, and checkpoint activations of its parts, in this context.
 
-    What computes its activations again is compiled by itself, inside of what torch's checkpoint
-    calls twice; then nothing else is, unless regions are asked for.
+    Checkpointed parts are compiled separately, inside of what torch's checkpoint calls twice; then
+    nothing else is compiled, unless regions are requested.
 
     Args:
-        module: the whole model.
-        value: of the trainer's ``compile``.
-        checkpointed: names of parts that compute their activations again in backward.
+        module: The whole model.
+        value: Value of the trainer's ``compile``.
+        checkpointed: Names of parts that recompute their activations in backward.
 
     Raises:
-        ConfigurationError: names mean nothing in this model, or it has no repeated blocks.
+        ConfigurationError: A name matches nothing in this model, or it has no repeated blocks.
     """
     if value is False:
         with activation_checkpointing.applied(module, checkpointed):
@@ -80,7 +80,7 @@ def applied(
         options = {name: value.get(name) for name in ("mode", "dynamic")}
 
     def compiled(forward: _Forward) -> _Forward:
-        # All modules of a class have one forward, which torch compiles once for all of them.
+        # All modules of a class share one forward, which torch compiles once.
         result: _Forward = torch.compile(forward, **options)
         return result
 
@@ -103,17 +103,17 @@ def applied(
 def select(
     module: nn.Module, value: bool | Mapping[str, Any], checkpointed: Sequence[str]
 ) -> list[nn.Module]:
-    """The parts of a model that ``compile`` has compiled each by itself.
+    """Select the parts of a model that ``compile`` compiles separately.
 
-    Those that compute their activations again, hold such parts, or are held by them, are left out.
+    Parts that are checkpointed, contain checkpointed parts, or are inside them, are excluded.
 
     Args:
-        module: the whole model.
-        value: of the trainer's ``compile``.
-        checkpointed: names of parts that compute their activations again in backward.
+        module: The whole model.
+        value: Value of the trainer's ``compile``.
+        checkpointed: Names of parts that recompute their activations in backward.
 
     Raises:
-        ConfigurationError: names mean nothing in this model, or it has no repeated blocks.
+        ConfigurationError: A name matches nothing in this model, or it has no repeated blocks.
     """
     regional = value.get("regional") if isinstance(value, Mapping) else None
     if not regional:

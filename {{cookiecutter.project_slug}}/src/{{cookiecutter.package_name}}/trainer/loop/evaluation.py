@@ -26,30 +26,30 @@ def evaluate(
     feed: Feed,
     stage: Literal["validation", "test"],
 ) -> dict[str, float]:
-    """Run all batches of a stage and reduce what they log.
+    """Run all batches of a stage and reduce the logged values.
 
     Returns:
-        the logged values, the same on every process.
+        The logged values, the same on every rank.
     """
-    with _apart_from_training(module, strategy), recorder.evaluating(), torch.no_grad():
+    with _evaluation_mode(module, strategy), recorder.evaluating(), torch.no_grad():
         strategy.begin_evaluation()
         for batch in strategy.batches(feed, 0, 0):
             recorder.context = recorder.context._replace(samples=batch.samples)
-            with nullcontext() if batch.samples else _joining(module, recorder):
+            with nullcontext() if batch.samples else _padding(module, recorder):
                 strategy.forward(stage, batch.data, batch.number)
         getattr(module, f"on_{stage}_epoch_end")()
         return recorder.take_epoch()
 
 
 def predict(module: TrainingModule, strategy: Strategy, feed: Feed) -> list[Any]:
-    """Run all batches and keep what ``predict_step`` returned.
+    """Run all batches and collect the outputs of ``predict_step``.
 
     Returns:
-        one entry a batch. Tensors are those of all processes, in the data set's order; other
-        outputs are this process' own.
+        One entry per batch. Tensors are gathered from all ranks, in the dataset's order; other
+        outputs are those of this rank.
     """
     outputs = []
-    with _apart_from_training(module, strategy), torch.no_grad():
+    with _evaluation_mode(module, strategy), torch.no_grad():
         strategy.begin_evaluation()
         for batch in strategy.batches(feed, 0, 0):
             output = strategy.forward("predict", batch.data, batch.number)
@@ -64,7 +64,7 @@ def _merged(outputs: list[Any], batches: int | None) -> list[Any]:
     all_tensors, most = (-collectives.all_reduce(-mine, "max")).tolist()
     if collectives.world_size() == 1 or not all_tensors or batches is None:
         return outputs
-    # A process may have had no sample of the last batch, or none at all; rank 0 tells the form.
+    # A rank may have no sample of the last batch, or none at all; rank 0 defines the structure.
     forms = [(list(output.shape[1:]), str(output.dtype)) for output in outputs[:1]]
     shape, dtype = collectives.broadcast(forms[0] if forms else None)
     empty = torch.zeros(0, *shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
@@ -73,15 +73,15 @@ def _merged(outputs: list[Any], batches: int | None) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _joining(module: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Run a batch because others run one: it counts nowhere."""
+def _padding(module: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Context of a padding batch: nothing that it logs counts."""
     with recorder.ignoring_values(), torchmetrics_state.unchanged(module):
         yield
 
 
 @contextlib.contextmanager
-def _apart_from_training(module: nn.Module, strategy: Strategy) -> Iterator[None]:
-    """Evaluation mode for a while; training goes on afterward as if nothing had been between."""
+def _evaluation_mode(module: nn.Module, strategy: Strategy) -> Iterator[None]:
+    """Evaluation mode in this context; training then continues as if nothing had happened."""
     modes = [(child, child.training) for child in module.modules()]
     state = randomness.full_state(strategy.devices)
     module.eval()

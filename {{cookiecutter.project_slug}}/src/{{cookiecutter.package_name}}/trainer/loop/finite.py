@@ -1,6 +1,6 @@
-"""Stops a fit whose loss is not finite (NaN or infinite), before good weights are saved over.
+"""Stop a fit at a loss that is not finite (NaN or infinite), before it overwrites good weights.
 
-Losses are looked at on their device; nothing waits for them but where a step waits anyway.
+Losses are checked on their device, and read only where a step synchronizes anyway.
 """
 
 import math
@@ -16,30 +16,30 @@ from ..errors import UserError
 from ..launch import collectives
 
 OPTION = "stop_on_nonfinite_loss"
-# Losses that are kept before they are looked at together: a kernel or two a loss, not ten.
+# Losses to collect before they are checked together: one or two kernels per loss instead of ten.
 _BLOCK = 64
-# As fairseq's --min-loss-scale has it. A scaler that begins with 65536 comes here after 30 steps
-# in a row whose gradients were not finite.
+# The value of fairseq's --min-loss-scale. A scaler that starts at 65536 reaches it after 30
+# consecutive steps with non-finite gradients.
 _SMALLEST_SCALE = 1e-4
 
 
 class _Position(Protocol):
     global_step: int
-    """Optimizer steps made."""
+    """Number of optimizer steps."""
 
 
 class FiniteGuard:
-    """Notes the first step whose loss is not finite, and refuses to go on after it.
+    """Records the first step with a non-finite loss, and stops the fit after it.
 
-    With a gradient scaler (``16-mixed``) a step whose gradients are not finite is skipped and the
-    scale lowered: that spoils no weights, and such a loss does not count. Losses that are never
-    finite again lower the scale without end: then the scale is what stops the fit.
+    With a gradient scaler (``16-mixed``), a step with non-finite gradients is skipped and the scale
+    is reduced: this does not damage the weights, so such a loss does not count. If losses stay
+    non-finite, the scale keeps falling, and stops the fit.
 
     Args:
-        device: of the losses.
-        scaler: of the gradients; ``None`` without one.
-        position: where training stands.
-        newest: the newest checkpoint of the run.
+        device: Device of the losses.
+        scaler: The gradient scaler, if there is one.
+        position: Current position of the training.
+        newest: Returns the newest checkpoint of the run.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FiniteGuard:
     ) -> None:
         self._scaler, self._position, self._newest = scaler, position, newest
         self.is_on = True
-        # Of double precision, in which no loss that is finite elsewhere is infinite.
+        # In double precision, in which a finite loss of another type stays finite.
         self._losses = torch.zeros(_BLOCK, dtype=torch.float64, device=device)
         self._steps = torch.zeros(_BLOCK, dtype=torch.float64, device=device)
         self._slots = list(zip(self._losses.split(1), self._steps.split(1), strict=True))
@@ -60,7 +60,7 @@ class FiniteGuard:
         self._checked_at = 0
 
     def note(self, loss: Tensor) -> None:
-        """Remember a loss before its backward; nothing waits for it."""
+        """Record a loss before its backward, without synchronization."""
         if not self.is_on:
             return
         loss_slot, step_slot = self._slots[self._used]
@@ -68,25 +68,25 @@ class FiniteGuard:
         step_slot.fill_(self._position.global_step + 1)
         self._used += 1
         if self._used == _BLOCK:
-            self._look()
+            self._check_collected()
 
-    def _look(self) -> None:
+    def _check_collected(self) -> None:
         steps = torch.where(self._losses.isfinite(), math.inf, self._steps)
         self._first = torch.minimum(self._first, steps.min())
         self._losses.zero_()
         self._used = 0
 
     def check(self) -> None:
-        """Wait for the losses so far; to be called by all ranks, after the same step.
+        """Read the losses so far; called by all ranks after the same step.
 
         Raises:
-            UserError: one of them was not finite; the same on every rank.
+            UserError: A loss was not finite; the same on every rank.
         """
         steps = self._position.global_step
         if self._checked_at == steps or not self.is_on:
             return
         self._checked_at = steps
-        self._look()
+        self._check_collected()
         if self._scaler is not None:
             scale = _smallest(torch.tensor(self._scaler.get_scale(), dtype=torch.float64))
             if scale < _SMALLEST_SCALE:
@@ -102,15 +102,15 @@ class FiniteGuard:
             self._refuse(f"the loss of step {step} is not finite (NaN or infinite) on rank {rank}")
 
     def check_weights(self, model: Mapping[str, Any], module: nn.Module) -> None:
-        """Check what is about to be saved, for a finite loss can have an infinite gradient.
+        """Check the weights before they are saved: a finite loss may have an infinite gradient.
 
         Args:
-            model: tensors by name, of which each rank looks at what it holds.
-            module: whose parameters are looked at if they are trained; others, and buffers, may be
-                infinite on purpose.
+            model: Tensors by name; each rank checks what it holds.
+            module: Only its trainable parameters are checked; others, and buffers, may be infinite
+                on purpose.
 
         Raises:
-            UserError: a parameter is not finite; the same on every rank.
+            UserError: A parameter is not finite; the same on every rank.
         """
         if not self.is_on:
             return
@@ -135,12 +135,12 @@ class FiniteGuard:
 
 
 def first_not_finite(tensors: Mapping[str, Any]) -> str | None:
-    """The name of the first tensor of which a part in this process is not finite."""
+    """Name of the first tensor with a non-finite value in this process."""
     with torch.no_grad():
         bounds = {name: _bound(each) for name, each in tensors.items() if _has_values(each)}
     if not bounds:
         return None
-    # One wait for all, and no copy of a large tensor, as isfinite would make.
+    # One synchronization for all, and no copy of large tensors, as isfinite would make.
     finite = torch.stack([each.cpu() for each in bounds.values()]).isfinite().tolist()
     return next((name for name, good in zip(bounds, finite, strict=True) if not good), None)
 
@@ -153,7 +153,7 @@ def _has_values(value: object) -> bool:
 
 
 def _bound(value: Tensor) -> Tensor:
-    """A number that is not finite if any of the tensor is not."""
+    """A number that is not finite if any value of the tensor is not."""
     part = dtensors.local(value.detach())
     least, most = torch.aminmax(torch.view_as_real(part) if part.is_complex() else part)
     # Not their difference, which may overflow.

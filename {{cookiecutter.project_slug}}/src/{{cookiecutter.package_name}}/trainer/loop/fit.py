@@ -1,5 +1,5 @@
-"""Training: epochs of steps, steps of micro-batches. Plain control flow; what is done with
-parameters, gradients and data is the strategy's business."""
+"""The training loop: epochs of steps, steps of micro-batches. Only control flow: strategies define
+what is done with parameters, gradients and data."""
 
 import time
 from collections.abc import Callable
@@ -47,10 +47,10 @@ class FitLoop:
         strategy.note_loss = self._guard.note
 
     def run(self) -> None:
-        """Train to the end, save, and leave everything written.
+        """Train to the end, save a checkpoint, and write all values.
 
         Raises:
-            Preempted: a signal has asked to end before; everything is saved.
+            Preempted: A signal ended training early; everything is saved.
         """
         position, progress = self.fit.position, self.fit.outputs.progress
         started, first_step = time.monotonic(), position.global_step
@@ -62,7 +62,7 @@ class FitLoop:
             while not position.is_end(self.fit.options):
                 self._run_epoch()
             self._guard.check()
-            # Saved first: a run that is resumed from here must not see that training ended here.
+            # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
             self._write_last_values()
             self._validate_once()
@@ -95,10 +95,10 @@ class FitLoop:
             position.batch += 1
             if context.ends_step:
                 self._step(context)
-                if not context.ends_epoch and self._ends_here():
+                if not context.ends_epoch and self._is_finished():
                     return
         self._end_epoch()
-        self._ends_here()
+        self._is_finished()
 
     def _context(self, batch: MicroBatch) -> BatchContext:
         """The facts of a batch, for its step and for what that logs."""
@@ -115,7 +115,7 @@ class FitLoop:
             rate_factor=self.rate_factor(position.global_step),
         )
 
-    def _ends_here(self) -> bool:
+    def _is_finished(self) -> bool:
         """Whether training is done; raises Preempted where it is not, and a signal has come."""
         if self.fit.position.is_end(self.fit.options):
             return True

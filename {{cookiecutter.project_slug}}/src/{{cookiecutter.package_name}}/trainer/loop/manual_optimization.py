@@ -1,4 +1,4 @@
-"""Optimizers in the hands of a training step: ``automatic_optimization = False``."""
+"""Manual optimization: ``automatic_optimization = False``."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ def problems_of(
 
 
 class ManualOptimization:
-    """What a training step does itself: backward, clipping, steps.
+    """Backward, clipping and optimizer steps, called by the user's training step.
 
     Args:
         strategy: has set the module up.
@@ -63,30 +63,30 @@ class ManualOptimization:
         self.optimizers = [ManualOptimizer(each, self) for each in optimization.optimizers]
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of a loss, averaged over the processes unless the model is toggled not to.
+        """Compute the gradients of a loss, and average them over ranks unless toggled not to.
 
-        As with automatic optimization, the loss is a mean over this process' samples, and weighs
-        as much as they are of the global batch.
+        As in automatic optimization, the loss is a mean over this rank's samples, and is weighted
+        by their share of the global batch.
         """
         self.strategy.take_loss(loss, "manual_backward")
         with torch.autocast(self.strategy.device.type, enabled=False):
             self.strategy.backward(loss * self.context().weight, synchronize=self.synchronizes)
 
     def gradients(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
-        """Those of one kind that no step has used yet, by the names of their parameters."""
+        """Gradients of one kind that no step has used yet, by parameter name."""
         named = self.strategy.module.named_parameters()
         found = {name: each.grad for name, each in named if each.grad is not None}
         found = {name: each for name, each in found.items() if kind(each)}
         return sparse.split_sparse(found)
 
     def load_gradients(
-        self, divided: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]
+        self, sharded: Mapping[str, Any], own: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        """Put back what :meth:`gradients` gave.
+        """Restore gradients of :meth:`gradients`.
 
         Args:
-            divided: those that lay in parts, one a process.
-            own: each process' whole ones; their mean counts.
+            sharded: Sharded gradients, one shard per rank.
+            own: Full gradients of each rank; their mean is restored.
         """
         module = self.strategy.module
         own = [sparse.join_sparse(each, module) for each in own]
@@ -97,26 +97,26 @@ class ManualOptimization:
                 continue
             if whole:
                 value = torch.stack(whole).sum(dim=0) / len(own)
-            elif name in divided:
-                value = divided[name]
+            elif name in sharded:
+                value = sharded[name]
             else:
                 continue
             parameter.grad = torch.empty_like(parameter, requires_grad=False)
             stored_tensors.fill(parameter.grad, value)
 
     def end_batch(self) -> None:
-        """After a training step: adapt the gradient scale if an optimizer has stepped."""
+        """Update the gradient scale after a training step, if an optimizer has stepped."""
         if self.has_stepped:
             self.has_stepped = False
             self.strategy.end_step()
 
 
 class ManualOptimizer:
-    """One optimizer, stepped as the strategy and the precision need it.
+    """An optimizer whose step applies the strategy and the precision.
 
     Args:
-        optimizer: the strategy's.
-        optimization: of all optimizers.
+        optimizer: The strategy's optimizer.
+        optimization: The manual optimization of all optimizers.
     """
 
     def __init__(self, optimizer: Optimizer, optimization: ManualOptimization) -> None:
@@ -130,32 +130,32 @@ class ManualOptimizer:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What the optimizer steps."""
+        """The optimizer's parameters."""
         return Optimization([self.optimizer], []).parameters
 
     def step(self) -> None:
-        """Step once."""
+        """Step the optimizer."""
         run = self._optimization
         with Optimization([self.optimizer], []).rates_multiplied(run.context().rate_factor):
             run.strategy.optimizer_step(self.optimizer)
         run.has_stepped = True
 
     def zero_grad(self) -> None:
-        """Forget the gradients of the optimizer's parameters."""
+        """Reset the gradients of the optimizer's parameters."""
         self._optimization.strategy.zero_grad(self.optimizer)
 
     def clip_gradients(self, value: float, algorithm: str = "norm") -> None:
-        """Clip the gradients of this optimizer's parameters: their ``"norm"``, or each value."""
+        """Clip the gradients of the optimizer's parameters, by ``"norm"`` or ``"value"``."""
         own = Optimization([self.optimizer], [])
         self._optimization.strategy.clip_gradients(own, value, algorithm)
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Compute gradients for this optimizer's parameters only.
+        """Compute gradients only for this optimizer's parameters, in this context.
 
         Args:
-            sync_grad: average them over the processes. False while they are accumulated: what is
-                accumulated is averaged when a later backward synchronizes.
+            sync_grad: Average gradients over ranks. False while they are accumulated: a later
+                backward that synchronizes averages them too.
         """
         own = {id(parameter) for parameter in self.parameters}
         others = [

@@ -42,5 +42,5 @@ def is_last_step(options: Options, position: Position, batch: MicroBatch, feed: 
         return False
     if feed.has_plan and feed.steps is not None:
         return batch.number // feed.accumulate + 1 >= feed.steps
-    # With accumulation, the step's earlier batches have gone by without being recorded.
+    # With accumulation, the step's earlier micro-batches were not recorded.
     return batch.ends_epoch and feed.accumulate == 1

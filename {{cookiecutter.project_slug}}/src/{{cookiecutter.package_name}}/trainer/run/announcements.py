@@ -1,4 +1,4 @@
-"""What a run says of itself: what it is about to do, and what came of it."""
+"""Messages of a run: its settings at the start, and its results at the end."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
 
 
 def where(directory: Path) -> str:
-    """The line that says where the run is written."""
+    """The line with the run directory."""
     return f"run directory: {directory}"
 
 

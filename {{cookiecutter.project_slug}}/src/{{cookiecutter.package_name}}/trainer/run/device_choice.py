@@ -1,4 +1,4 @@
-"""Which devices of its node a run takes, and which of them is this process' own."""
+"""Select the devices of a node, and those of this process."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def choose(options: Options, accelerator: Accelerator, layout: Layout) -> list[i
         layout: of the processes.
 
     Raises:
-        ConfigurationError: there are no such devices, or fewer GPUs than processes.
+        ConfigurationError: There are no such devices, or fewer GPUs than processes.
     """
     value = options.devices
     available = _count(accelerator) if accelerator != "cpu" else None
@@ -49,27 +49,27 @@ def choose(options: Options, accelerator: Accelerator, layout: Layout) -> list[i
 
 
 def torch_device(accelerator: Accelerator, index: int) -> torch.device:
-    """A device of this node, as this process sees it."""
+    """A device of this node, as visible to this process."""
     if accelerator == "cpu":
         return torch.device("cpu")
-    # A cluster may show each process only its own GPU (srun --gpus-per-task=1): that is device 0.
+    # A cluster may show each process only its own GPU (srun --gpus-per-task=1), as device 0.
     return torch.device(accelerator, index if index < _count(accelerator) else 0)
 
 
 def _count(accelerator: Accelerator) -> int:
-    """GPUs that this process sees."""
+    """Number of GPUs visible to this process."""
     count: int = torch.get_device_module(accelerator).device_count()
     return count
 
 
 def _is_count(value: Any) -> bool:
-    """Whether ``devices`` says how many, and not which."""
+    """Whether ``devices`` is a number of devices, not a selection."""
     return not isinstance(value, list) and "," not in str(value)
 
 
 def _check_enough(available: int, layout: Layout) -> None:
     processes = layout.local_world_size
-    # A process that sees one GPU may see its own: the ranks compare them when they have met.
+    # A process that sees one GPU may see its own: the ranks compare GPUs after they have joined.
     if processes > available != 1:
         raise ConfigurationError(
             f"{layout.source} started {processes} processes on this node, which has {available} "
@@ -87,7 +87,7 @@ def _check_chosen_by_one(layout: Layout) -> None:
 
 
 def _idle(count: int) -> list[int]:
-    """GPUs that nobody uses: as the launcher has chosen them, for a rank of its own."""
+    """Idle GPUs; in a rank of our launcher, those that the launcher has selected."""
     if launch.is_reported() and environment.GPUS in os.environ:
         return [int(index) for index in os.environ[environment.GPUS].split(",")]
     return idle_gpus.choose(idle_gpus.read_gpus(), count)

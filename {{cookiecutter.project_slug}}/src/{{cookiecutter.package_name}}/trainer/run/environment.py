@@ -1,4 +1,4 @@
-"""Variables that the trainer reads, checked before anything starts."""
+"""Check the environment variables that the trainer reads, before any process starts."""
 
 import math
 import os
@@ -22,14 +22,14 @@ _warned: set[str] = set()
 
 
 def check(several: bool, environment: Mapping[str, str] | None = None) -> None:
-    """Check what the variables say.
+    """Check the values of environment variables.
 
     Args:
-        several: whether there will be several processes, which need a network interface.
-        environment: variables; ``os.environ`` by default.
+        several: Whether there will be several processes, which need a network interface.
+        environment: Environment variables; default: ``os.environ``.
 
     Raises:
-        ConfigurationError: one line for every variable that makes no sense.
+        ConfigurationError: One line for each invalid variable.
     """
     environment = os.environ if environment is None else environment
     problems = Problems()
@@ -44,7 +44,7 @@ def check(several: bool, environment: Mapping[str, str] | None = None) -> None:
 
 
 def warn(environment: Mapping[str, str] | None = None) -> None:
-    """Print a line for each variable that looks like one of the trainer's and is none, once."""
+    """Print a warning once for each unknown variable that resembles one of the trainer's."""
     environment = os.environ if environment is None else environment
     for name in sorted(environment.keys() - KNOWN - _warned):
         if name.startswith(_PREFIX):

@@ -1,4 +1,4 @@
-"""Whether a launch, the devices and the strategy fit together."""
+"""Check that the launch, the devices and the strategy are consistent."""
 
 import os
 from dataclasses import dataclass, field

@@ -89,7 +89,7 @@ class RankRun:
         """The result of the run, whose command returned a value."""
         return RunResult(value, self.global_step, self.current_epoch, self.metrics, self.directory)
 
-    # --- what a module asks (module.Run) ---------------------------------------------------------
+    # --- interface for the module (module.Run) ---------------------------------------------------
 
     @property
     def global_step(self) -> int:
@@ -98,7 +98,7 @@ class RankRun:
 
     @property
     def current_epoch(self) -> int:
-        """The running epoch, from 0."""
+        """The current epoch, counted from 0."""
         return self._position.epoch
 
     @property

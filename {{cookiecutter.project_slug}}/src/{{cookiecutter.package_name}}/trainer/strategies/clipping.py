@@ -1,4 +1,4 @@
-"""Gradients clipped in place: their norm over the whole model, or each value."""
+"""Clip gradients in place: by norm over the whole model, or by value."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -32,11 +32,11 @@ def check(algorithm: str, problems: Problems) -> None:
 
 
 def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
-    """Clip the gradients of a model, of which each process has all, or its shards as DTensors.
+    """Clip the gradients of a model, which are replicated, or sharded as DTensors.
 
     Args:
-        parameters: without a gradient they are left out.
-        value: largest norm, or largest value.
+        parameters: Parameters; those without a gradient are skipped.
+        value: Maximum norm, or maximum value.
         algorithm: ``"norm"`` or ``"value"``.
     """
     if algorithm == "norm":
@@ -46,11 +46,12 @@ def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -
 
 
 def clip_distinct_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
-    """Clip gradients of which each process holds other ones: their norm over all, or each value.
+    """Clip gradients that differ between processes, by global norm or by value.
 
     Args:
-        parameters: whose gradients lie here; every process calls it, also one that has none.
-        value: largest norm, or largest value.
+        parameters: Parameters with gradients in this process; every process must call this, even
+            without parameters.
+        value: Maximum norm, or maximum value.
         algorithm: ``"norm"`` or ``"value"``.
     """
     if algorithm == "value":
@@ -63,10 +64,10 @@ def clip_distinct_gradients(parameters: Sequence[Tensor], value: float, algorith
 
 
 def clip_finite_values(gradients: Iterable[Tensor], value: float) -> None:
-    """Clip each value of those gradients that are finite.
+    """Clip those gradients that are finite, by value.
 
-    What has overflowed stays as it is, for an engine to see. The device decides that, and the host
-    does not wait for it.
+    Gradients that overflowed are kept, for an engine to detect. The device decides this, without
+    synchronization with the host.
     """
     for gradient in gradients:
         bound = torch.where(torch.isfinite(gradient).all(), value, math.inf)
@@ -74,16 +75,16 @@ def clip_finite_values(gradients: Iterable[Tensor], value: float) -> None:
 
 
 def _with_dense_gradient(parameter: Tensor) -> Tensor:
-    """A tensor whose gradient is the values of a parameter's sparse one, for what takes no such."""
+    """A tensor whose dense gradient has the values of a parameter's sparse gradient."""
     if parameter.grad is None or not parameter.grad.is_sparse:
         return parameter
-    # A row may occur several times; its norm is that of their sum.
+    # A row may occur several times; the norm is that of the coalesced rows.
     parameter.grad = parameter.grad.coalesce()
     return _with_gradient(parameter.grad.detach().values())
 
 
 def _with_local_gradient(parameter: Tensor) -> Tensor:
-    """A tensor whose gradient is what lies here of a parameter's, sparse ones made dense."""
+    """A tensor whose gradient is the local shard of a parameter's gradient, made dense."""
     if parameter.grad is not None and dtensors.is_sharded(parameter.grad):
         return _with_gradient(dtensors.local(parameter.grad))
     return _with_dense_gradient(parameter)

@@ -1,4 +1,4 @@
-"""Optimizer state by parameter name, which means the same under every strategy.
+"""Optimizer state by parameter name, which is the same with every strategy.
 
 Why not ``torch.distributed.checkpoint.state_dict`` (torch 2.13; the template's
 ``tests/trainer/test_optimizer_state.py`` shows each point): to save before the first step, it steps
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigurationError
 
-# Of a group of torch's optimizers: which code computes the same.
+# Keys of torch's parameter groups that select an implementation, not the result.
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 
 
@@ -27,12 +27,12 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
 
 
 def group_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
-    """The names of the parameters in each of an optimizer's groups.
+    """The names of the parameters in each parameter group.
 
     Args:
-        optimizer: any torch optimizer.
-        names: parameter names by ``id`` of the parameter. One that the module does not own still
-            has a place in the optimizer, by which it is called: ``"#3"``.
+        optimizer: Any torch optimizer.
+        names: Parameter names by ``id`` of the parameter. A parameter that the module does not own
+            is named by its index in the optimizer: ``"#3"``.
     """
     found: list[list[str]] = []
     place = 0
@@ -46,7 +46,7 @@ def group_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str
 def named_groups(
     groups: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Parameter groups whose parameters are named: as a checkpoint has them."""
+    """Parameter groups with parameter names, as in a checkpoint."""
     return [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)]
 
 
@@ -54,11 +54,11 @@ def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[st
     """Check that a checkpoint's groups have the parameters of an optimizer's, in any order.
 
     Args:
-        saved: groups as :func:`named_groups` gives them.
-        names: of the optimizer's parameters, a list for each group.
+        saved: Groups of :func:`named_groups`.
+        names: Names of the optimizer's parameters, one list per group.
 
     Raises:
-        ConfigurationError: they have not.
+        ConfigurationError: They differ.
     """
     theirs = [set(group["params"]) for group in saved]
     ours = [set(own) for own in names]
@@ -72,11 +72,11 @@ def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[st
 
 
 def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """An optimizer's state keyed by parameter names.
+    """An optimizer's state by parameter name.
 
     Args:
-        optimizer: any torch optimizer.
-        names: parameter names by ``id`` of the parameter.
+        optimizer: Any torch optimizer.
+        names: Parameter names by ``id`` of the parameter.
     """
     groups = group_names(optimizer, names)
     by_index = [name for own in groups for name in own]
@@ -90,17 +90,17 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
 def load_optimizer_state(
     optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[int, str]
 ) -> None:
-    """Put back what :func:`optimizer_state` gave.
+    """Load a state of :func:`optimizer_state`.
 
     Raises:
-        ConfigurationError: the saved parameters are not those of this optimizer.
+        ConfigurationError: The saved parameters are not those of this optimizer.
     """
     own_names = group_names(optimizer, names)
     check_groups(state["param_groups"], own_names)
     indices = {name: index for index, name in enumerate(each for own in own_names for each in own)}
     pairs = zip(optimizer.param_groups, state["param_groups"], own_names, strict=True)
     groups = [
-        # torch matches by position: so the order must be this optimizer's own.
+        # torch matches parameters by position, so the order must be that of this optimizer.
         {**saved, **implementation(group), "params": [indices[name] for name in own]}
         for group, saved, own in pairs
     ]
@@ -109,5 +109,5 @@ def load_optimizer_state(
 
 
 def implementation(group: Mapping[str, Any]) -> dict[str, Any]:
-    """How an optimizer computes a group, which is this run's affair and not a checkpoint's."""
+    """The implementation options of a group, which belong to this run and not to a checkpoint."""
     return {name: group[name] for name in _IMPLEMENTATION if name in group}

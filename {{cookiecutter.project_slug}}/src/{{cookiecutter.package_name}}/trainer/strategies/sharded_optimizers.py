@@ -1,7 +1,7 @@
 """The state of optimizers that step a shard of the parameters on each process.
 
-Such an optimizer names all parameters in its groups; its own one, ``optim``, has this process'
-share of them and their state (torch's ``ZeroRedundancyOptimizer``, engines' like it).
+Such an optimizer has all parameters in its groups; its inner optimizer, ``optim``, has this
+process' shard of them and their state (torch's ``ZeroRedundancyOptimizer``, and similar ones).
 """
 
 import inspect

@@ -1,10 +1,10 @@
-"""Who am I among the processes of this run? Read once from the environment, never guessed.
+"""The rank of this process: read once from the environment, never guessed.
 
-An explicit choice (``TRAINER_CLUSTER``) wins, then torchelastic, Open MPI's mpirun, hydra (the
-mpiexec of MPICH and Intel MPI), an srun *step*, plain ``RANK``/``WORLD_SIZE`` variables (our own
-launcher, Kubernetes), ``NODE_RANK`` (this command, started once on each node), and last alone.
-Engines with launchers of their own register sources between these. A SLURM job id without a step
-is an interactive allocation or a batch script, not a launch: such a process is alone.
+An explicit choice (``TRAINER_CLUSTER``) takes precedence; then torchelastic, Open MPI's mpirun,
+hydra (the mpiexec of MPICH and Intel MPI), an srun *step*, plain ``RANK`` and ``WORLD_SIZE``
+variables (our own launcher, Kubernetes), ``NODE_RANK`` (this command, started once per node), and
+last a single process. Engines with their own launchers register further sources. A SLURM job id
+without a step means an interactive allocation or a batch script, not a launch.
 """
 
 from .detection import detect, register, without_appended

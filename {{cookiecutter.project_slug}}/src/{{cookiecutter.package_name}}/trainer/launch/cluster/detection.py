@@ -1,4 +1,4 @@
-"""Asks the sources, in their order, who this process is."""
+"""Detect the layout of this process by trying all sources in order."""
 
 import os
 import re
@@ -17,26 +17,26 @@ _SOURCES = [
 
 
 def register(source: Source) -> None:
-    """Have :func:`detect` ask another source, in the order of their precedence."""
+    """Register a source for :func:`detect`, in the order of precedence."""
     _SOURCES.append(source)
     _SOURCES.sort(key=lambda each: each.precedence)
 
 
 def without_appended(words: Sequence[str]) -> list[str]:
-    """A command line without the words that launchers append for their own scripts."""
+    """A command line without the words that launchers append to it."""
     appended = {word for source in _SOURCES for word in source.appended(os.environ)}
     return [word for word in words if word not in appended]
 
 
 def detect(environment: Environment | None = None, num_nodes: int | None = None) -> Layout:
-    """Read this process' layout.
+    """Detect this process' layout.
 
     Args:
-        environment: variables to read; ``os.environ`` by default.
-        num_nodes: what the user says elsewhere; counts where no variable says it.
+        environment: Environment variables; default: ``os.environ``.
+        num_nodes: The user's number of nodes; used if no variable gives it.
 
     Raises:
-        ConfigurationError: the override names no known source, or one whose variables are missing.
+        ConfigurationError: The override names an unknown source, or one without variables here.
     """
     environment = os.environ if environment is None else environment
     if isinstance(num_nodes, int):
@@ -72,7 +72,7 @@ def _read(source: Source, environment: Environment) -> Layout | None:
 
 
 def _no_number(environment: Environment, error: ValueError) -> str:
-    """Which variables of a launch are no number."""
+    """Describe which variables of a launch are not numbers."""
     numbers = "|".join(source.numbers for source in _SOURCES if source.numbers)
     wrong = [
         f"{name}={shown(value)}"

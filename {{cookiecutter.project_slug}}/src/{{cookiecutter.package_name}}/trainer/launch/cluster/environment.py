@@ -1,4 +1,4 @@
-"""Plain ``RANK`` and ``WORLD_SIZE`` variables: our own launcher's, Kubernetes'."""
+"""Plain ``RANK`` and ``WORLD_SIZE`` variables, of our own launcher or Kubernetes."""
 
 from ...errors import ConfigurationError
 from .layout import STORE, Environment, Layout, Source, read_size
@@ -9,7 +9,7 @@ def _read(env: Environment) -> Layout | None:
 
 
 def read_ranks(env: Environment, source: str) -> Layout:
-    """The layout that ``RANK``, ``WORLD_SIZE`` and their like give."""
+    """Read the layout from ``RANK``, ``WORLD_SIZE`` and related variables."""
     world_size = int(env["WORLD_SIZE"])
     local_world_size = read_size("LOCAL_WORLD_SIZE", env.get("LOCAL_WORLD_SIZE", "1"))
     layout = Layout(

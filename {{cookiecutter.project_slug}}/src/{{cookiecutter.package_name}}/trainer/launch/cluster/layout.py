@@ -1,4 +1,4 @@
-"""A process' place among its peers, and a source that it can be read from."""
+"""The layout: rank and world size of a process; and the sources from which it can be read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ...errors import ConfigurationError
 
 OVERRIDE = "TRAINER_CLUSTER"
-# Set by our launcher on one node: the file of the store that its ranks share.
+# Set by our launcher on one node: path of the file store of its ranks.
 STORE = "TRAINER_STORE"
 NODES = "nodes"
 
@@ -15,10 +15,10 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Layout:
-    """This process' place among its peers.
+    """The rank of this process, and the number of processes and nodes.
 
-    ``launch_id``: the same for all ranks of a launch and no other launch's; empty where there is
-    none. ``main_port`` 0: rank 0 finds one and tells, by a file with ``launch_id`` in its name.
+    ``launch_id``: identifies a launch on all its ranks; may be empty. ``main_port`` 0: rank 0
+    selects a port and publishes it in a file with ``launch_id`` in its name.
     """
 
     rank: int = 0
@@ -34,19 +34,19 @@ class Layout:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process speaks for the run: it prints, logs and names the run."""
+        """Whether this is the main rank, which prints, logs and names the run."""
         return self.rank == 0
 
     @property
     def started_outside(self) -> bool:
-        """Whether something has started this process as one of the ranks of a run."""
+        """Whether an external launcher started this process as one of several ranks."""
         return self.source not in ("none", NODES)
 
     def receipt(self) -> str:
-        """One line: what was found, where, and how to say otherwise."""
+        """One line: the layout, its source, and how to override it."""
         main = f"main {self.main_address}:{self.main_port or 'to be chosen'}, "
         if self.num_nodes == 1 and self.main_port == 0:
-            main = ""  # they meet in a file
+            main = ""  # the ranks use a file store
         return (
             f"layout: {self.world_size} process{'es' * (self.world_size > 1)} on {self.num_nodes} "
             f"node{'s' * (self.num_nodes > 1)}, this one rank {self.rank} "
@@ -61,17 +61,17 @@ def _no_words(environment: Environment) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of launch that a layout can be read from.
+    """A kind of launch from which a layout can be read.
 
     Args:
-        name: as :data:`OVERRIDE` names it.
-        precedence: sources are asked in ascending order. torchelastic has 10, Open MPI 30, hydra
-            40, srun 60, plain variables 70, one command a node 80, a process alone 90. Launchers
-            that start their ranks from a daemon come before srun: in a SLURM job the daemon is
-            itself a task of a step, whose variables the ranks inherit.
-        read: the layout; ``None``: it has not started this process.
-        numbers: a regular expression for the names of variables that must be numbers.
-        appended: words that the launcher appends to the command line of each process.
+        name: Its name in :data:`OVERRIDE`.
+        precedence: Sources are tried in ascending order. torchelastic has 10, Open MPI 30, hydra
+            40, srun 60, plain variables 70, one command per node 80, a single process 90.
+            Launchers that start their ranks from a daemon come before srun: in a SLURM job, the
+            daemon is itself a task of a step, whose variables the ranks inherit.
+        read: Reads the layout; returns ``None`` if this launch has not started the process.
+        numbers: A regular expression for names of variables that must be numbers.
+        appended: Words that the launcher appends to the command line of each process.
     """
 
     name: str
@@ -82,10 +82,10 @@ class Source:
 
 
 def read_size(name: str, value: str) -> int:
-    """A number of processes or nodes, of which this process is one.
+    """Read a number of processes or nodes, which includes this one.
 
     Raises:
-        ConfigurationError: it is less than 1.
+        ConfigurationError: It is less than 1.
     """
     if int(value) < 1:
         raise ConfigurationError(f"{name}={value}: this process is one of them; give at least 1")
@@ -93,12 +93,12 @@ def read_size(name: str, value: str) -> int:
 
 
 def check_filled(layout: Layout) -> Layout:
-    """The layout, if nodes of equal size are filled one after the other.
+    """Return the layout if nodes of equal size are filled one after the other.
 
-    What launchers such as mpirun say of the nodes is right only then.
+    Only then are the variables of launchers such as mpirun sufficient.
 
     Raises:
-        ConfigurationError: they are not.
+        ConfigurationError: They are not.
     """
     on_node = layout.local_world_size
     if (

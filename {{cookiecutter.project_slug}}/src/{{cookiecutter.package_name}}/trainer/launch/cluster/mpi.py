@@ -14,14 +14,14 @@ def _read_openmpi(env: Environment) -> Layout | None:
         return None
     rank, world_size = int(env["OMPI_COMM_WORLD_RANK"]), int(env["OMPI_COMM_WORLD_SIZE"])
     local_world_size = read_size("OMPI_COMM_WORLD_LOCAL_SIZE", env["OMPI_COMM_WORLD_LOCAL_SIZE"])
-    # Open MPI 5 no longer tells the number of nodes.
+    # Open MPI 5 no longer sets the number of nodes.
     num_nodes = int(env.get("OMPI_MCA_orte_num_nodes", world_size // local_world_size))
     if num_nodes > 1 and "MASTER_ADDR" not in env:
         raise ConfigurationError(
             f"openmpi: {num_nodes} nodes, but none knows where rank 0 is; start them with "
             "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500"
         )
-    # The first is a small number in Open MPI 4, which comes again; the second is random there.
+    # In Open MPI 4, the first is a small number that is reused; the second one is random.
     launch = (env["PMIX_NAMESPACE"], env.get("OMPI_MCA_orte_precondition_transports", ""))
     return check_filled(
         Layout(
@@ -29,7 +29,7 @@ def _read_openmpi(env: Environment) -> Layout | None:
             local_rank=int(env["OMPI_COMM_WORLD_LOCAL_RANK"]),
             world_size=world_size,
             local_world_size=local_world_size,
-            # OMPI_COMM_WORLD_NODE_RANK is this rank's place on its node, not the node's.
+            # OMPI_COMM_WORLD_NODE_RANK is the rank within its node, not the node's rank.
             node_rank=rank // local_world_size,
             num_nodes=num_nodes,
             main_address=env.get("MASTER_ADDR", "127.0.0.1"),
@@ -41,7 +41,7 @@ def _read_openmpi(env: Environment) -> Layout | None:
 
 
 def _read_hydra(env: Environment) -> Layout | None:
-    """The mpiexec of MPICH and Intel MPI. srun's PMI plugins set the first two variables, too."""
+    """The mpiexec of MPICH and Intel MPI. srun's PMI plugins set the first two variables too."""
     if not {"PMI_RANK", "PMI_SIZE"} <= env.keys():
         return None
     if "MPI_LOCALRANKID" not in env and (in_step(env) or env["PMI_SIZE"] == "1"):
@@ -73,7 +73,7 @@ def _read_hydra(env: Environment) -> Layout | None:
 
 
 def _hydra_proxy() -> str | None:
-    """Which proxy of hydra's has started this process: no variable tells launches apart."""
+    """Identify the hydra proxy that started this process: no variable identifies a launch."""
     process = os.getpid()
     while process > 1:
         try:

@@ -1,4 +1,4 @@
-"""One command a node, started by the user: it starts its node's ranks, or is the only one."""
+"""One command per node, started by the user; it starts the ranks of its node."""
 
 from ...errors import ConfigurationError
 from .layout import NODES, OVERRIDE, Environment, Layout, Source, read_size

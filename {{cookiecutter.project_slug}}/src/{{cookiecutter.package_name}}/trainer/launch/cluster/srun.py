@@ -1,11 +1,11 @@
-"""An srun step: not merely a SLURM job, which may be an allocation or a batch script."""
+"""An srun step; a SLURM job alone may be an allocation or a batch script."""
 
 import re
 
 from ...errors import ConfigurationError
 from .layout import Environment, Layout, Source
 
-# Step ids that SLURM reserves for what is no srun step: pending, extern, batch, interactive.
+# Step ids that SLURM reserves for other steps than srun's: pending, extern, batch, interactive.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
 

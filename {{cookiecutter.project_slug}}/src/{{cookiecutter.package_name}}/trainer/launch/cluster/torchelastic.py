@@ -1,4 +1,4 @@
-"""torchelastic: torchrun, and what else starts ranks by its agent."""
+"""torchelastic: torchrun, and other programs that use its agent."""
 
 from . import environment
 from .layout import Environment, Layout, Source

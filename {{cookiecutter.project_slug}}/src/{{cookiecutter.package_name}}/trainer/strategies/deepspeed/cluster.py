@@ -1,4 +1,4 @@
-"""The deepspeed launcher, as a source of the layout."""
+"""The deepspeed launcher as a source of the layout."""
 
 from ...launch.cluster import Environment, Layout, Source, check_filled, read_size
 
@@ -22,9 +22,9 @@ def _read(env: Environment) -> Layout | None:
 
 
 def _appended(env: Environment) -> list[str]:
-    """It tells each process its local rank by a variable and by an option; one is enough."""
+    """The option by which the launcher passes the local rank, which is also in a variable."""
     return [f"--local_rank={env.get('LOCAL_RANK')}"]
 
 
-# After MPI, by which the launcher can start its ranks; before srun, whose step they inherit.
+# After MPI, which the launcher can use to start ranks; before srun, whose step they inherit.
 SOURCE = Source("deepspeed", 50, _read, "CROSS_(RANK|SIZE)", _appended)

@@ -1,4 +1,4 @@
-"""1-bit Adam: after a warm-up, only the signs of momentum travel, with what they left out.
+"""1-bit Adam: after a warm-up, communicate only the signs of the momentum, with error feedback.
 
 Source: Tang et al. 2021, 1-bit Adam: Communication Efficient Large-Scale Training with Adam's
 Convergence Speed, https://arxiv.org/abs/2102.02888, algorithm 1. The scale of the signs keeps the
@@ -19,20 +19,20 @@ _BITS = 8
 
 
 class OneBitAdam(Optimizer):
-    """Adam on averaged gradients at first; then Adam of a fixed variance on compressed momentum.
+    """Adam on averaged gradients at first; then Adam with fixed variance on compressed momentum.
 
-    For ``freeze_step`` steps gradients must come averaged. After that each process must leave its
-    own ones (see :attr:`compresses`): each adds them to the momentum, sends signs and one scale
-    of each parameter's, and keeps what that leaves out for the next step.
+    For ``freeze_step`` steps, gradients must be averaged. After that, each process must keep its
+    own gradients (see :attr:`compresses`): it adds them to the momentum, sends signs and one scale
+    per parameter, and adds the compression error to the next step.
 
     Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
-        freeze_step: steps of the warm-up, by whose end the variance must have settled.
-        betas: of the running means of gradients and of their squares.
-        eps: added to the root of the variance.
-        weight_decay: of the weights themselves, as in AdamW; added to the update.
-        bias_correction: correct the means for their start at 0, as Adam does; the fixed variance
+        params: Parameters, or parameter groups.
+        lr: Learning rate.
+        freeze_step: Warm-up steps, after which the variance must be stable.
+        betas: Coefficients of the running averages of gradients and their squares.
+        eps: Added to the root of the variance.
+        weight_decay: Decoupled weight decay, as in AdamW; added to the update.
+        bias_correction: Correct the averages for their start at 0, as in Adam; the fixed variance
             by its correction at the end of the warm-up. The paper does not.
     """
 
@@ -55,12 +55,12 @@ class OneBitAdam(Optimizer):
             "bias_correction": bias_correction,
         }
         super().__init__(params, defaults)
-        # Not in `state`: each process has its own.
+        # Not in `state`: it is rank-local.
         self.errors: dict[Tensor, CompressionErrors] = {}
 
     @property
     def compresses(self) -> bool:
-        """Whether the next step wants each process' own gradients, and not averaged ones."""
+        """Whether the next step needs each process' own gradients instead of averaged ones."""
         steps = [
             float(self.state[parameter]["step"]) >= group["freeze_step"]
             for group in self.param_groups
@@ -71,7 +71,7 @@ class OneBitAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step once; a parameter without a gradient counts as one whose gradient is 0."""
+        """Step once; a missing gradient counts as 0."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._step(parameter, group)
@@ -104,7 +104,7 @@ class OneBitAdam(Optimizer):
 
     def _average(self, parameter: Tensor, momentum: Tensor) -> None:
         if collectives.world_size() == 1:
-            return  # nothing travels
+            return  # no communication
         errors = self.errors.get(parameter)
         if errors is None:
             errors = self.errors[parameter] = CompressionErrors(momentum)
@@ -112,10 +112,10 @@ class OneBitAdam(Optimizer):
 
 
 class CompressionErrors:
-    """What compression has left out of a tensor: as this process sent it, and as it served it.
+    """Compression errors of a tensor: as sent by this process, and as averaged by it.
 
     Args:
-        tensor: any of the shape, type and device that will be averaged.
+        tensor: A tensor with the shape, dtype and device of those to average.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -124,17 +124,17 @@ class CompressionErrors:
 
 
 def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
-    """The mean over all processes, of signs and scales.
+    """Average compressed tensors over all processes.
 
-    Each process serves a chunk: it is sent that chunk of every process' signs, and their scales;
-    averages them; and sends the signs and the scale of the average to all.
+    Each process is responsible for one chunk: it receives the signs of that chunk and the scales of
+    all processes, averages them, and sends the signs and the scale of the average to all.
 
     Args:
-        tensor: of this process, any shape, the same on all.
-        errors: of the averages before this one; updated.
+        tensor: This process' tensor, of the same shape on all processes.
+        errors: Errors of earlier averages; updated.
 
     Returns:
-        the same on every process, of the shape of ``tensor``.
+        The average, with the shape of ``tensor``, the same on every process.
     """
     world, own = collectives.world_size(), collectives.rank()
     lengths = _lengths(tensor.numel())
@@ -163,19 +163,19 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
 
 
 def _chunk(numel: int) -> int:
-    """Elements that a process serves, so many that their signs fill whole bytes."""
+    """Number of elements in a process' chunk, such that their signs fill whole bytes."""
     return -(-numel // (_BITS * collectives.world_size())) * _BITS
 
 
 def _lengths(numel: int) -> list[int]:
-    """How many elements each process serves; the last ones may serve fewer, or none."""
+    """Number of elements in each process' chunk; the last ones may be smaller or empty."""
     size = _chunk(numel)
     starts = [rank * size for rank in range(collectives.world_size())]
     return [min(max(numel - start, 0), size) for start in starts]
 
 
 def _compress(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Which elements are not negative, and the scale with which signs have the tensor's norm."""
+    """Which elements are not negative, and the scale with which the signs keep the norm."""
     scale = torch.linalg.vector_norm(tensor) / max(tensor.numel(), 1) ** 0.5
     return tensor >= 0, scale
 
@@ -185,7 +185,7 @@ def _restore(positive: Tensor, scale: Tensor) -> Tensor:
 
 
 def _pack(bits: Tensor, size: int) -> Tensor:
-    """Eight in a byte, the first in the lowest bit; filled up with zeros."""
+    """Pack eight bits into a byte, the first into the lowest bit; pad with zeros."""
     padded = torch.zeros(size, dtype=torch.uint8, device=bits.device)
     padded[: bits.numel()] = bits
     places = torch.arange(_BITS, dtype=torch.uint8, device=bits.device)
@@ -198,7 +198,7 @@ def _unpack(packed: Tensor, length: int) -> Tensor:
 
 
 def _exchange(packed: Tensor) -> list[Tensor]:
-    """Every process' bytes of the chunk that this one serves."""
+    """Exchange chunks: every process' bytes of this process' chunk."""
     received = torch.empty_like(packed)
     dist.all_to_all_single(received, packed)
     return list(received.chunk(collectives.world_size()))

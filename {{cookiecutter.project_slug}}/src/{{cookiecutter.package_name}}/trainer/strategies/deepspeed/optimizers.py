@@ -1,4 +1,4 @@
-"""The one optimizer and the one scheduler that DeepSpeed steps: the configuration's, or the code's.
+"""DeepSpeed's one optimizer and one scheduler, from its configuration or from the code.
 
 Source: https://www.deepspeed.ai/docs/config-json/#optimizer-parameters
 """
@@ -24,10 +24,11 @@ _ONE = "DeepSpeed steps one optimizer with one scheduler"
 def configured(
     config: Mapping[str, Any], module: TrainingModule, configure: Callable[[], Optimization]
 ) -> Optimization:
-    """What the code gives, checked; nothing where the configuration has an optimizer.
+    """Check the module's optimizers; empty if the configuration has an optimizer.
 
     Raises:
-        ConfigurationError: several optimizers or schedulers; an optimizer that cannot be divided.
+        ConfigurationError: Several optimizers or schedulers, or an optimizer that cannot be
+            sharded.
     """
     named = settings.kind(config, "optimizer")
     if named is not None and _has_none(module):
@@ -44,7 +45,7 @@ def configured(
 
 
 def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:
-    """One line for each thing that DeepSpeed cannot do with optimizers and schedulers."""
+    """One line for each property of optimizers and schedulers that DeepSpeed does not support."""
     lines = []
     if len(found.optimizers) > 1:
         lines.append(
@@ -83,13 +84,13 @@ def _has_none(module: TrainingModule) -> bool:
 
 
 def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> OneBitAdam:
-    """The optimizer of a configuration whose type is ``OneBitAdam``.
+    """Create the optimizer of a configuration with type ``OneBitAdam``.
 
     Raises:
-        ConfigurationError: parameters that it does not have.
+        ConfigurationError: Unknown parameters.
     """
     given = dict(settings.section(config["optimizer"], "params"))
-    for name in ("cuda_aware", "comm_backend_name"):  # of a transport of DeepSpeed's own
+    for name in ("cuda_aware", "comm_backend_name"):  # options of DeepSpeed's own communication
         given.pop(name, None)
     try:
         return OneBitAdam([each for each in module.parameters() if each.requires_grad], **given)
@@ -98,10 +99,10 @@ def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> OneBitAda
 
 
 def cpu_adam(optimizer: Optimizer) -> Optimizer:
-    """DeepSpeed's Adam for CPUs in the place of torch's; compiled when it is first used.
+    """Replace torch's Adam by DeepSpeed's Adam for CPUs, which is compiled on first use.
 
     Raises:
-        ConfigurationError: the optimizer is no Adam.
+        ConfigurationError: The optimizer is not Adam or AdamW.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -128,13 +129,13 @@ class ConfiguredScheduler(LRScheduler):
     """A scheduler of DeepSpeed's, which is none of torch's, in the form of those.
 
     Args:
-        scheduler: it, or one of torch's.
+        scheduler: A scheduler of DeepSpeed or torch.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.optimizer = scheduler.optimizer
-        self._step_count = 2  # so that nobody reminds of an order of steps that is kept
+        self._step_count = 2  # avoids a wrong warning about the order of steps
 
     def step(self, epoch: int | None = None) -> None:
         """Set the learning rates of the next step."""
@@ -146,11 +147,11 @@ class ConfiguredScheduler(LRScheduler):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put back DeepSpeed's."""
+        """Load the state of DeepSpeed's scheduler."""
         self.scheduler.load_state_dict(state_dict)
 
     def get_last_lr(self) -> list[float | Tensor]:
-        """Of each group."""
+        """Learning rate of each group."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
 
@@ -158,7 +159,7 @@ def configured_scheduler(config: Mapping[str, Any], optimizer: Optimizer) -> lis
     """The scheduler that a configuration names, of an optimizer; none where it names none.
 
     Raises:
-        ConfigurationError: it has not the parameters that are given.
+        ConfigurationError: Unknown parameters.
     """
     name = settings.kind(config, "scheduler")
     if name is None:

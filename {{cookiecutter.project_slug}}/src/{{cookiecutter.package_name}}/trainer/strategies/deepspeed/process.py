@@ -1,6 +1,6 @@
-"""What DeepSpeed must find before it is imported, and what it leaves in a process.
+"""Prepare a process for DeepSpeed, and clean up after it.
 
-It is imported before there is a process group, and uses the one that the trainer has made.
+DeepSpeed is imported before there is a process group, and uses the trainer's process group.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from torch import nn
 
 from ...launch.cluster import Layout
 
-# What stage 3 hangs on every module; the first two keep its engine.
+# Attributes that stage 3 sets on every module; the first two refer to its engine.
 _OF_STAGE_3 = {
     *("pre_bwd_fn", "post_bwd_fn", "applied_pre_backward_ref_cnt", "all_parameters"),
     *("ds_id", "ds_grads_remaining", "ds_recompute_parameters", "ds_external_parameters"),
@@ -39,7 +39,7 @@ def load(device: torch.device, layout: Layout) -> Any:
         layout: this process' place.
 
     Returns:
-        the package.
+        The package.
     """
     _find_ninja()
     os.environ[_ACCELERATOR] = device.type
@@ -50,11 +50,11 @@ def load(device: torch.device, layout: Layout) -> Any:
 def _imported() -> Any:
     # With a group, DeepSpeed's import would ask it for what it has not been set up for.
     deepspeed: Any = importlib.import_module("deepspeed")
-    # Which of its extensions could be compiled: it would ask the compiler for each of them, and
-    # build the one for collectives in shared memory, for a minute. None is needed.
+    # DeepSpeed would ask the compiler which extensions are compatible, and build the one for
+    # shared-memory collectives, which takes a minute. None of them is needed.
     deepspeed.ops.__compatible_ops__ = {}
     for handler in logging.getLogger("DeepSpeed").handlers:
-        if type(handler) is logging.StreamHandler:  # its own
+        if type(handler) is logging.StreamHandler:  # DeepSpeed's own handler
             handler.setStream(sys.stderr)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
@@ -62,14 +62,14 @@ def _imported() -> Any:
 
 
 def _find_ninja() -> None:
-    """The environment's own, by which extensions are compiled: its Python may be called by path."""
+    """Find ninja, which compiles extensions, even if Python was called by path."""
     scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
     if scripts not in path.split(os.pathsep):
         os.environ["PATH"] = path + os.pathsep + scripts
 
 
 def missing_compiler() -> str | None:
-    """Why nothing can be compiled here; ``None``: it can."""
+    """Why nothing can be compiled here; ``None`` if it can."""
     if shutil.which(os.environ.get("CXX", "c++")) is not None:
         return None
     return (
@@ -80,18 +80,18 @@ def missing_compiler() -> str | None:
 
 
 def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
-    """One line for each thing that DeepSpeed itself does not take in a configuration."""
+    """One line for each error that DeepSpeed itself finds in a configuration."""
     if importlib.util.find_spec("deepspeed") is None:
         return []  # said already
     where = "the DeepSpeed configuration"
     with _accelerator_set_to(accelerator):
         deepspeed = _imported()
         try:
-            with speaking_to_stderr():
+            with redirected_to_stderr():
                 deepspeed.DeepSpeedConfig(config)
         except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
             found = getattr(error, "errors", None)
-            if found is None:  # not from pydantic
+            if found is None:  # not a pydantic error
                 return [f"{where}: {' '.join(str(error).split())}"]
             return [
                 f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()
@@ -121,10 +121,10 @@ def speaking_to_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def not_sending(scalars: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Have DeepSpeed not make these parameters equal, for they are.
+def not_broadcasting(scalars: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Prevent DeepSpeed from broadcasting these parameters, which are already equal.
 
-    It sends a parameter's bytes, of which torch has no view where there are no dimensions.
+    It broadcasts a parameter's bytes, for which torch has no view without dimensions.
     """
     from deepspeed.runtime.zero.partition_parameters import Init
 
@@ -138,7 +138,7 @@ def not_sending(scalars: Iterable[nn.Parameter]) -> Iterator[None]:
             vars(parameter)["partition"]()
 
     for each in scalars:
-        vars(each)["ds_optim_param"] = True  # different on each rank, to the engine
+        vars(each)["ds_optim_param"] = True  # marks it as rank-local for the engine
     Init._zero_init_param = divide
     try:
         yield
@@ -147,18 +147,18 @@ def not_sending(scalars: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 def adopt_process_group() -> None:
-    """Have DeepSpeed use the trainer's process group, and make none like it without a timeout."""
+    """Make DeepSpeed use the trainer's process group, instead of a copy without timeout."""
     from deepspeed.utils import groups
 
     groups._WORLD_GROUP = dist.group.WORLD
 
 
 def clean(module: nn.Module, untouched: Mapping[str, set[str]]) -> None:
-    """Take off a module what DeepSpeed has hung on it, its process group with it.
+    """Remove DeepSpeed's attributes from a module, including references to its process group.
 
     Args:
-        module: the user's.
-        untouched: what its parameters had of their own before, by name.
+        module: The user's module.
+        untouched: Attributes of its parameters before DeepSpeed, by name.
     """
     for name, parameter in module.named_parameters():
         parameter.grad = None
@@ -171,12 +171,12 @@ def clean(module: nn.Module, untouched: Mapping[str, set[str]]) -> None:
         InsertPostInitMethodToModuleSubClasses as Overrides,
     )
 
-    if hasattr(Overrides, "linear_bk"):  # stage 3 has put its own into torch
+    if hasattr(Overrides, "linear_bk"):  # stage 3 has replaced torch's function
         nn.functional.linear = Overrides.linear_bk
 
 
 def forget_process_group() -> None:
-    """After the group's end: DeepSpeed keeps no other reference to it."""
+    """Drop DeepSpeed's reference to the process group, after it is destroyed."""
     if "deepspeed" not in sys.modules:
         return
     from deepspeed.comm import comm

@@ -1,12 +1,12 @@
-"""The scaler of fp16 gradients where DeepSpeed unscales and steps."""
+"""Gradient scaling if DeepSpeed unscales and steps."""
 
 from ..precision import Precision
 
 
 def skip_together(precision: Precision) -> None:
-    """Have all ranks skip a step if one finds an overflow: each has only a part of the gradients.
+    """Skip a step on all ranks if one finds an overflow: each has only its own gradients.
 
-    Call it before the first step and before the process group is initialized.
+    Call this before the first step, and before the process group is initialized.
     """
     # The import takes the current process group as a default argument. Without one, the default
     # group at the time of the call is used.
@@ -17,10 +17,10 @@ def skip_together(precision: Precision) -> None:
 
 
 def adapt(precision: Precision, overflowed: bool) -> None:
-    """Adapt the scale after a DeepSpeed step, as the scaler's own ``update`` does.
+    """Update the scale after a DeepSpeed step, like the scaler's own ``update``.
 
     Args:
-        precision: Of the run. Without a scaler, nothing is done.
+        precision: Precision of the run. Without a scaler, nothing is done.
         overflowed: Whether a gradient of the step was not finite.
     """
     scaler = precision.scaler

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: the user's own, or ours; and what contradicts the trainer's arguments.
+"""DeepSpeed's configuration, the user's or ours, and its conflicts with the trainer's arguments.
 
 Source: https://www.deepspeed.ai/docs/config-json/
 """
@@ -15,19 +15,19 @@ import torch
 from ...arguments.options import Options
 from ...errors import ConfigurationError, Problems, nearest
 
-# The first is Lightning's; ours wins.
+# The first one is Lightning's; ours takes precedence.
 VARIABLES = ("PL_DEEPSPEED_CONFIG_PATH", "TRAINER_DEEPSPEED_CONFIG")
 ONE_BIT_ADAM = "onebitadam"
-AUTO = "auto"  # what others fill in for the user
+AUTO = "auto"  # filled in by other trainers
 
 _PRECISIONS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "torch_autocast": "bf16-mixed"}
-# Of torch. These step each element by itself, so that slices of parameters may be stepped as well.
+# torch optimizers that are elementwise, so that slices of parameters can be stepped.
 ELEMENTWISE = (
     *("ASGD", "Adadelta", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
 )
 _OPTIMIZERS = (*ELEMENTWISE, "Adagrad", "Lion", "OneBitAdam")
 _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
-# Elements: about a bucket of ddp's.
+# In elements: about a bucket of ddp.
 _SMALL_BUCKET, _SMALL_GATHER = 4_000_000, 5_000_000
 # DeepSpeed's own defaults.
 _ON_GPUS = {
@@ -37,7 +37,7 @@ _ON_GPUS = {
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_max_reuse_distance": 1_000_000_000,
 }
-# What would divide or add up batches and gradients otherwise than the trainer counts on.
+# Settings that split or reduce batches and gradients differently from the trainer.
 _NOT_TAKEN = {
     "tensor_parallel": "the trainer divides batches over all processes",
     "sequence_parallel_size": "the trainer divides batches over all processes",
@@ -51,17 +51,17 @@ _NOT_TAKEN = {
 
 
 def read(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any] | None:
-    """The user's own configuration.
+    """Read the user's configuration.
 
     Args:
-        given: a dict, or the path of a JSON file; ``None``: the file that an environment variable
-            of :data:`VARIABLES` names, if one does.
+        given: A dict, or the path of a JSON file; ``None``: the file named by one of the
+            environment variables :data:`VARIABLES`.
 
     Returns:
-        a copy of it; ``None`` where there is none.
+        A copy of it; ``None`` if there is none.
 
     Raises:
-        ConfigurationError: there is no such file, or it holds something else.
+        ConfigurationError: The file does not exist, or is not a JSON object.
     """
     name = "strategy_options.config"
     if given is None:
@@ -101,10 +101,10 @@ def defaults(
     contiguous_gradients: bool,
     overlap_comm: bool | None,
 ) -> dict[str, Any]:
-    """The configuration of a strategy's options; :func:`sized` gives those that are ``None``.
+    """The configuration of a strategy's options; :func:`sized` sets those that are ``None``.
 
     Raises:
-        ConfigurationError: options that cannot be, or not together.
+        ConfigurationError: Invalid or inconsistent options.
     """
     problems = Problems()
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
@@ -135,7 +135,7 @@ def defaults(
 
 
 def _allgather_sizes(elements: int) -> dict[str, int]:
-    """How much is gathered together, and in stage 3 how far ahead, and kept."""
+    """Size of all-gathers, and for stage 3 of prefetching and of parameters kept in memory."""
     return {
         "allgather_bucket_size": elements,
         "stage3_prefetch_bucket_size": elements,
@@ -145,13 +145,13 @@ def _allgather_sizes(elements: int) -> dict[str, int]:
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object inside a configuration; empty where there is none."""
+    """A section of a configuration; empty if it does not exist."""
     found = config.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def stage(config: Mapping[str, Any]) -> int:
-    """The ZeRO stage: what is divided; 0 without."""
+    """The ZeRO stage; 0 without ZeRO."""
     if config.get("zero_optimization") is True:  # DeepSpeed's older spelling
         return 1
     found = section(config, "zero_optimization").get("stage", 0)
@@ -159,18 +159,18 @@ def stage(config: Mapping[str, Any]) -> int:
 
 
 def kind(config: Mapping[str, Any], name: str) -> str | None:
-    """The type of the ``optimizer`` or ``scheduler``; ``None`` where there is none."""
+    """The type of the ``optimizer`` or ``scheduler``; ``None`` if there is none."""
     found = section(config, name).get("type")
     return found if isinstance(found, str) else None
 
 
 def is_one_bit_adam(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration asks for 1-bit Adam."""
+    """Whether the configuration selects 1-bit Adam."""
     return (kind(config, "optimizer") or "").lower() == ONE_BIT_ADAM
 
 
 def offloads_optimizer(config: Mapping[str, Any]) -> bool:
-    """Whether the optimizer's state lies on the CPU."""
+    """Whether the optimizer state is on the CPU."""
     zero = section(config, "zero_optimization")
     return bool(zero.get("cpu_offload")) or (
         section(zero, "offload_optimizer").get("device", "none") != "none"
@@ -178,7 +178,7 @@ def offloads_optimizer(config: Mapping[str, Any]) -> bool:
 
 
 def steps_by_cpu_adam(config: Mapping[str, Any]) -> bool:
-    """Whether the optimizer of the configuration is DeepSpeed's own for CPUs."""
+    """Whether the configuration's optimizer is DeepSpeed's own for CPUs."""
     parameters = section(section(config, "optimizer"), "params")
     return (
         (kind(config, "optimizer") or "").lower() in ("adam", "adamw")
@@ -268,35 +268,35 @@ def _wrong_parts(config: Mapping[str, Any], options: Options, where: str) -> lis
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What DeepSpeed is given: the rest of what it asks for, and what the trainer does itself."""
+    """Complete the configuration: required settings, and those that the trainer controls."""
     whole: dict[str, Any] = {
         key: value
         for key, value in config.items()
         if value != AUTO and key not in _PRECISIONS and key != "train_batch_size"
     }
-    # Its timer waits for the device twice a step.
+    # Its timer synchronizes with the device twice per step.
     whole.setdefault("timers", {"throughput": {"enabled": False}})
     return whole | {
-        # Only DeepSpeed's own figures of throughput use it.
+        # Used only for DeepSpeed's own throughput numbers.
         "train_micro_batch_size_per_gpu": 1,
-        # The trainer says which micro-batch ends a step, and weighs the losses.
+        # The trainer determines the last micro-batch of a step, and weights the losses.
         "gradient_accumulation_steps": 1,
-        # 1.0 by default; the trainer hands its bound on at each step.
+        # The default is 1.0; the trainer sets the value at each step.
         "gradient_clipping": 0.0,
-        # What cannot be divided is refused before, with the reason.
+        # Unsupported optimizers were already reported, with the reason.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
 
 
 def sized(config: Mapping[str, Any], device_type: str, elements: int) -> dict[str, Any]:
-    """The same with sizes of buffers that were not given, none larger than the model.
+    """Set the buffer sizes that were not given; none is larger than the model.
 
     Args:
-        config: of :func:`defaults`.
-        device_type: on CPUs a bucket is about one of ddp's; on GPUs sizes are DeepSpeed's own, but
-            a model is at least four buckets, so that some travel while backward goes on.
-        elements: parameters of the model.
+        config: Configuration of :func:`defaults`.
+        device_type: On CPUs, a bucket is about one of ddp's. On GPUs, DeepSpeed's defaults are
+            used, but at least four buckets, so that communication overlaps with backward.
+        elements: Number of parameters of the model.
     """
     if device_type == "cpu":
         chosen = {"reduce_bucket_size": _SMALL_BUCKET, **_allgather_sizes(_SMALL_GATHER)}

@@ -1,9 +1,9 @@
-"""Where ZeRO keeps what of a parameter in this process.
+"""Locate a parameter's elements in ZeRO's flat tensors in this process.
 
-Stages 1 and 2 flatten the parameters of a group into one tensor and give each process a slice of
-it. Stage 3 slices each parameter by itself, and lines up these slices. What is here is what
-``deepspeed.utils.safe_get_full_fp32_param`` and its like look up; these gather on every process,
-know no step counts, and nothing before the first step.
+Stages 1 and 2 flatten the parameters of a group into one tensor, of which each process has a slice.
+Stage 3 slices each parameter, and concatenates the slices. The functions
+``deepspeed.utils.safe_get_full_fp32_param`` etc. do similar look-ups, but gather on every process,
+do not support step counts, and return nothing before the first step.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Slice:
-    """Where a part of a parameter lies.
+    """The position of a part of a parameter.
 
     Args:
-        flat: the tensor that the optimizer steps, in one dimension.
-        start: first element in it.
-        offset: which element of the parameter that is.
-        length: elements; 0 where this process steps none of the parameter.
+        flat: The flat tensor that the optimizer steps.
+        start: First element in ``flat``.
+        offset: Index of that element in the parameter.
+        length: Number of elements; 0 if this process steps none of them.
     """
 
     flat: Tensor
@@ -31,16 +31,16 @@ class Slice:
     length: int
 
     def within(self, tensor: Tensor) -> Tensor:
-        """The part, in a tensor of the shape of ``flat``."""
+        """The part, in a tensor with the shape of ``flat``."""
         return tensor.narrow(0, self.start, self.length)
 
     def cut(self, whole: Tensor) -> Tensor:
-        """The part, of a whole parameter."""
+        """The part, in a full parameter."""
         return whole.reshape(-1).narrow(0, self.offset, self.length)
 
 
 class FlatSlices:
-    """Of ZeRO's stages 1 and 2, in which every process holds all weights.
+    """Slices in ZeRO stages 1 and 2, in which every process holds all weights.
 
     Args:
         zero: DeepSpeed's optimizer.
@@ -55,7 +55,7 @@ class FlatSlices:
         }
 
     def of(self, parameter: Any) -> Slice | None:
-        """A parameter's; ``None`` for one that is not trained."""
+        """The slice of a parameter; ``None`` if it is not trained."""
         if id(parameter) not in self._groups:
             return None
         flat = self._zero.single_partition_of_fp32_groups[self._groups[id(parameter)]]
@@ -66,7 +66,7 @@ class FlatSlices:
         return Slice(flat, here.start, there.start, here.numel)
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        """Of the whole parameter."""
+        """Shape of the full parameter."""
         return parameter.shape
 
     @property
@@ -75,7 +75,7 @@ class FlatSlices:
         return bool(self._zero.cpu_offload)
 
     def gradients(self) -> Iterator[Tensor]:
-        """This process' share of the averaged gradients of a step, to be changed in place."""
+        """This process' shard of the averaged gradients of a step, to modify in place."""
         if self._zero.cpu_offload:
             yield from (flat.grad for flat in self._zero.single_partition_of_fp32_groups)
         else:
@@ -83,7 +83,7 @@ class FlatSlices:
                 yield from group
 
     def forget_gradients(self) -> None:
-        """After a step: DeepSpeed would use them again where a parameter gets none in the next."""
+        """Reset gradients after a step: DeepSpeed would reuse them for unused parameters."""
         if self._zero.cpu_offload:
             for flat in self._zero.single_partition_of_fp32_groups:
                 flat.grad.zero_()
@@ -91,17 +91,17 @@ class FlatSlices:
                 accumulated.zero_()
 
     def finish_accumulation(self) -> None:
-        """After a step's last backward: DeepSpeed would leave out parameters that are not in it."""
+        """Finish a step's last backward: DeepSpeed would omit parameters that it did not use."""
         if self._zero.cpu_offload and self._zero.partition_gradients:
             self._zero.finalize_gradient_accumulation_boundary()
 
     def relink(self) -> None:
-        """After the optimizer's state was replaced: DeepSpeed's own look-up is made anew."""
+        """Rebuild DeepSpeed's own look-up after the optimizer state was replaced."""
         self._zero._hp_optimizer_states_linked = False
 
 
 class ParameterSlices:
-    """Of ZeRO's stage 3, in which every process holds a part of each parameter.
+    """Slices in ZeRO stage 3, in which every process holds a part of each parameter.
 
     Args:
         zero: DeepSpeed's optimizer.
@@ -111,7 +111,7 @@ class ParameterSlices:
         self._zero = zero
 
     def of(self, parameter: Any) -> Slice | None:
-        """A parameter's; ``None`` for one that is not trained."""
+        """The slice of a parameter; ``None`` if it is not trained."""
         place = self._zero.grad_position.get(self._zero.get_param_id(parameter))
         if place is None:
             return None
@@ -120,12 +120,12 @@ class ParameterSlices:
         return Slice(self._zero.fp32_partitioned_groups_flat[index], start, offset, length)
 
     def weights(self, parameter: Any) -> Slice:
-        """What forward passes gather a parameter from, trained or not."""
+        """The slice from which forward passes gather a parameter, trained or not."""
         offset, length = _part(parameter)
         return Slice(parameter.ds_tensor.data.view(-1), 0, offset, length)
 
     def shape(self, parameter: Any) -> torch.Size:
-        """Of the whole parameter."""
+        """Shape of the full parameter."""
         return torch.Size(parameter.ds_shape)
 
     @property
@@ -134,7 +134,7 @@ class ParameterSlices:
         return bool(self._zero.offload_optimizer)
 
     def gradients(self) -> Iterator[Tensor]:
-        """This process' share of the averaged gradients of a step, to be changed in place."""
+        """This process' shard of the averaged gradients of a step, to modify in place."""
         if self._zero.offload_optimizer:
             yield from (flat.grad for flat in self._zero.fp32_partitioned_groups_flat)
         else:
@@ -142,23 +142,23 @@ class ParameterSlices:
                 yield from group
 
     def forget_gradients(self) -> None:
-        """After a step: DeepSpeed would use them again where a parameter gets none in the next."""
+        """Reset gradients after a step: DeepSpeed would reuse them for unused parameters."""
         self._zero.grad_partitions_flat_buffer.zero_()
         if self._zero.offload_optimizer:
             for flat in self._zero.fp32_partitioned_groups_flat:
                 flat.grad.zero_()
 
     def finish_accumulation(self) -> None:
-        """After a step's last backward: DeepSpeed would leave out parameters that are not in it."""
+        """Finish a step's last backward: DeepSpeed would omit parameters that it did not use."""
         if self._zero.offload_optimizer:
             self._zero.finalize_gradient_accumulation_boundary()
 
     def relink(self) -> None:
-        """Nothing is looked up otherwise than here."""
+        """Do nothing: there is no other look-up."""
 
 
 def _part(parameter: Any) -> tuple[int, int]:
-    """First element and length of this process' part; the last ones are filled up, or empty."""
+    """First element and length of this process' part; the last parts are padded or empty."""
     size = parameter.partition_numel()
     offset = min(size * torch.distributed.get_rank(), parameter.ds_numel)
     return offset, min(size, parameter.ds_numel - offset)

@@ -1,6 +1,6 @@
-"""What ZeRO holds in slices, in the form of all strategies: by parameter name, and whole.
+"""Convert ZeRO's sharded state to the form of all strategies: full tensors by parameter name.
 
-A parameter is put together on one process after the other, so that none ever holds them all.
+Parameters are gathered on one process after the other, so that none ever holds all of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,17 +18,17 @@ from ...launch import collectives
 from ..optimizer_state import check_groups, implementation, named_groups
 from .slices import FlatSlices, ParameterSlices, Slice
 
-_STEPS = "step"  # of Adam: a number, though it may be a tensor
+_STEPS = "step"  # Adam's step count; may be a tensor
 
 
 class ShardedState:
-    """Weights and optimizer state in the hands of a ZeRO optimizer.
+    """Weights and optimizer state of a ZeRO optimizer.
 
     Args:
-        module: the user's.
-        slices: where they lie.
-        optimizer: that steps them.
-        groups: parameter names of each of its groups.
+        module: The user's module.
+        slices: Locates the parameters.
+        optimizer: The optimizer that steps them.
+        groups: Parameter names of each of its groups.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class ShardedState:
         self._groups = groups
         self._parameters = dict(module.named_parameters())
         first = {id(parameter): name for name, parameter in self._parameters.items()}
-        # Names of parameters that have several, each with the first of them.
+        # Parameters with several names: each name with the first one.
         self._aliases = {
             name: first[id(parameter)]
             for name, parameter in module.named_parameters(remove_duplicate=False)
         }
 
-    # --- out -------------------------------------------------------------------------------------
+    # --- save ------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """As ``Strategy.state`` gives it."""
+        """State in the form of ``Strategy.state``."""
         groups = named_groups(self._optimizer.param_groups, self._groups)
         return {
             "model": self._weights(),
@@ -95,13 +95,13 @@ class ShardedState:
             if part is not None:
                 yield name, part
 
-    # --- in --------------------------------------------------------------------------------------
+    # --- load ------------------------------------------------------------------------------------
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Put back what :meth:`state` gave, or any strategy's.
+        """Load a state of any strategy.
 
         Raises:
-            ConfigurationError: the saved model or optimizer has other parameters.
+            ConfigurationError: The saved model or optimizer has other parameters.
         """
         if isinstance(self._slices, ParameterSlices):
             self._load_parts(state["model"], self._slices)
@@ -131,7 +131,7 @@ class ShardedState:
             for part in (slices.weights(parameter), slices.of(parameter)):
                 if part is not None:
                     part.within(part.flat.data).copy_(part.cut(whole))
-            if parameter.shape == whole.shape:  # small ones are kept whole besides
+            if parameter.shape == whole.shape:  # small parameters are also kept in full
                 parameter.data.copy_(whole)
 
     def _load_groups(self, saved: list[Mapping[str, Any]]) -> None:
@@ -147,7 +147,7 @@ class ShardedState:
             shape = self._slices.shape(self._parameters[name])
             for key, value in saved.get(name, {}).items():
                 self._load_value(part, key, read_all(value), shape)
-        # Of stage 3 an optimizer's groups hold their parameters only while it steps.
+        # In stage 3, an optimizer's groups contain their parameters only during a step.
         for group, names in zip(self._optimizer.param_groups, self._groups, strict=True):
             for name in names:
                 own = self._slices.of(self._parameters[name])
@@ -170,12 +170,12 @@ def _is_flat(value: object, flat: Tensor) -> bool:
 
 
 def _keeps(index: int) -> bool:
-    """Whether this process is the one that puts the parameter of a number together."""
+    """Whether this process gathers the parameter with this index."""
     return index % collectives.world_size() == collectives.rank()
 
 
 def _gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor | None:
-    """A whole tensor from the slices of all, on the process that keeps it; on others ``None``."""
+    """Gather a full tensor from all slices on the process that keeps it; ``None`` elsewhere."""
     whole = flat.new_zeros(shape.numel())
     whole.narrow(0, part.offset, part.length).copy_(part.within(flat))
     dist.reduce(whole, dst=index % collectives.world_size())
@@ -183,12 +183,12 @@ def _gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor 
 
 
 def _place_step(group: Mapping[str, Any], values: dict[str, Any], device: torch.device) -> None:
-    """Put the number of steps where torch's optimizers expect it, as ``load_state_dict`` does.
+    """Move the step count to where torch's optimizers expect it, like ``load_state_dict``.
 
     Args:
-        group: of the parameter.
-        values: of its state, which an engine keeps elsewhere than torch.
-        device: of the parameter.
+        group: The parameter group.
+        values: State of the parameter, from an engine that stores it elsewhere.
+        device: Device of the parameter.
     """
     if (group.get("fused") or group.get("capturable")) and isinstance(values.get("step"), Tensor):
         values["step"] = values["step"].to(device, torch.float32)

@@ -1,4 +1,4 @@
-"""``deepspeed``: optimizer states, gradients and parameters divided by DeepSpeed's ZeRO.
+"""``deepspeed``: optimizer states, gradients and parameters sharded by DeepSpeed's ZeRO.
 
 Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
 (https://arxiv.org/abs/1910.02054)
@@ -41,33 +41,33 @@ _MASTERS = "DeepSpeed steps parameters in float32; use 'bf16-mixed' or '16-mixed
 
 
 class DeepSpeed(ProcessGroupStrategy):
-    """DeepSpeed ZeRO, of any stage or by DeepSpeed's own configuration.
+    """DeepSpeed ZeRO, with any stage or with DeepSpeed's own configuration.
 
-    Weights, gradients and optimizer states are in float32; forward passes compute in what the
-    precision says. A step whose gradients are not finite is left out, as DeepSpeed does.
+    Weights, gradients and optimizer states are in float32; forward passes run in the trainer's
+    precision. A step with non-finite gradients is skipped.
 
     Args:
-        config: DeepSpeed's own configuration, as a dict or the path of a JSON file; by default the
-            file that TRAINER_DEEPSPEED_CONFIG or PL_DEEPSPEED_CONFIG_PATH names. It replaces all
-            of the options below.
-        stage: of ZeRO: 1 divides the optimizer's states, 2 gradients too, 3 parameters too; 0
-            divides nothing.
-        offload_optimizer: keep the optimizer's states on the CPU, and step them there.
-        offload_parameters: keep stage 3's parameters on the CPU until they are used.
-        reduce_bucket_size: elements of gradients that travel together: by default 4 million on
-            CPUs; on GPUs a quarter of the model, at most DeepSpeed's own 500 million.
-        allgather_bucket_size: elements of weights that travel together; stage 3 gathers so many
-            ahead, and keeps twice as many. By default 5 million on CPUs; on GPUs as DeepSpeed has
-            it: 500 million, in stage 3 50 million ahead, and a billion kept.
-        contiguous_gradients: copy gradients into one buffer as they come.
-        overlap_comm: average gradients while backward goes on, which takes a second buffer; by
-            default on GPUs.
-        cpu_adam: step by DeepSpeed's Adam for CPUs in the place of torch's; it is compiled the
-            first time, by the machine's C++ compiler, which takes minutes.
-        timeout_seconds: after which a collective that a rank does not join fails on the others.
+        config: DeepSpeed's own configuration, as a dict or the path of a JSON file; default: the
+            file named by TRAINER_DEEPSPEED_CONFIG or PL_DEEPSPEED_CONFIG_PATH. Replaces all
+            options below.
+        stage: ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; 0 shards
+            nothing.
+        offload_optimizer: Keep optimizer states on the CPU, and step there.
+        offload_parameters: Keep stage 3's parameters on the CPU until they are used.
+        reduce_bucket_size: Elements per gradient reduction; default: 4 million on CPUs; on GPUs a
+            quarter of the model, at most DeepSpeed's 500 million.
+        allgather_bucket_size: Elements per all-gather of weights; stage 3 prefetches this many, and
+            keeps twice as many in memory. Default: 5 million on CPUs; on GPUs DeepSpeed's: 500
+            million, or in stage 3 a prefetch of 50 million, and a billion kept.
+        contiguous_gradients: Copy gradients into one buffer as they are computed.
+        overlap_comm: Average gradients during backward, which needs a second buffer; default: on
+            GPUs.
+        cpu_adam: Use DeepSpeed's Adam for CPUs instead of torch's; it is compiled on first use with
+            the machine's C++ compiler, which takes minutes.
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
 
     Raises:
-        ConfigurationError: the configuration cannot be read, or options do not fit one another.
+        ConfigurationError: The configuration cannot be read, or options are inconsistent.
     """
 
     limits: Limits = Limits(
@@ -178,7 +178,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if not self.is_configured:
             elements = sum(each.numel() for each in module.parameters())
             config = settings.sized(config, self.device.type, elements)
-        config.pop("scheduler", None)  # the loop steps it
+        config.pop("scheduler", None)  # the training loop steps it
         if settings.is_one_bit_adam(self.config):
             del config["optimizer"]
             found = Optimization([optimizers.one_bit_adam(self.config, module)], [])
@@ -187,7 +187,7 @@ class DeepSpeed(ProcessGroupStrategy):
             own for optimizer in found.optimizers for own in group_names(optimizer, names) if own
         ]
         self.engine = self._initialize(config, found)
-        if not groups:  # DeepSpeed has made the optimizer, of all that is trained
+        if not groups:  # the configuration's optimizer, of all trained parameters
             groups = [[name for name, each in module.named_parameters() if each.requires_grad]]
         optimizer = self._divide(module, groups)
         configured = optimizers.configured_scheduler(self.config, optimizer)
@@ -198,9 +198,9 @@ class DeepSpeed(ProcessGroupStrategy):
         trained = [each for each in self.module.parameters() if each.requires_grad]
         scalars = [each for each in self.module.parameters() if each.dim() == 0]
         self.start_equal(scalars)
-        with process.speaking_to_stderr(), process.not_sending(scalars):
+        with process.redirected_to_stderr(), process.not_broadcasting(scalars):
             engine, *_ = deepspeed.initialize(
-                # A GPU's number, which need not be the rank's on its node.
+                # Index of the GPU, which need not be the local rank.
                 args=SimpleNamespace(device_rank=self.device.index or 0),
                 model=self.step,
                 optimizer=found.optimizers[0] if found.optimizers else None,
@@ -210,16 +210,16 @@ class DeepSpeed(ProcessGroupStrategy):
             )
         return engine
 
-    def _divide(self, module: TrainingModule, groups: list[list[str]]) -> Optimizer:
-        """Find what DeepSpeed has divided, and the optimizer that steps it."""
+    def _find_shards(self, module: TrainingModule, groups: list[list[str]]) -> Optimizer:
+        """Locate the shards of DeepSpeed, and the optimizer that steps them."""
         self.zero = self.engine.optimizer if self.stage else None
         self.divided = None
         optimizer: Optimizer = self.engine.basic_optimizer
         if self.zero is None:
-            # The engine scales losses and steps by it, where nothing is divided.
+            # Without ZeRO, the engine scales losses and steps with it.
             self.engine.torch_autocast_z0_gradscaler = self.precision.scaler
             return optimizer
-        optimizer = self.zero.optimizer  # an Adagrad is made anew
+        optimizer = self.zero.optimizer  # an Adagrad is created again
         self.slices = ParameterSlices(self.zero) if self.stage == 3 else FlatSlices(self.zero)
         self.divided = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
@@ -231,7 +231,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
-        if not self._accumulates:  # a step begins
+        if not self._accumulates:  # the first micro-batch of a step
             self._check_trained()
         self.engine.set_gradient_accumulation_boundary(synchronize)
         if self.one_bit_adam is not None:
@@ -250,8 +250,8 @@ class DeepSpeed(ProcessGroupStrategy):
                 )
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        # Stage 3's engine gathers parameters in evaluation, too; where nothing is trained, there
-        # is none, and each process holds the whole model.
+        # Stage 3's engine gathers parameters in evaluation too. Without training there is no
+        # engine, and each process holds the whole model.
         if self.engine is not None and (stage == "training" or self.shards_parameters):
             return self.engine(stage, batch, batch_idx)
         return self.step(stage, batch, batch_idx)
@@ -268,10 +268,10 @@ class DeepSpeed(ProcessGroupStrategy):
         if self.zero is None:
             super().clip_gradients(optimization, value, algorithm)
         elif algorithm == "norm":
-            self.zero.clip_grad = value  # within DeepSpeed's own step
+            self.zero.clip_grad = value  # clipped in DeepSpeed's step
         else:
             if self.slices.are_offloaded and self.device.type == "cuda":
-                # Their copies to the CPU may be under way; DeepSpeed's own step waits for them.
+                # Their copies to the CPU may be pending; DeepSpeed's own step waits for them.
                 torch.cuda.synchronize(self.device)
             clip_finite_values(self.slices.gradients(), value * self.zero.loss_scale)
 
@@ -284,7 +284,7 @@ class DeepSpeed(ProcessGroupStrategy):
             self.slices.forget_gradients()
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Nothing: DeepSpeed's step does it."""
+        """Do nothing: DeepSpeed's step resets gradients."""
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -296,13 +296,13 @@ class DeepSpeed(ProcessGroupStrategy):
             self.divided.load(state)
             return
         for name, parameter in self.module.named_parameters():
-            if parameter.numel() == 0 and name in state["model"]:  # left so by stage 3
+            if parameter.numel() == 0 and name in state["model"]:  # freed by stage 3
                 parameter.data = parameter.new_empty(state["model"][name].shape)
         super().load_state(state, optimization)
 
     @property
     def one_bit_adam(self) -> OneBitAdam | None:
-        """The optimizer, if it is that."""
+        """The optimizer, if it is 1-bit Adam."""
         found = self.engine.basic_optimizer if self.engine is not None else None
         return found if isinstance(found, OneBitAdam) else None
 
@@ -333,17 +333,17 @@ class DeepSpeed(ProcessGroupStrategy):
         if engine is not None:
             engine.destroy()
             process.clean(self.module, self._untouched)
-            for name in ("slices", "step"):  # which has hooks of the engine
+            for name in ("slices", "step"):  # they have hooks of the engine
                 self.__dict__.pop(name, None)
         del engine
-        # It is a part of circles, and would keep the group, with gloo's threads, beyond its end.
+        # It is part of reference cycles, and would keep the group and gloo's threads alive.
         gc.collect()
         super().teardown()
         process.forget_process_group()
 
 
 class _AutocastStep(StepModule):
-    """A step under autocast: DeepSpeed's forward would end one that was begun around it."""
+    """A step in autocast: DeepSpeed's forward would disable one that was enabled outside."""
 
     def __init__(self, module: TrainingModule, precision: Precision, is_sharded: bool) -> None:
         super().__init__(module)

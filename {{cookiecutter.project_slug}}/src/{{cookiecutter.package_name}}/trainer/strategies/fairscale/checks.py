@@ -1,4 +1,4 @@
-"""What FairScale would compute wrongly, or say in its own terms."""
+"""Check what FairScale would compute incorrectly or report unclearly."""
 
 from collections.abc import Mapping
 
@@ -7,14 +7,14 @@ from ..optimizers import Optimization
 
 
 def check_owned(optimization: Optimization, names: Mapping[int, str]) -> None:
-    """Check that optimizers step parameters of the module alone.
+    """Check that optimizers step only parameters of the module.
 
     Args:
-        optimization: the user's.
-        names: of the module's parameters, by ``id``.
+        optimization: The user's optimizers.
+        names: Names of the module's parameters, by ``id``.
 
     Raises:
-        ConfigurationError: they do not.
+        ConfigurationError: An optimizer has another parameter.
     """
     if {id(each) for each in optimization.parameters} - names.keys():
         raise ConfigurationError(
@@ -24,7 +24,7 @@ def check_owned(optimization: Optimization, names: Mapping[int, str]) -> None:
 
 
 def not_averaged(name: str) -> UserError:
-    """What to raise for a parameter that the last micro-batch of a step has not used."""
+    """The error for a parameter that the last micro-batch of a step did not use."""
     return UserError(
         f"{name} was used in a micro-batch of this step but not in its last, in which FairScale "
         "averages gradients; use accumulate_grad_batches=1, or strategy='ddp'"

@@ -41,7 +41,7 @@ from .sharded import PACKAGES
 if TYPE_CHECKING:
     from .units import Unit
 
-# Of torch's, those that compute with a parameter as a whole.
+# torch optimizers that are not elementwise.
 _NOT_BY_ELEMENT = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 _FLOAT32 = "its parameters are cut in float32; use 'bf16-mixed' or '16-mixed'"
@@ -50,14 +50,14 @@ _FLOAT32 = "its parameters are cut in float32; use 'bf16-mixed' or '16-mixed'"
 class FairScaleFSDP(ProcessGroupStrategy):
     """FairScale: parameters, gradients and optimizer states sharded over the processes.
 
-    Parameters are whole while their unit computes. Their optimizers must compute element by
-    element, as SGD and Adam do: a slice is all that they see. Every process must use the same
-    parameters in a step; a run in which they do not ends and names them.
+    Parameters are gathered while their unit computes. Optimizers must be elementwise, like SGD and
+    Adam, because they see shards only. Every process must use the same parameters in a step;
+    otherwise the run ends with an error that names them.
 
     Args:
-        min_num_params: a child module with so many parameters becomes a unit; what is in none is
-            gathered for the whole step.
-        timeout_seconds: after which a collective that a rank does not join fails on the others.
+        min_num_params: Minimum number of parameters of a child module to become a unit; parameters
+            outside of units are gathered for the whole step.
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
     shards_parameters: bool = True
@@ -94,7 +94,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        # Imported before there is a process group, which it would keep as a default.
+        # Import before there is a process group, which would become a default argument.
         from .on_cpu import without_streams
 
         skip_together(precision)
@@ -105,34 +105,34 @@ class FairScaleFSDP(ProcessGroupStrategy):
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         make_whole(module)
         super().place(module)
-        # Before parameters are cut: their optimizers may be chosen by their shapes.
+        # Before sharding: the user may choose optimizers by the shapes of parameters.
         optimization = configure()
         _check(optimization, parameter_names(module))
-        self._divide(module)
+        self._shard_module(module)
         for optimizer in optimization.optimizers:
-            for parameter, values in optimizer.state.items():  # some optimizers begin with one
+            for parameter, values in optimizer.state.items():  # some optimizers have initial state
                 values.update(self._shards[id(parameter)].cut_values(values))
         return optimization
 
     def place(self, module: TrainingModule) -> None:
         make_whole(module)
         super().place(module)
-        self._divide(module)
+        self._shard_module(module)
 
-    def _divide(self, module: TrainingModule) -> None:
-        from .units import divide, named_units
+    def _shard_module(self, module: TrainingModule) -> None:
+        from .units import named_units, shard_module
 
         self._check_parameters(module)
         self.start_equal((*module.parameters(), *module.buffers()))
         self._names = parameter_names(module)
         self._contents = Contents(module)
         self._shards = {id(each): Shard(each) for each in module.parameters()}
-        # Of what is gathered for a checkpoint each process keeps some, and writes it.
+        # Each process keeps and writes some of the parameters gathered for a checkpoint.
         self._keepers = {
             each: index % self.layout.world_size for index, each in enumerate(self._shards)
         }
         leave_cut(module, self._shards.values())
-        self.wrapped = divide(
+        self.wrapped = shard_module(
             StepModule(module), module, self.device, self.min_num_params, self._reduce_group()
         )
         self.same_use = SameUse(self._trained, ELSEWHERE, self.timeout_seconds)
@@ -151,7 +151,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
                 )
 
     def _reduce_group(self) -> dist.ProcessGroup | None:
-        """On GPUs gradients are reduced while parameters are gathered, in a group of their own."""
+        """A separate group on GPUs: gradients are reduced while parameters are gathered."""
         group: dist.ProcessGroup | None = dist.group.WORLD
         if self.device.type != "cpu":
             group = dist.new_group(timeout=datetime.timedelta(seconds=self.timeout_seconds))
@@ -229,7 +229,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
     def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         shards = {self._names[each]: shard for each, shard in self._shards.items()}
         part = {
-            # One that is not ours is said to be so below.
+            # Unknown parameters are reported below.
             name: shards[name].cut_values(values) if name in shards else {}
             for name, values in saved["state"].items()
         }
@@ -249,7 +249,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
 
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
-    """What would be computed otherwise from slices, or not at all."""
+    """Check for optimizers that compute something else from shards, or do not support them."""
     for optimizer in optimization.optimizers:
         for name in _NOT_BY_ELEMENT:
             if isinstance(optimizer, getattr(torch.optim, name, ())):

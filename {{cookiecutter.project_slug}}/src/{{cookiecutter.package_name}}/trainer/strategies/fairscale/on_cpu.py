@@ -1,8 +1,8 @@
-"""FairScale's fully sharded data parallel on CPUs, where there are no CUDA streams to order.
+"""FairScale's fully sharded data parallel on CPUs, which have no CUDA streams.
 
-It asks ``torch.cuda`` for streams to compute and to communicate on at the same time. Without CUDA
-everything happens in the order in which it is called, which is right as it is: here its module
-sees a ``torch.cuda`` whose streams do nothing.
+FairScale uses ``torch.cuda`` streams to overlap computation and communication. Without CUDA,
+operations run in the order of their calls, which is already correct. Here, FairScale's module sees
+a ``torch.cuda`` whose streams do nothing.
 """
 
 import contextlib
@@ -16,44 +16,44 @@ from torch import Tensor
 
 
 class _Stream:
-    """A stream on which everything has happened already."""
+    """A stream on which all work is already done."""
 
     def wait_stream(self, stream: "_Stream") -> None:
-        """There is nothing to wait for."""
+        """Do nothing."""
 
     def synchronize(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing."""
 
 
 class _Streams:
-    """What FairScale asks of ``torch.cuda``."""
+    """The part of ``torch.cuda`` that FairScale uses."""
 
     def __init__(self) -> None:
         self._only = _Stream()
 
     def is_available(self) -> bool:
-        """Yes: then FairScale makes the streams that it uses later without asking."""
+        """Return True: FairScale then creates the streams that it later uses unconditionally."""
         return True
 
     def Stream(self) -> _Stream:
-        """A stream."""
+        """Create a stream."""
         return self._only
 
     def current_stream(self) -> _Stream:
-        """The stream on which all happens."""
+        """The only stream."""
         return self._only
 
     def stream(self, stream: _Stream) -> AbstractContextManager[None]:
-        """Nothing changes in it."""
+        """A context that changes nothing."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing."""
 
 
 @contextlib.contextmanager
 def without_streams() -> Iterator[None]:
-    """FairScale's module computes on CPUs inside it."""
+    """Let FairScale's module compute on CPUs in this context."""
     from fairscale.nn.data_parallel import fully_sharded_data_parallel as fairscale
 
     record_stream = Tensor.record_stream

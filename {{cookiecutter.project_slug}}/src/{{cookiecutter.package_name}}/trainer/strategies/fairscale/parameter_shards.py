@@ -1,7 +1,7 @@
-"""Parameters that lie in slices over the processes, as FairScale cuts them.
+"""Sharded parameters in FairScale's layout.
 
-A tensor of n elements is flattened, filled up with zeros to a multiple of the number of processes,
-and cut into that many equal slices.
+A tensor of n elements is flattened, padded with zeros to a multiple of the number of processes,
+and split into equal slices.
 """
 
 import math
@@ -20,10 +20,10 @@ from ...module import TrainingModule
 
 
 class Shard:
-    """What lies here of a parameter, and of tensors that have its shape.
+    """This process' shard of a parameter, and of tensors with the same shape.
 
     Args:
-        parameter: whole, before it is cut.
+        parameter: The full parameter.
     """
 
     def __init__(self, parameter: Tensor) -> None:
@@ -32,10 +32,10 @@ class Shard:
         self._size = math.ceil(parameter.numel() / collectives.world_size())
 
     def cut(self, whole: Tensor) -> Tensor:
-        """This process' slice of a tensor of the parameter's shape.
+        """This process' shard of a tensor of the parameter's shape.
 
         Raises:
-            ValueError: it has another shape.
+            ValueError: It has another shape.
         """
         if whole.shape != self.shape:
             raise ValueError(f"shape {tuple(whole.shape)} where {tuple(self.shape)} belongs")
@@ -46,7 +46,7 @@ class Shard:
         return torch.nn.functional.pad(own, (0, self._size - own.numel()))
 
     def gather(self, own: Tensor, keeper: int) -> Tensor | None:
-        """The whole tensor, on one process' CPU; ``None`` on the others."""
+        """Gather the full tensor on one process' CPU; ``None`` on the others."""
         if collectives.world_size() == 1:
             return own.detach().cpu()
         keeps = collectives.rank() == keeper
@@ -55,7 +55,7 @@ class Shard:
         return self._join(parts).cpu() if parts is not None else None
 
     def make_whole(self) -> None:
-        """Give the parameter back all of its elements, on every process."""
+        """Restore the full parameter on every process."""
         if collectives.world_size() > 1:
             self.parameter.data = self._join(collectives.all_gather(self.parameter.data))
 
@@ -63,11 +63,11 @@ class Shard:
         return torch.cat(parts)[: self.shape.numel()].view(self.shape)
 
     def is_cut(self, value: Any) -> bool:
-        """Whether a value of the parameter's optimizer state lies in slices as it does."""
+        """Whether a value of the parameter's optimizer state is sharded like the parameter."""
         return isinstance(value, Tensor) and value.shape == self.parameter.shape
 
     def gather_values(self, values: Mapping[str, Any], keeper: int) -> dict[str, Any] | None:
-        """An optimizer's state of the parameter, whole, on one process; ``None`` on the others."""
+        """Gather the parameter's optimizer state on one process; ``None`` on the others."""
         whole = {
             key: self.gather(value, keeper) if self.is_cut(value) else value
             for key, value in values.items()
@@ -75,24 +75,24 @@ class Shard:
         return whole if collectives.rank() == keeper else None
 
     def cut_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """This process' part of an optimizer's state of the parameter; stored tensors are read."""
+        """This process' shard of the parameter's optimizer state; stored tensors are read."""
         part = {}
         for key, stored in values.items():
             value = stored_tensors.read_all(stored)
-            # As torch does, which counts the steps of a parameter without dimensions in the same.
+            # Like torch, which keeps the step count of a parameter in a tensor without dimensions.
             whole = isinstance(value, Tensor) and value.shape == self.shape and key != "step"
             part[key] = self.cut(value) if whole else value
         return part
 
 
 class Contents:
-    """What a checkpoint holds of a module, by name; made before its parameters are cut.
+    """The entries of a module in a checkpoint, by name; created before its parameters are sharded.
 
     Args:
-        module: the user's.
+        module: The user's module.
 
     Raises:
-        ConfigurationError: it has state that is no tensor.
+        ConfigurationError: It has extra state that is not a tensor.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -111,14 +111,14 @@ class Contents:
                 )
 
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers as they are now."""
+        """The current buffers."""
         return {name: getattr(owner, last) for name, (owner, last) in self._owners.items()}
 
     def check(self, names: Collection[str]) -> None:
-        """Complain of names of another module.
+        """Check the names of another state dict.
 
         Raises:
-            KeyError: some are missing, or too many.
+            KeyError: Names are missing or unexpected.
         """
         strange = sorted((self.parameters.keys() | self._owners.keys()) ^ set(names))
         if strange:
@@ -126,12 +126,12 @@ class Contents:
 
 
 def leave_cut(module: TrainingModule, shards: Iterable[Shard]) -> None:
-    """Remember that a module's parameters are slices from now on, also after the run."""
+    """Record that a module's parameters are sharded from now on, also after the run."""
     module.trainer_state = replace(module.trainer_state, shards=list(shards))
 
 
 def make_whole(module: TrainingModule) -> None:
-    """Join the slices in which an earlier run has left a module; every process calls it."""
+    """Gather the shards that an earlier run has left in a module; called by every process."""
     for shard in module.trainer_state.shards:
         shard.make_whole()
     module.trainer_state = replace(module.trainer_state, shards=())

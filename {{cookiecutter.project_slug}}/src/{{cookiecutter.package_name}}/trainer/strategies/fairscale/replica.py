@@ -18,12 +18,12 @@ from ..sharded_optimizers import constructor_options
 
 
 class Replica(ShardedDataParallel):  # type: ignore[misc]
-    """A module whose gradients are averaged on the process that steps their parameter.
+    """A module whose gradients are averaged on the process that steps the parameter.
 
     Args:
-        module: the replica; equal on every process.
-        optimizers: say who steps what.
-        reduce_fp16: have gradients travel in half precision.
+        module: The replica; equal on every process.
+        optimizers: Determine which process steps which parameter.
+        reduce_fp16: Reduce gradients in half precision.
     """
 
     _reference_trainable_mask: list[bool]
@@ -34,8 +34,8 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
             module,
             list(optimizers),
             sync_models_at_startup=False,
-            # With a buffer, gradients are views of it: one that is set to None, as ours are after
-            # each step, loses its place there, and the buffer is averaged without it.
+            # With a buffer, gradients are views of it. A gradient that is set to None, as ours are
+            # after each step, loses its place in the buffer, which is then averaged without it.
             reduce_buffer_size=0,
             reduce_fp16=reduce_fp16,
         )
@@ -51,7 +51,7 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
         return reduce_copy
 
     def _detect_train_change(self) -> bool:
-        # As FairScale does it, without its warnings: to freeze and thaw layers is no mistake.
+        # Like FairScale's, without its warnings: freezing and unfreezing layers is allowed.
         mask = [each.requires_grad for each in self._all_params]
         changed = mask != self._reference_trainable_mask
         self._reference_trainable_mask = mask
@@ -60,12 +60,12 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
         return changed
 
     def not_averaged(self) -> list[Tensor]:
-        """Parameters whose gradients the last backward has left as they were."""
+        """Parameters whose gradients the last backward did not average."""
         pairs = zip(self._grad_to_be_reduced, self._trainable_params, strict=True)
         return [each for waits, each in pairs if waits and each.grad is not None]
 
-    def let_go(self) -> None:
-        """Forget the process group, whose threads would live on with it."""
+    def drop_group(self) -> None:
+        """Drop the reference to the process group, whose threads would otherwise stay alive."""
         for hook in self._grad_hooks:
             hook.remove()
         for kept in (self._grad_hooks, self._grad_accs, self._manual_reduce):
@@ -74,6 +74,6 @@ class Replica(ShardedDataParallel):  # type: ignore[misc]
 
 
 def sharded(optimizer: Optimizer) -> OSS:
-    """An optimizer of the same kind that steps this process' share of the parameters."""
+    """An optimizer of the same class that steps this process' shard of the parameters."""
     groups = [dict(group) for group in optimizer.param_groups]
     return OSS(groups, optim=type(optimizer), **constructor_options(optimizer))

@@ -1,12 +1,12 @@
-"""The scaler of fp16 gradients where gradients are sharded."""
+"""Gradient scaler for sharded gradients."""
 
 from ..precision import Precision
 
 
 def skip_together(precision: Precision) -> None:
-    """Have all ranks skip a step if one finds an overflow: each has only a part of the gradients.
+    """Skip a step on all ranks if one finds an overflow: each has only its own gradients.
 
-    Call it before the first step and before the process group is initialized.
+    Call this before the first step, and before the process group is initialized.
     """
     # The import takes the current process group as a default argument. Without one, the default
     # group at the time of the call is used.

@@ -39,14 +39,14 @@ _ADVICE = f"set {OPTION}"
 class DDPSharded(Replicated):
     """FairScale: gradients and optimizer states sharded over the processes.
 
-    A gradient is averaged on the process that steps its parameter, which then tells the others the
-    new value.
+    A gradient is averaged on the process that steps its parameter, which then broadcasts the new
+    value.
 
     Args:
-        reduce_fp16: have gradients travel in half precision.
-        find_unused_parameters: for models that leave parameters out in some steps, on some ranks
-            too. Every process keeps all averaged gradients then.
-        timeout_seconds: after which a collective that a rank does not join fails on the others.
+        reduce_fp16: Reduce gradients in half precision.
+        find_unused_parameters: For models that do not use all parameters in every step, also if
+            ranks differ. Every process then keeps all averaged gradients.
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
     limits: Limits = Limits(packages=PACKAGES)
@@ -75,7 +75,7 @@ class DDPSharded(Replicated):
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        # Before there is a process group, which what it imports would keep as a default.
+        # Import before there is a process group, which would become a default argument.
         skip_together(precision)
         super().connect(layout, own_devices, precision)
 
@@ -130,10 +130,10 @@ class DDPSharded(Replicated):
         if self.same_use is not None:
             self.same_use.close()
             self.same_use = None
-        # What still refers to the process group would keep gloo's threads beyond its end.
+        # Remaining references to the process group would keep gloo's threads alive.
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
-            wrapped.let_go()
+            wrapped.drop_group()
         for optimizer in self._sharded:
             optimizer.group = None
         self._sharded = []
@@ -141,7 +141,7 @@ class DDPSharded(Replicated):
 
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
-    """That each optimizer is one that FairScale can divide."""
+    """Check that FairScale can shard each optimizer."""
     optimizers = optimization.optimizers
     counted = Counter(id(each) for one in optimizers for each in Optimization([one], []).parameters)
     twice = [names.get(each, "a parameter") for each, count in counted.items() if count > 1]
@@ -164,7 +164,7 @@ def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
 
 @contextlib.contextmanager
 def _all_trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """OSS sends what it finds trainable when it is made; a step by hand may thaw others later."""
+    """OSS broadcasts parameters that are trainable when it is created; others may be unfrozen."""
     frozen = [each for each in parameters if not each.requires_grad]
     for each in frozen:
         each.requires_grad_()

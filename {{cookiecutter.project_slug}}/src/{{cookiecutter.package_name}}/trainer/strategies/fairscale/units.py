@@ -1,4 +1,4 @@
-"""A module in FairScale's units, each of which has its parameters whole only while it computes.
+"""A module split into FairScale units, whose parameters are full only while they compute.
 
 Imported when it is used, and before there is a process group: FairScale need not be installed.
 
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from ..gradients.averaging import copy_gradient
 
-# FairScale was written for torch 1.13, and calls what has got other names since.
+# FairScale was written for torch 1.13, and calls functions that were renamed since.
 warnings.filterwarnings(
     "ignore", r"`torch\.distributed\._(all_gather|reduce_scatter)_base` is a private function"
 )
 warnings.filterwarnings("ignore", "TypedStorage is deprecated")
 
-# What reads the parameters of its children itself, so that they must be there when it computes.
+# Modules that read the parameters of their children, which must be gathered with them.
 _TOGETHER = {nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer}
 
 
@@ -35,13 +35,13 @@ _ATTACHED = (
 
 
 class Unit(FullyShardedDataParallel):  # type: ignore[misc]
-    """FairScale's, whose parameters stay the objects that they are: only their data is a slice."""
+    """FairScale's FSDP; parameters stay the same objects, only their data is sharded."""
 
     def _cast_buffers(self, *args: Any, **kwargs: Any) -> None:
-        """They are in place, and keep their formats, which FairScale would make float32."""
+        """Do nothing: buffers are in place, and FairScale would cast them to float32."""
 
     def _register_post_backward_hooks(self) -> None:
-        # FairScale adds a hook in every forward and takes none away.
+        # FairScale adds a hook in every forward and never removes it.
         self.forget_hooks()
         super()._register_post_backward_hooks()
 
@@ -51,8 +51,8 @@ class Unit(FullyShardedDataParallel):  # type: ignore[misc]
         super()._post_backward_hook(param, *unused)
 
     def _wait_for_post_backward(self) -> None:
-        # FairScale insists that a backward has gone through every unit. One that a step does not
-        # use has no gradients, which is all there is to it.
+        # FairScale requires that a backward has reached every unit. A unit that a step does not use
+        # simply has no gradients.
         for unit in units(self):
             has_gradients = any(each.requires_grad for each in unit.params)
             state = TrainingState.BACKWARD_POST if has_gradients else TrainingState.BACKWARD_PRE
@@ -60,19 +60,19 @@ class Unit(FullyShardedDataParallel):  # type: ignore[misc]
         super()._wait_for_post_backward()
 
     def forget_hooks(self) -> None:
-        """Take the hooks of earlier forwards away."""
+        """Remove the hooks of earlier forwards."""
         for parameter in self.params:
             hook = vars(parameter).pop("_shard_bwd_hook", None)
             if hook is not None:
                 hook[1].remove()
 
     def cut(self) -> None:
-        """Leave the slices alone, also of what a forward gathered and no backward has released."""
+        """Free gathered parameters, also those that a forward gathered and no backward released."""
         self._free_full_params()
         self._use_fp32_param_shard()
 
-    def let_go(self) -> None:
-        """Forget the process groups, and what FairScale has attached to the parameters."""
+    def drop_groups(self) -> None:
+        """Drop references to process groups, and what FairScale has attached to parameters."""
         self.forget_hooks()
         self._reducer = self.process_group = self.process_group_reduce_scatter = None
         for parameter in self.params:
@@ -80,24 +80,24 @@ class Unit(FullyShardedDataParallel):  # type: ignore[misc]
                 vars(parameter).pop(name, None)
 
 
-def divide(
+def shard_module(
     step: nn.Module,
     module: nn.Module,
     device: torch.device,
     min_num_params: int,
     reduce_group: dist.ProcessGroup | None,
 ) -> Unit:
-    """Cut a module's parameters into slices.
+    """Shard a module's parameters.
 
     Args:
-        step: what is called, with the module inside.
-        module: the user's; its large children become units in their places.
-        device: to compute on.
-        min_num_params: of a child that becomes a unit.
-        reduce_group: over which gradients are reduced.
+        step: The module to call, which contains the user's module.
+        module: The user's module; its large children are replaced by units.
+        device: Device of the computation.
+        min_num_params: Minimum number of parameters of a unit.
+        reduce_group: Process group in which gradients are reduced.
 
     Returns:
-        the unit around all.
+        The root unit.
     """
     options = {
         "process_group": dist.group.WORLD,
@@ -123,7 +123,7 @@ def divide(
         for name, child in list(module.named_children()):
             setattr(module, name, auto_wrap(child))
     root = Unit(step, **options)
-    for unit in units(root):  # the root first: it then knows that it is
+    for unit in units(root):  # the root first, so that it is marked as the root
         unit._lazy_init()
     return root
 
@@ -144,9 +144,9 @@ def named_units(root: Unit) -> dict[str, Unit]:
 
 
 def undo(root: Unit, module: nn.Module) -> None:
-    """Put the user's modules back into their places; their parameters stay cut."""
+    """Restore the user's modules in their places; their parameters stay sharded."""
     for unit in units(root):
-        unit.let_go()
+        unit.drop_groups()
     for parent in list(module.modules()):
         children: Mapping[str, nn.Module | None] = parent._modules
         for name, child in list(children.items()):
@@ -159,7 +159,7 @@ def _size(module: nn.Module) -> int:
 
 
 def _is_used_elsewhere(unit: nn.Module, root: nn.Module) -> bool:
-    """Whether something outside a module has its parameters too, or the modules inside it."""
+    """Whether something outside a module also uses its parameters or submodules."""
     inside = set(unit.modules())
     own: set[Tensor] = set(unit.parameters())
     outside = [each for each in root.modules() if each not in inside]

@@ -1,4 +1,4 @@
-"""horovodrun, as a source of the layout."""
+"""horovodrun as a source of the layout."""
 
 from ...launch.cluster import Environment, Layout, Source, check_filled
 
@@ -7,7 +7,7 @@ def _read(env: Environment) -> Layout | None:
     if "HOROVOD_RANK" not in env:
         return None
     num_nodes = int(env["HOROVOD_CROSS_SIZE"])
-    # Where horovodrun itself listens: on rank 0's node, unless it was started from another.
+    # The address of horovodrun: rank 0's node, unless it was started on another one.
     address, port = env["HOROVOD_GLOO_RENDEZVOUS_ADDR"], env["HOROVOD_GLOO_RENDEZVOUS_PORT"]
     return check_filled(
         Layout(
@@ -25,5 +25,5 @@ def _read(env: Environment) -> Layout | None:
     )
 
 
-# After torchelastic, before Open MPI: horovodrun may start its ranks by mpirun.
+# After torchelastic, before Open MPI: horovodrun may start its ranks with mpirun.
 SOURCE = Source("horovod", 20, _read, r"HOROVOD_\w*(RANK|SIZE|PORT)")

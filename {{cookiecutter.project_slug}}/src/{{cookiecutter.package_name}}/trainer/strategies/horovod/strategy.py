@@ -1,4 +1,4 @@
-"""``horovod``: gradients averaged by Horovod, under horovodrun or mpirun.
+"""``horovod``: gradients averaged by Horovod, launched by horovodrun or mpirun.
 
 Source: https://horovod.readthedocs.io/en/stable/pytorch.html
 """
@@ -29,19 +29,18 @@ _NO_BF16 = "Horovod's collectives know no bfloat16; use '16-mixed', or strategy=
 
 
 class Horovod(ProcessGroupStrategy):
-    """One process per device, started by horovodrun or mpirun; Horovod averages the gradients.
+    """One process per device, launched by horovodrun or mpirun; Horovod averages the gradients.
 
-    The trainer's own few words between processes (what is logged, where the run lies) go over a
-    process group of torch's.
+    The trainer's own communication (logging, run directory) uses a torch process group.
 
     Args:
-        scale_learning_rate: multiply learning rates by the number of processes.
-        compression: how gradients travel: ``"none"`` or ``"fp16"``.
-        fusion_mb: gradients that are ready together travel together up to so many MiB, which is
-            faster for many small ones. Which ones do depends on the moment, and so does the last
-            bit of a sum over more than two processes; 0 keeps runs equal to the last bit, and is
-            the default on CPUs and where kernels are deterministic. On GPUs it is Horovod's own.
-        timeout_seconds: after which a collective that a rank does not join fails on the others.
+        scale_learning_rate: Multiply learning rates by the number of processes.
+        compression: Compression of gradients: ``"none"`` or ``"fp16"``.
+        fusion_mb: Maximum size in MiB of gradients that are fused into one all-reduce, which is
+            faster for many small gradients. Fusion depends on timing, and so does the last bit of a
+            sum over more than two processes. With 0, runs are bit-identical; this is the default on
+            CPUs and with deterministic kernels. On GPUs, the default is Horovod's.
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
     limits: Limits = Limits(
@@ -99,7 +98,7 @@ class Horovod(ProcessGroupStrategy):
         fusion_mb = self._fusion_mb(own_devices[0].type)
         if fusion_mb is not None:
             os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(fusion_mb * 2**20)))
-        if not hvd.is_initialized():  # MPI can be left but once, so it is left at the process' end
+        if not hvd.is_initialized():  # MPI is initialized once per process
             hvd.init()
         if hvd.size() != layout.world_size:
             raise UserError(
@@ -110,7 +109,7 @@ class Horovod(ProcessGroupStrategy):
         super().connect(layout, own_devices, precision)
 
     def _fusion_mb(self, device_type: str) -> float | None:
-        """How much travels together; ``None``: as much as Horovod has by default."""
+        """Size of fusion buffers; ``None``: Horovod's default."""
         is_exact = device_type == "cpu" or torch.are_deterministic_algorithms_enabled()
         return 0.0 if self.fusion_mb is None and is_exact else self.fusion_mb
 
@@ -120,11 +119,11 @@ class Horovod(ProcessGroupStrategy):
         self.place(module)
         hvd.broadcast_parameters(module.state_dict(), root_rank=0)
         self._hooks = [
-            each.register_post_accumulate_grad_hook(self._keep_apart)
+            each.register_post_accumulate_grad_hook(self._copy_gradient)
             for each in module.parameters()
             if each.requires_grad
         ]
-        # They may be thawed later, and have no hook of Horovod's.
+        # They may be unfrozen later, and have no hook of Horovod's.
         frozen = [each for each in module.parameters() if not each.requires_grad]
         found = sparse_parameters(module).values()
         self._sparse = [each for each in found if each.requires_grad]
@@ -142,10 +141,10 @@ class Horovod(ProcessGroupStrategy):
             for parameter in group["params"]
         ]
         compression = getattr(hvd.Compression, self.compression)
-        # It would make dense zeros where a process has no sparse gradient.
+        # It would create dense zeros if a process has no sparse gradient.
         with _frozen(self._sparse):
             wrapped = hvd.DistributedOptimizer(optimizer, named, compression=compression)
-        # It makes the optimizer anew, by its defaults: Adagrad's state begins with a value given.
+        # It creates the optimizer again, with its defaults: Adagrad's state has an initial value.
         wrapped.state.update(optimizer.state)
         return wrapped
 
@@ -157,7 +156,7 @@ class Horovod(ProcessGroupStrategy):
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
         self._synchronizes = synchronize
-        # A gradient's hook counts down and averages at 0: at 1 it does so now, at 2 it waits.
+        # Hooks count down and average at 0: with 1 they average now, with 2 they wait.
         for optimizer in self._optimization.optimizers:
             delays: dict[Any, int] = optimizer._allreduce_delay  # type: ignore[attr-defined]
             delays.update(dict.fromkeys(delays, 1 if synchronize else 2))
@@ -168,13 +167,13 @@ class Horovod(ProcessGroupStrategy):
         if synchronize and self._thawed is not None and self._thawed.has_trained:
             self._thawed.average()
 
-    def _keep_apart(self, parameter: Tensor) -> None:
-        """Copy a gradient before Horovod's own hook averages it."""
+    def _copy_gradient(self, parameter: Tensor) -> None:
+        """Copy a gradient before Horovod's hook averages it."""
         if self._synchronizes:
             copy_gradient(parameter)
 
     def _average(self, optimizer: Any) -> None:
-        """Wait for the averaged gradients, once a step."""
+        """Wait for the averaged gradients, once per step."""
         if id(optimizer) in self._averaged:
             return
         self._averaged.add(id(optimizer))
@@ -187,7 +186,7 @@ class Horovod(ProcessGroupStrategy):
         used = torch.tensor([float(each.grad is not None) for each in trained])
         used = self.reduce(used, "max")
         optimizer.synchronize()
-        # Horovod makes zeros of what is missing, by which momentum and decay would be stepped.
+        # Horovod creates zeros for missing gradients, which momentum and weight decay would use.
         for parameter, is_used in zip(trained, used.tolist(), strict=True):
             if not is_used:
                 parameter.grad = None
@@ -203,7 +202,7 @@ class Horovod(ProcessGroupStrategy):
             super().optimizer_step(optimizer)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        # Horovod's own takes no argument, and would keep the memory.
+        # Horovod's own method takes no argument, and would keep the memory.
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
@@ -213,7 +212,7 @@ class Horovod(ProcessGroupStrategy):
         import horovod.torch as hvd
 
         super().load_state(state, optimization)
-        # Each rank has read the same optimizer state; Horovod's broadcast of one would pickle it.
+        # All ranks have loaded the same optimizer state; Horovod's broadcast would pickle it.
         hvd.broadcast_parameters(self.module.state_dict(), root_rank=0)
 
     def teardown(self) -> None:
@@ -228,7 +227,7 @@ class Horovod(ProcessGroupStrategy):
 
 @contextlib.contextmanager
 def _frozen(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Parameters that Horovod is to leave alone: it hooks into what it finds trainable."""
+    """Freeze parameters that Horovod must not hook into."""
     for each in parameters:
         each.requires_grad_(False)
     try:

@@ -114,7 +114,7 @@ def _accelerator_set_to(device_type: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def speaking_to_stderr() -> Iterator[None]:
+def redirected_to_stderr() -> Iterator[None]:
     """What DeepSpeed and torch's compiler of extensions print is not what the user asked for."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

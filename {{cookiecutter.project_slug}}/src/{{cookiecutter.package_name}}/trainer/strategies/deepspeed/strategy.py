@@ -189,7 +189,7 @@ class DeepSpeed(ProcessGroupStrategy):
         self.engine = self._initialize(config, found)
         if not groups:  # the configuration's optimizer, of all trained parameters
             groups = [[name for name, each in module.named_parameters() if each.requires_grad]]
-        optimizer = self._divide(module, groups)
+        optimizer = self._find_shards(module, groups)
         configured = optimizers.configured_scheduler(self.config, optimizer)
         return Optimization([optimizer], [*found.schedulers, *configured])
 

@@ -324,7 +324,7 @@ class Trainer:
             return process.run(own, self.configuration, command)
         if launcher == "subprocess":
             if own.options.auto_select_gpus:
-                device_choice.tell_ranks(own.node_devices)
+                device_choice.pass_to_ranks(own.node_devices)
             launch.supervise_copies(processes, own.layout, own.started_in)
         started = partial(process.run_started, own, self.configuration, command, module)
         names = {"model": module, **command.keywords, "trainer": own}

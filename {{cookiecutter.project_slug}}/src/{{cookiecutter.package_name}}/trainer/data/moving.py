@@ -1,4 +1,4 @@
-"""Batches of any nesting, moved to a device and into a number format."""
+"""Move batches of any nesting to a device, and cast them."""
 
 import copy
 import dataclasses
@@ -11,16 +11,16 @@ from torch import nn
 
 
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """The batch on a device: tensors in dicts, lists, (named) tuples of any depth; others as is.
+    """Move a batch to a device: tensors in nested dicts, lists and (named) tuples.
 
-    Anything with a ``to`` method that takes a device moves too, and so do the fields of a
-    dataclass without one.
+    Objects with a ``to`` method that takes a device are moved too, and so are the fields of
+    dataclasses without one. Other objects are unchanged.
 
     Args:
-        batch: of any nesting.
-        device: where to.
-        dtype: of floating-point tensors, in packed sequences too; ``None``: as they are. Whole and
-            complex numbers stay, and so does what is in other things with a ``to`` method.
+        batch: A batch of any nesting.
+        device: Target device.
+        dtype: Cast floating-point tensors to it, also in packed sequences; ``None``: no cast.
+            Integer and complex tensors, and other objects with a ``to`` method, are not cast.
     """
 
     def moved(value: Any) -> Any:
@@ -37,14 +37,14 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
 
 
 def to(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
-    """A tensor on a device; one of floating-point numbers is then cast there, not before."""
-    # Nothing waits for a copy to a device; what arrives on the host is read at once.
+    """Move a tensor to a device; a floating-point tensor is cast there, not before."""
+    # A copy to a device need not be waited for; a copy to the host is read at once.
     moved = tensor.to(device, non_blocking=device.type != "cpu")
     return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
 
 
 def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """A batch in which ``change`` is made of all in its dicts, lists, tuples and dataclasses."""
+    """Apply ``change`` to all values in the dicts, lists, tuples and dataclasses of a batch."""
     if isinstance(batch, torch.Tensor | nn.utils.rnn.PackedSequence):
         return change(batch)
     if isinstance(batch, defaultdict):
@@ -64,9 +64,9 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_fields(batch: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of a dataclass in which some fields have other values."""
+    """A copy of a dataclass with other values in some fields."""
     changed = copy.copy(batch)
     for name, value in values.items():
-        # It may be frozen, and __init__ may not take what the fields hold.
+        # It may be frozen, and __init__ may not accept the values of the fields.
         object.__setattr__(changed, name, value)
     return changed

@@ -1,16 +1,16 @@
-"""The facts of a batch while its step runs."""
+"""The context of a batch while its step runs."""
 
 from typing import NamedTuple
 
 
 class BatchContext(NamedTuple):
-    """The facts of a batch that its step, and logged values, depend on.
+    """Properties of a batch on which its step and logged values depend.
 
     The loop creates one for each batch, and nothing changes it. Outside a loop the defaults apply.
     """
 
     samples: int = 1
-    """Samples of this process that count; 0 if the batch only keeps it in step with its peers."""
+    """This rank's samples that count; 0 for a padding batch."""
     weight: float = 1.0
     """Factor of the mean loss over the samples."""
     ends_step: bool = True

@@ -39,11 +39,11 @@ class Trial:
 
 
 def find_batch_size(trial: Trial, replicas: int) -> int:
-    """The largest batch that a device can train on, the same on every process.
+    """Find the largest batch on which a device can train, the same on every process.
 
-    Each process tries alone, on a copy of the module and without communication, so that one that
-    runs out of memory leaves none waiting; then all agree. Two steps are made of each size: the
-    second needs memory for the optimizers' state too.
+    Each process tries on its own, on a copy of the module and without collectives, so that one that
+    runs out of memory does not block its peers; then all agree. Two steps are tried for each size:
+    the second one includes the optimizer state.
 
     Args:
         trial: What steps are tried on.

@@ -20,10 +20,10 @@ class FitLoop:
     """Trains a module that a strategy has set up.
 
     Args:
-        fit: its parts.
-        checkpoints: writes them.
-        validate: runs a validation; ``None`` without.
-        rate_factor: what learning rates are multiplied by in a step, counted from 0.
+        fit: The parts of the fit.
+        checkpoints: Writes checkpoints.
+        validate: Runs a validation; ``None``: no validation.
+        rate_factor: Factor of the learning rates at a step, counted from 0.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FitLoop:
             self.samples_per_second = steps * self.fit.feed.samples_per_step / seconds
 
     def close(self) -> None:
-        """Wait for what is being written, and close the logs."""
+        """Wait for pending checkpoints, and close the loggers."""
         self.fit.strategy.note_loss = None
         try:
             self.checkpoints.close()
@@ -116,7 +116,7 @@ class FitLoop:
         )
 
     def _is_finished(self) -> bool:
-        """Whether training is done; raises Preempted where it is not, and a signal has come."""
+        """Whether training is done; raises Preempted if it is not, and a signal was received."""
         if self.fit.position.is_end(self.fit.options):
             return True
         number = self.preemption.requested()
@@ -130,12 +130,12 @@ class FitLoop:
         self.fit.module.on_train_epoch_end()
         self.fit.outputs.epoch_values = self.fit.outputs.recorder.take_epoch()
         self.fit.position.epoch_done = True
-        # Before validation, which may fail or take long: the epoch would be lost.
+        # Before validation, which may fail or take long, and would lose the epoch.
         self._save_once()
         self._finish_epoch()
 
     def _finish_epoch(self) -> None:
-        """What comes after the save of an epoch's end; a resume from it does this again."""
+        """Finish an epoch after its checkpoint is saved; a resume from it repeats this."""
         position, outputs = self.fit.position, self.fit.outputs
         outputs.write(position.global_step, position.epoch, outputs.epoch_values)
         if (position.epoch + 1) % self.fit.options.check_val_every_n_epoch == 0:
@@ -186,7 +186,7 @@ class FitLoop:
         self._step_schedulers("step")
         outputs.progress.step(step, outputs.recorder.latest)
         if context.ends_epoch:
-            return  # the epoch's end validates and saves, once
+            return  # the end of the epoch validates and saves
         if options.val_every_n_steps and step % options.val_every_n_steps == 0:
             self._validate_once()
         if options.checkpoint_every_n_steps and step % options.checkpoint_every_n_steps == 0:
@@ -196,12 +196,12 @@ class FitLoop:
         step = self.fit.position.global_step
         if is_logged(self.fit.options, step):
             self.fit.outputs.write(step, self.fit.position.epoch, values)
-        else:  # written when training has ended and is saved: a longer one does not log this step
+        else:  # written after the last checkpoint: a longer training would not log this step
             self.fit.outputs.last_values = values
 
     def _write_last_values(self) -> None:
         position, outputs = self.fit.position, self.fit.outputs
-        # At an epoch's end the position is the start of the next one.
+        # At the end of an epoch, the position is already the start of the next one.
         epoch = position.epoch if position.batch else max(0, position.epoch - 1)
         outputs.write(position.global_step, epoch, outputs.last_values)
 

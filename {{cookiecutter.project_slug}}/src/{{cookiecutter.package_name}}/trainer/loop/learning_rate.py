@@ -72,7 +72,7 @@ class LearningRateScaling:
 
     @classmethod
     def of(cls, options: Options) -> "LearningRateScaling":
-        """What options ask for.
+        """Create the scaling of the options.
 
         Raises:
             ConfigurationError: Unknown rule, a number out of range, or no reference batch size.

@@ -20,7 +20,7 @@ from ..strategies.optimizers import Optimization
 def problems_of(
     module: TrainingModule, strategy_name: str, strategy: Strategy, options: Options
 ) -> list[str]:
-    """One line for each thing that contradicts the manual optimization of a module."""
+    """One line for each option that contradicts the manual optimization of a module."""
     name, lines = type(module).__name__, []
     reason = strategy.limits.refused.get("manual_optimization")
     if reason is not None:
@@ -45,9 +45,9 @@ class ManualOptimization:
     """Backward, clipping and optimizer steps, called by the user's training step.
 
     Args:
-        strategy: has set the module up.
-        optimization: the optimizers.
-        context: gives the facts of the batch that is trained on.
+            strategy: The strategy, after ``setup``.
+            optimization: The optimizers.
+            context: Returns the context of the current batch.
     """
 
     def __init__(

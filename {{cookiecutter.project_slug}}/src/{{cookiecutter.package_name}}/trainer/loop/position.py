@@ -1,4 +1,4 @@
-"""Where training stands, and which of its steps are logged."""
+"""The position of training, and which of its steps are logged."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from ..data.feed import Feed, MicroBatch
 
 @dataclass
 class Position:
-    """Where training stands; the loop updates it."""
+    """The current position of training, updated by the loop."""
 
     epoch: int = 0
     batch: int = 0
     global_step: int = 0
     epoch_done: bool = False
-    """Whether all batches of the epoch are trained on; what an epoch ends with is not done yet."""
+    """Whether all batches of the epoch are done, but not yet the work at the end of the epoch."""
     saved_at: int = -1
     """The step after which training was last saved."""
     validated_at: int = -1
     """The step after which the module was last validated."""
 
     def is_end(self, options: Options) -> bool:
-        """Whether all epochs or steps that options ask for are made."""
+        """Whether training has made all epochs or steps of the options."""
         epochs, steps = options.max_epochs, options.max_steps
         return (epochs is not None and self.epoch + self.epoch_done >= epochs) or (
             steps is not None and self.global_step >= steps
@@ -29,12 +29,12 @@ class Position:
 
 
 def is_logged(options: Options, step: int) -> bool:
-    """Whether a step, counted from 1, is logged wherever training ends."""
+    """Whether to log a step, counted from 1, even if training does not end with it."""
     return step == 1 or step % options.log_every_n_steps == 0
 
 
 def is_last_step(options: Options, position: Position, batch: MicroBatch, feed: Feed) -> bool:
-    """Whether training ends with the step of a batch, as far as that can be known."""
+    """Whether training ends with the step of this batch, as far as known in advance."""
     epochs, steps = options.max_epochs, options.max_steps
     if steps is not None and position.global_step + 1 >= steps:
         return True

@@ -11,14 +11,14 @@ from .plan import Plan
 
 def warn_of_hidden_gpus(plan: Plan) -> None:
     """Warn once if the run is on the CPU only because torch cannot use this machine's GPUs."""
-    # A launcher of ours has said it for its ranks.
+    # Our launcher has printed it for its ranks.
     is_ours_to_say = plan.layout.is_main and not launch.is_reported()
     if is_ours_to_say and plan.options.accelerator == "auto" and plan.device.type == "cpu":
         hidden_gpus.warn()
 
 
 def opening(plan: Plan, loop: FitLoop) -> list[str]:
-    """Strategy, effective batch size and steps; a line each."""
+    """Strategy, effective batch size and steps, one line each."""
     feed, processes = loop.fit.feed, plan.layout.world_size
     lines = [
         f"strategy {plan.strategy_name} on {plan.device.type}, precision "
@@ -47,7 +47,7 @@ def where(directory: Path) -> str:
 
 
 def _reader(plan: Plan) -> str:
-    """What reads a replica's batches: a device, or all of a node's together."""
+    """What reads the batches of a replica: a device, or a process with several devices."""
     return "device" if len(plan.devices) == 1 else f"process of {len(plan.devices)} devices"
 
 
@@ -57,7 +57,7 @@ def _warm_up(plan: Plan) -> str:
 
 
 def closing(loop: FitLoop, directory: Path) -> list[str]:
-    """Steps made, the newest values, and the run directory."""
+    """Number of steps, latest values, and run directory."""
     values = "  ".join(f"{name} {value:.4g}" for name, value in loop.fit.outputs.latest.items())
     rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
     return [

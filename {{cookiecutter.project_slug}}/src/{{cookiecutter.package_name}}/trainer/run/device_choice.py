@@ -19,12 +19,12 @@ from . import environment
 
 
 def choose(options: Options, accelerator: Accelerator, layout: Layout) -> list[int]:
-    """Indices of the devices of a node.
+    """Indices of the devices to use on this node.
 
     Args:
-        options: the trainer's.
-        accelerator: that the devices are of.
-        layout: of the processes.
+        options: The trainer's options.
+        accelerator: Accelerator of the devices.
+        layout: Layout of the processes.
 
     Raises:
         ConfigurationError: There are no such devices, or fewer GPUs than processes.
@@ -93,8 +93,8 @@ def _idle(count: int) -> list[int]:
     return idle_gpus.choose(idle_gpus.read_gpus(), count)
 
 
-def tell_ranks(gpus: Sequence[torch.device]) -> None:
-    """Have copies of this command, which are about to start, take the GPUs chosen here."""
+def pass_to_ranks(gpus: Sequence[torch.device]) -> None:
+    """Make copies of this command, which are about to start, use the GPUs selected here."""
     os.environ[environment.GPUS] = ",".join(str(each.index) for each in gpus)
 
 

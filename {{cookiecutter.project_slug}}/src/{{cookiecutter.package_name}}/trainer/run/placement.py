@@ -90,10 +90,10 @@ def _other_nodes(options: Options, expected: int, layout: Layout) -> list[str]:
     nodes, ranks, lines = options.num_nodes, layout.num_nodes * expected, []
     if nodes is not None and nodes != layout.num_nodes:
         lines.append(f"num_nodes={nodes}, but NUM_NODES or NNODES is {layout.num_nodes}")
-    told = os.environ.get("WORLD_SIZE", str(ranks))
-    if told != str(ranks):
+    size = os.environ.get("WORLD_SIZE", str(ranks))
+    if size != str(ranks):
         lines.append(
-            f"WORLD_SIZE={told}, but {layout.num_nodes} nodes of {expected} processes are {ranks}; "
+            f"WORLD_SIZE={size}, but {layout.num_nodes} nodes of {expected} processes are {ranks}; "
             "unset it, or change devices"
         )
     return lines

@@ -51,12 +51,12 @@ class Plan:
 
     @property
     def local_processes(self) -> int:
-        """How many processes a node runs."""
+        """Number of processes per node."""
         return self.strategy.local_processes(len(self.node_devices))
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Of this process: all of its node's where it is the only one there, or else its own."""
+        """Devices of this process: all of its node's if it is the only one there, or its own."""
         if self.local_processes == 1:
             return self.node_devices
         return (self.node_devices[self.layout.local_rank],)
@@ -67,11 +67,11 @@ class Plan:
         return self.devices[0]
 
     def placed(self) -> "Plan":
-        """The same in a process that a launcher has started since."""
+        """The plan in a process that a launcher has started since."""
         return replace(self, layout=cluster.detect())
 
     def shown(self, path: Path) -> Path:
-        """A path as the user would write it where the program was started."""
+        """A path as the user would write it in the directory where the program was started."""
         return files.shown(path, self.started_in)
 
 
@@ -157,7 +157,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         activation_checkpointing.select(module, options.activation_checkpointing)
         compilation.select(module, options.compile, options.activation_checkpointing)
     problems.lines += strategy.problems_of(module)
-    if not plan.layout.started_outside:  # rank 0 asks where it is, before it writes
+    if not plan.layout.started_outside:  # otherwise rank 0 checks this before it writes
         with problems:
             run_choice.refuse_existing(plan.request)
     problems.raise_any()

@@ -15,7 +15,7 @@ from ..module import TrainingModule
 from .plan import Plan
 from .rank import RankRun, RunResult
 
-Command = partial[Any]  # of a method of RankRun: its keywords are what the user gave
+Command = partial[Any]  # a method of RankRun with the user's arguments
 
 
 def run(plan: Plan, configuration: str | None, command: Command) -> RunResult:
@@ -39,7 +39,7 @@ def run(plan: Plan, configuration: str | None, command: Command) -> RunResult:
             raise
         except SystemExit as error:
             if error.code:
-                raise  # whoever has started this sees that it failed
+                raise  # the exit code shows the failure
             place = stacks.of_error(error).rpartition("\n")[2].strip()
             raise EarlyExit(
                 f"user code called sys.exit({error.code}) in step {rank.global_step + 1}, before "

@@ -93,7 +93,7 @@ class RankRun:
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps made; batches, with manual optimization."""
+        """Number of optimizer steps; of batches, in manual optimization."""
         return self._position.global_step
 
     @property
@@ -108,17 +108,17 @@ class RankRun:
 
     @property
     def batch_samples(self) -> int:
-        """Samples of the running batch that count; 0 if it only keeps this process in step."""
+        """Samples of the current batch that count; 0 for a padding batch."""
         return self._recorder.context.samples
 
     @property
     def global_rank(self) -> int:
-        """This process among all."""
+        """The global rank of this process."""
         return self.plan.layout.rank
 
     @property
     def world_size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self.plan.layout.world_size
 
     @property

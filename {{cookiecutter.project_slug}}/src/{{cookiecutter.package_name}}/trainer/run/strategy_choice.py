@@ -11,7 +11,7 @@ def choose(options: Options, placement: Placement, problems: Problems) -> tuple[
     """Select a strategy; ``problems`` collects one line per error.
 
     Returns:
-        its name, and the strategy.
+        Its name, and the strategy.
     """
     wanted, own_options = options.strategy, options.strategy_options or {}
     if isinstance(wanted, Strategy):

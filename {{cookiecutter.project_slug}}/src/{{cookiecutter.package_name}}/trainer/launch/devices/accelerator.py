@@ -1,4 +1,4 @@
-"""Which accelerator ``"auto"`` means, and whether each rank has a GPU to itself."""
+"""Select the accelerator, and check that each rank has its own GPU."""
 
 import os
 from typing import Literal
@@ -10,8 +10,8 @@ from ...errors import ConfigurationError, UserError
 from .. import collectives
 from . import hidden_gpus
 
-# To answer whether there is a GPU, torch would start CUDA, and no process forked from then on could
-# use it. So let the driver's library be asked, which starts nothing; without it torch asks CUDA.
+# torch would initialize CUDA to check for a GPU, and no process forked afterward could use it. With
+# this variable, torch queries the driver through NVML instead, if it is available.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 Accelerator = Literal["cpu", "cuda"]
@@ -19,10 +19,10 @@ _ACCELERATORS = {"auto", "cpu", "gpu", "cuda"}
 
 
 def choose_accelerator(name: str) -> Accelerator:
-    """What ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"cuda"`` means on this machine.
+    """Select an accelerator: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"cuda"``.
 
     Raises:
-        ConfigurationError: an unknown name, or a GPU that torch cannot see.
+        ConfigurationError: Unknown name, or torch sees no GPU.
     """
     if name not in _ACCELERATORS:
         raise ConfigurationError(other_trainers.unknown("accelerator", name, _ACCELERATORS))
@@ -37,10 +37,10 @@ def choose_accelerator(name: str) -> Accelerator:
 
 
 def check_one_each(device: torch.device) -> None:
-    """Check that each rank has a GPU to itself; to be called by all ranks.
+    """Check that each rank has its own GPU; called by all ranks.
 
     Raises:
-        UserError: two have the same; on all ranks.
+        UserError: Two ranks have the same GPU; raised on all ranks.
     """
     uuids = collectives.gather(str(torch.cuda.get_device_properties(device).uuid))
     used = len(set(uuids))

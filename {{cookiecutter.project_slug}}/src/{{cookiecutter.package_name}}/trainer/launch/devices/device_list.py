@@ -1,23 +1,23 @@
-"""Which devices a value of ``devices`` means."""
+"""Parse values of ``devices``."""
 
 from ...errors import ConfigurationError, shown
 
-# A mistyped number must not fill a machine; no node has as many GPUs, or cores.
+# A mistyped number must not start that many processes; no node has more GPUs or cores.
 _MOST_DEVICES = 1024
 
 
 def parse_devices(value: int | str | list[int] | None, available: int | None) -> list[int]:
-    """The device indices that a value of ``devices`` means.
+    """Parse a value of ``devices`` into device indices.
 
     Args:
         value: ``3`` or ``"3"``: the first three; ``-1``, ``"-1"``, ``"auto"``: all;
             ``[1, 3]``, ``"1, 3"``: these; ``"0,"``: device 0.
-        available: how many devices there are; ``None`` where any number can be made up (CPU
-            processes), and "all" is one.
+        available: Number of devices; ``None`` if any number is possible (CPU processes), and
+            "all" means one.
 
     Raises:
-        ConfigurationError: a duplicate, a negative other than -1, an index that does not exist,
-            no device at all, or a value of another type. The line names it.
+        ConfigurationError: A duplicate, a negative number other than -1, an index that does not
+            exist, no device at all, or a value of another type. The message names it.
     """
     indices = _indices(value, available)
     where = f"devices={shown(value)}"

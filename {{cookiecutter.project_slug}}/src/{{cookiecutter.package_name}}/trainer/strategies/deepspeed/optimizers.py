@@ -126,7 +126,7 @@ def cpu_adam(optimizer: Optimizer) -> Optimizer:
 
 
 class ConfiguredScheduler(LRScheduler):
-    """A scheduler of DeepSpeed's, which is none of torch's, in the form of those.
+    """A scheduler of DeepSpeed, adapted to torch's interface.
 
     Args:
         scheduler: A scheduler of DeepSpeed or torch.
@@ -156,7 +156,7 @@ class ConfiguredScheduler(LRScheduler):
 
 
 def configured_scheduler(config: Mapping[str, Any], optimizer: Optimizer) -> list[SchedulerConfig]:
-    """The scheduler that a configuration names, of an optimizer; none where it names none.
+    """Create the scheduler that a configuration names; an empty list if there is none.
 
     Raises:
         ConfigurationError: Unknown parameters.

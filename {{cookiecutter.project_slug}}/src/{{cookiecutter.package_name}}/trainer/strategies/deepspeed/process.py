@@ -32,7 +32,7 @@ _ACCELERATOR = "DS_ACCELERATOR"
 
 
 def load(device: torch.device, layout: Layout) -> Any:
-    """Import DeepSpeed, for a device and without compiling anything.
+    """Import DeepSpeed for a device, without compiling extensions.
 
     Args:
         device: that is trained on; DeepSpeed takes a GPU by itself wherever there is one.
@@ -48,7 +48,7 @@ def load(device: torch.device, layout: Layout) -> Any:
 
 
 def _imported() -> Any:
-    # With a group, DeepSpeed's import would ask it for what it has not been set up for.
+    # With a process group, DeepSpeed's import would use it before it is set up.
     deepspeed: Any = importlib.import_module("deepspeed")
     # DeepSpeed would ask the compiler which extensions are compatible, and build the one for
     # shared-memory collectives, which takes a minute. None of them is needed.
@@ -115,7 +115,7 @@ def _accelerator_set_to(device_type: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def redirected_to_stderr() -> Iterator[None]:
-    """What DeepSpeed and torch's compiler of extensions print is not what the user asked for."""
+    """Redirect output of DeepSpeed and torch's extension compiler to standard error."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 

@@ -188,7 +188,7 @@ def steps_by_cpu_adam(config: Mapping[str, Any]) -> bool:
 
 
 def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
-    """One line for each thing in a user's own configuration that the trainer is told otherwise.
+    """One line for each setting of the user's configuration that conflicts with the trainer.
 
     Args:
         config: the user's.

@@ -133,12 +133,12 @@ def test_a_strategy_without_a_row_is_noticed():
 
 
 @TRIED
-def test_equals_one_process(results, references, record_property, name, number, way):
+def test_equals_one_process(results, references, record_property, tmp_path, name, number, way):
     row = MATRIX[name]
     launch = row.launches[number]
     if way in row.refused:
         record_property("conformance", [name, str(launch), way, "refused"])
-        check_refused(name, launch, way)
+        check_refused(name, launch, way, tmp_path)
         return
     found = difference(
         results(name, number) / f"{way}.safetensors",
@@ -148,16 +148,20 @@ def test_equals_one_process(results, references, record_property, name, number, 
     assert found <= row.tolerances.get(way, PROPERTIES[way].tolerance)
 
 
-def check_refused(name: str, launch: Launch, way: str) -> None:
-    """It says why, and nothing is started."""
+def check_refused(name: str, launch: Launch, way: str, folder: Path) -> None:
+    """It says why: before processes are started, or in setup if it depends on the optimizers."""
     row, one = MATRIX[name], PROPERTIES[way]
     options = {"strategy": row.strategy or name, "accelerator": "cpu", "max_steps": 1}
+    options |= {"default_root_dir": folder, "strategy_options": one.options, **one.trainer}
     # Of a launcher's own processes, one alone is asked.
     devices = 1 if launch.by is not None else launch.devices
+
+    def fit() -> None:
+        trainer.Trainer(**options, devices=devices).check_fit(make(**one.subject))
+        trainer.Trainer(**options, devices=1).fit(make(**one.subject))
+
     with pytest.raises(trainer.ConfigurationError, match=row.refused[way]):
-        trainer.Trainer(
-            **{**options, "devices": devices, "strategy_options": one.options, **one.trainer}
-        ).check_fit(make(**one.subject))
+        fit()
 
 
 @TRIED

@@ -18,7 +18,7 @@ from .mistakes import CHECKPOINT, SECTIONS
 from .results import Results
 from .trainer import DataModule, Trainer, TrainingModule
 from .trainer.arguments import legacy, paths, values
-from .trainer.checkpoint.reading import resolve
+from .trainer.checkpoint import resolve
 from .trainer.errors import CheckpointError, ConfigurationError, Problems, one_line, shown
 
 _NO_CHECKPOINT = "none"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .trainer.arguments import redaction
-from .trainer.checkpoint import run_directory
-from .trainer.checkpoint.reading import Checkpoint, run_of
+from .trainer.checkpoint import Checkpoint, run_directory, run_of
 from .trainer.launch import files
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UserError
-from .logging.metrics import ReduceFx
+from .logging import ReduceFx
 
 Loader = Iterable[Any]
 

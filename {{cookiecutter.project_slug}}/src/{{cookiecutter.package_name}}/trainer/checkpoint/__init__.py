@@ -1,4 +1,32 @@
 """Checkpoints and run directories: read, write, select and lock them.
 
-Imports ``launch`` and the folders below it; nothing here depends on a strategy.
+A checkpoint is a directory per step: JSON for everything that is not a tensor, and a safetensors
+file per rank. Imports ``launch`` and the folders below it; nothing here depends on a strategy.
 """
+
+from .dtensors import is_sharded
+from .reading import DIRECTORY, Checkpoint, resolve, run_of
+from .run_choice import Chosen, Request
+from .run_lock import RunLock
+from .state_file import MOST_STEPS, Spread, check_count
+from .stored_tensors import Stored, fill, read_all
+from .writing import Checkpoints, set_aside
+
+__all__ = [
+    "DIRECTORY",
+    "MOST_STEPS",
+    "Checkpoint",
+    "Checkpoints",
+    "Chosen",
+    "Request",
+    "RunLock",
+    "Spread",
+    "Stored",
+    "check_count",
+    "fill",
+    "is_sharded",
+    "read_all",
+    "resolve",
+    "run_of",
+    "set_aside",
+]

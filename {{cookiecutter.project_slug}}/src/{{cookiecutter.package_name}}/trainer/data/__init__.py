@@ -1,4 +1,23 @@
 """Data loading: the global order of samples, the batches of each replica, and randomness.
 
-Imports ``launch``, ``module`` and the folders below them.
+``Feed`` gives a replica its part of each global batch; ``transfer`` copies it to the device ahead
+of the step. Imports ``launch``, ``module`` and the folders below them.
 """
+
+from .feed import UNEVEN, Feed, MicroBatch, Share, batch_length, feed_evaluation, feed_training
+from .randomness import seed_everything
+from .scaling import LearningRate
+from .sources import Data
+
+__all__ = [
+    "UNEVEN",
+    "Data",
+    "Feed",
+    "LearningRate",
+    "MicroBatch",
+    "Share",
+    "batch_length",
+    "feed_evaluation",
+    "feed_training",
+    "seed_everything",
+]

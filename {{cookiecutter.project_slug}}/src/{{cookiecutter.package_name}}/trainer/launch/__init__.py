@@ -1,4 +1,8 @@
-"""How the ranks of a run are started: by an external launcher, or by this process."""
+"""How the ranks of a run are started: by an external launcher, or by this process.
+
+``cluster/`` reads from the environment which rank this process is, ``devices/`` which devices it
+has, and ``failures/`` reports what ended it. Imports ``arguments`` and ``errors``.
+"""
 
 from .external import run_external
 from .failures.reports import RankError, describe, end_hung, end_process, is_reported

@@ -239,7 +239,7 @@ class _ResultReceiver:
         self._thread.join(timeout=10)
 
     def _receive(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(EOFError, OSError):  # take() reports that nothing came
             self._content = self._receiver.recv_bytes()
 
     def take(self) -> Any:

@@ -79,7 +79,7 @@ def _resume_command(directory: str) -> str:
     layout = _layout()
     if layout.source == "torchelastic":
         # The parent process is torchrun.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # then the words of this rank are shown
             content = Path(f"/proc/{os.getppid()}/cmdline").read_text()
             words = content.rstrip("\0").split("\0")
     elif layout.started_outside:
@@ -106,6 +106,6 @@ def resuming(words: Sequence[str], directory: str) -> list[str]:
 
 
 def _layout() -> Layout:
-    with contextlib.suppress(ConfigurationError):
+    with contextlib.suppress(ConfigurationError):  # reported already where a run begins
         return cluster.detect()
     return Layout()

@@ -57,7 +57,7 @@ def is_ignored(number: int) -> bool:
 def redirect_lost_terminal() -> None:
     """Redirect output to ``/dev/null`` if the terminal is gone: printing would raise an error."""
     for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the program has closed it
             is_device = stat.S_ISCHR(os.fstat(descriptor).st_mode)
             if is_device and not os.isatty(descriptor):
                 nowhere = os.open(os.devnull, os.O_WRONLY)

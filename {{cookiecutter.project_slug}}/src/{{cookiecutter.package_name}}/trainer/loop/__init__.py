@@ -1,4 +1,12 @@
 """The training loop, evaluation and manual optimization.
 
-Imports every folder but ``run``; uses strategies only through their contract.
+``FitLoop`` calls the methods of a strategy in order. Imports every folder but ``run``; uses a
+strategy only through the contract in ``strategies/base.py``.
 """
+
+from .evaluation import evaluate, predict
+from .fit import FitLoop
+from .manual_optimization import ManualOptimization
+from .position import Position
+
+__all__ = ["FitLoop", "ManualOptimization", "Position", "evaluate", "predict"]

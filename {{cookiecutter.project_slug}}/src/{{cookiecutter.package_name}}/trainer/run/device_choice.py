@@ -105,7 +105,7 @@ def _of_strategy(wanted: object) -> tuple[Limits, bool]:
     if isinstance(wanted, Strategy):
         cls, limits = type(wanted), wanted.limits
     else:
-        with contextlib.suppress(ConfigurationError):
+        with contextlib.suppress(ConfigurationError):  # an unknown name is reported with the rest
             found = strategies.find(wanted)
             cls, limits = found.cls, found.limits
     return limits, cls.local_processes(2) == 1 and cls is not SingleDevice

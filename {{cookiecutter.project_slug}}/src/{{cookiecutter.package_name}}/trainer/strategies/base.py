@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from ..arguments.options import Options
 from ..checkpoint import stored_tensors
-from ..data import moving, transfer
-from ..data.feed import Feed, MicroBatch
+from ..data import Feed, MicroBatch, moving, transfer
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..launch.collectives import How

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..arguments import other_trainers
-from ..checkpoint.dtensors import is_sharded
+from ..checkpoint import is_sharded
 from ..errors import ConfigurationError
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..checkpoint import stored_tensors
-from ..checkpoint.state_file import Spread
+from ..checkpoint import Spread, stored_tensors
 from .optimizer_state import group_names, load_optimizer_state, named_groups
 
 

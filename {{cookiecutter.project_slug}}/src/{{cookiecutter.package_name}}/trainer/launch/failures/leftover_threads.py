@@ -72,7 +72,7 @@ def end_now(code: int) -> NoReturn:
         code: The exit code.
     """
     _call_with_timeout(_DEFAULT_SECONDS, atexit._run_exitfuncs)
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # closed, or the terminal is gone
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -213,7 +213,7 @@ def report_start() -> None:
     if directory := _directory():
         os.environ[RANK_PROCESS] = str(os.getpid())
         interruption.hide_keyboard_interrupt()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the launcher has ended, and its directory
             (directory / f"{_STARTED}-{os.environ['RANK']}").touch()
             # A script may catch an error and train again; then the old report must not be shown.
             _report(directory, os.environ["RANK"]).unlink(missing_ok=True)

@@ -218,7 +218,7 @@ def _directory(base: str | Path, rank: int) -> Path:
 def _end(peers: Sequence[_Peer]) -> None:
     for each in peers:
         if each.state() is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
                 os.kill(each.process, signal.SIGKILL)
 
 

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint.state_file import Spread
-from ...checkpoint.stored_tensors import read_all
+from ...checkpoint import Spread, read_all
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ..optimizer_state import check_groups, implementation, named_groups

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from ...arguments.options import Options
 from ...errors import UserError
 from ...launch.cluster import Layout
-from ...launch.devices.accelerator import choose_accelerator
+from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
 from ..clipping import clip_finite_values
 from ..gradients import sparse

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...checkpoint import stored_tensors
-from ...checkpoint.state_file import Spread
+from ...checkpoint import Spread, stored_tensors
 from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...module import TrainingModule

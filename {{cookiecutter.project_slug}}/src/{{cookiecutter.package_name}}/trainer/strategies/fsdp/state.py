@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import stored_tensors
-from ...checkpoint.stored_tensors import Stored, fill
+from ...checkpoint import Stored, fill, stored_tensors
 from ...errors import ConfigurationError
 from ..optimizer_state import load_optimizer_state, parameter_names
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...errors import UserError, nearest
-from ...memory.blocks import repeated_blocks
+from ...memory import repeated_blocks
 
 _TORCH = Path(torch.__file__).parent
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)

@@ -1,1 +1,4 @@
-"""Gradients across ranks: averaging, sparse gradients, and ranks that use other parameters."""
+"""Gradients across ranks: averaging, sparse gradients, and ranks that use other parameters.
+
+Several strategies use what is here. Imports ``launch`` and ``errors``, and no strategy.
+"""

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...data import transfer
-from ...data.feed import Feed, MicroBatch
+from ...data import Feed, MicroBatch, transfer
 from ...module import TrainingModule
 from ..limits import Limits
 from .ddp import DDP

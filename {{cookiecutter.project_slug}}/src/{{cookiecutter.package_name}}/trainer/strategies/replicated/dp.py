@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data import moving, transfer
-from ...data.feed import Feed, MicroBatch, batch_length
+from ...data import Feed, MicroBatch, batch_length, moving, transfer
 from ...module import TrainingModule
 from ..base import Strategy
 from ..limits import Limits

@@ -6,14 +6,12 @@ of the step. Imports ``launch``, ``module`` and the folders below them.
 
 from .feed import UNEVEN, Feed, MicroBatch, Share, batch_length, feed_evaluation, feed_training
 from .randomness import seed_everything
-from .scaling import LearningRate
 from .sources import Data
 
 __all__ = [
     "UNEVEN",
     "Data",
     "Feed",
-    "LearningRate",
     "MicroBatch",
     "Share",
     "batch_length",

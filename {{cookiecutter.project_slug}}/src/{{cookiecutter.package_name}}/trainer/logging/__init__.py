@@ -5,12 +5,14 @@ loggers that write it, and a new one is added in ``loggers.py``. Imports ``launc
 below it.
 """
 
+from .context import BatchContext
 from .loggers import Logger, make_loggers
 from .metrics import Recorder, ReduceFx
 from .outputs import Outputs
 from .progress import Progress
 
 __all__ = [
+    "BatchContext",
     "Logger",
     "Outputs",
     "Progress",

@@ -6,7 +6,15 @@ strategy only through the contract in ``strategies/base.py``.
 
 from .evaluation import evaluate, predict
 from .fit import FitLoop
+from .learning_rate import LearningRateScaling
 from .manual_optimization import ManualOptimization
 from .position import Position
 
-__all__ = ["FitLoop", "ManualOptimization", "Position", "evaluate", "predict"]
+__all__ = [
+    "FitLoop",
+    "LearningRateScaling",
+    "ManualOptimization",
+    "Position",
+    "evaluate",
+    "predict",
+]

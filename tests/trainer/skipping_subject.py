@@ -1,6 +1,8 @@
 """Two ranks; one element of the gradients overflows in the second of three steps.
 
-``python -m skipping_subject FOLDER STRATEGY[-fp16] …`` fits once under each strategy.
+``python -m skipping_subject FOLDER STRATEGY[-fp16|-views] …`` fits once under each strategy. With
+``-fp16`` nothing overflows, and gradients are reduced in half precision. With ``-views`` a gradient
+shares its memory with one that backward still uses.
 """
 
 import sys
@@ -39,15 +41,33 @@ class Overflows(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
+class Views(TrainingModule):
+    """The gradient of the view of a bias is that of the layer's output, in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.bias = nn.Linear(2, 2, bias=False), nn.Parameter(torch.zeros(2))
+        nn.init.zeros_(self.layer.weight)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        output = self.layer(torch.tensor([[1.0, 2.0]])) + self.bias.view(1, 2)
+        return (output * torch.tensor([[3.0, 5.0]])).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
 def main(folder: Path, names: list[str]) -> None:
     """Fit under each strategy."""
     for name in names:
-        strategy, _, half = name.partition("-")
-        options: dict[str, Any] = {"timeout_seconds": 60, **({"reduce_fp16": True} if half else {})}
-        module = Overflows(overflows=not half)
+        strategy, _, variant = name.partition("-")
+        options: dict[str, Any] = {"timeout_seconds": 60}
+        if variant == "fp16":
+            options["reduce_fp16"] = True
+        module = Views() if variant == "views" else Overflows(overflows=not variant)
         Trainer(
             **{"accelerator": "cpu", "devices": 2, "strategy": strategy, "max_epochs": 1},
-            **{"precision": "32-true" if half else "16-mixed", "strategy_options": options},
+            **{"precision": "32-true" if variant else "16-mixed", "strategy_options": options},
             **{"default_root_dir": folder, "run_name": name, "loggers": []},
             enable_progress_bar=False,
         ).fit(module, [torch.ones(1)] * 3)

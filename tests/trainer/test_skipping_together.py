@@ -58,7 +58,7 @@ def test_a_rank_skips_a_step_in_which_another_finds_an_overflow(
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("skipping")
-    names = [*SHARDED, "ddp_sharded-fp16"]
+    names = [*SHARDED, "ddp_sharded-fp16", "ddp_sharded-views"]
     done = run(["-m", "skipping_subject", folder, *names], engine="fairscale")
     assert done.returncode == 0, done.stderr
     return folder
@@ -83,3 +83,11 @@ def test_no_rank_steps_if_one_element_on_another_overflows(trained: Path, strate
 @pytest.mark.needs("fairscale")
 def test_reduce_fp16_rounds_gradients(trained: Path) -> None:
     assert weights(trained / "ddp_sharded-fp16") == {-3.0}
+
+
+@pytest.mark.slow
+@pytest.mark.needs("fairscale")
+def test_a_gradient_is_not_averaged_in_memory_that_backward_still_uses(trained: Path) -> None:
+    model = Checkpoint(resolve(trained / "ddp_sharded-views")).state()["model"]
+    assert model["bias"].tolist() == [-9.0, -15.0]  # three steps
+    assert model["layer.weight"].tolist() == [[-9.0, -18.0], [-15.0, -30.0]]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tests.project import horovodrun, run
+from tests.conformance.horovod_rows import horovodrun
+from tests.project import run
 
 from my_project.trainer.checkpoint.reading import Checkpoint, complete
 

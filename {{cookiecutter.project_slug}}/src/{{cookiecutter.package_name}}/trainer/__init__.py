@@ -1,6 +1,6 @@
 """The bundled trainer: trains your module with any strategy."""
 
-from .data.randomness import seed_everything
+from .data import seed_everything
 from .errors import CheckpointError, ConfigurationError, UserError
 from .launch import RankError
 from .module import DataModule, TrainingModule

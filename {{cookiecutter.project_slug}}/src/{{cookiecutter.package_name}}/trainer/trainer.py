@@ -14,8 +14,7 @@ from typing import Any, cast
 from . import launch
 from .arguments import legacy, paths, values
 from .arguments.keywords import Keywords, collects_keywords
-from .data import randomness, sources
-from .data.sources import Data
+from .data import Data, randomness, sources
 from .errors import ConfigurationError
 from .launch import interruption, outcome
 from .launch.interruption import Interrupted

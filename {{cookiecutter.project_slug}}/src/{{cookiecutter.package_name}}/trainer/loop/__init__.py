@@ -8,10 +8,12 @@ from .evaluation import evaluate, predict
 from .fit import FitLoop
 from .learning_rate import LearningRateScaling
 from .manual_optimization import ManualOptimization
+from .parts import FitParts
 from .position import Position
 
 __all__ = [
     "FitLoop",
+    "FitParts",
     "LearningRateScaling",
     "ManualOptimization",
     "Position",

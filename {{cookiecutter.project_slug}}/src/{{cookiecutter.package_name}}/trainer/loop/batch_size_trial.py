@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import UserError
 from ..launch.cluster import Layout
-from ..memory.batch_size import fits_in_memory, largest_that_fits
+from ..memory import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
 from ..strategies import SingleDevice
 from ..strategies.optimizers import read_optimization

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import ConfigurationError, Problems, nearest, shown
-from ..memory import activation_checkpointing
-from ..memory.blocks import repeated_blocks
+from ..memory import activation_checkpointing, repeated_blocks
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 OPTIONS = ("mode", "dynamic", "regional")

@@ -8,11 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..data import moving, randomness
-from ..data.feed import Feed
+from ..data import Feed, moving, randomness
 from ..launch import collectives
-from ..logging import torchmetrics_state
-from ..logging.metrics import Recorder
+from ..logging import Recorder, torchmetrics_state
 from ..module import TrainingModule
 from ..strategies import Strategy
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Literal
 
-from ..checkpoint.writing import Checkpoints
-from ..data.feed import MicroBatch
+from ..checkpoint import Checkpoints
+from ..data import MicroBatch
 from ..launch.preemption import Preempted, Preemption
 from ..logging.context import BatchContext
 from . import saving

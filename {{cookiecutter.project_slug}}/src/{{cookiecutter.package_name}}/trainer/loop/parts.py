@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ..arguments.options import Options
-from ..data.feed import Feed
-from ..logging.outputs import Outputs
+from ..data import Feed
+from ..logging import Outputs
 from ..module import TrainingModule
 from ..strategies import Strategy
 from ..strategies.optimizers import Optimization

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..arguments.options import Options
-from ..data.feed import Feed, MicroBatch
+from ..data import Feed, MicroBatch
 
 
 @dataclass

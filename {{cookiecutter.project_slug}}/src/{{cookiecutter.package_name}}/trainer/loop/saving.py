@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..checkpoint.dtensors import is_sharded
-from ..checkpoint.reading import Checkpoint
-from ..checkpoint.stored_tensors import read_all
+from ..checkpoint import Checkpoint, is_sharded, read_all
 from ..data import randomness
 from ..errors import CheckpointError
 from ..launch.cluster import Layout

@@ -5,7 +5,7 @@ from pathlib import Path
 from .. import launch
 from ..data import scaling
 from ..launch.devices import gpu_backends, hidden_gpus
-from ..loop.fit import FitLoop
+from ..loop import FitLoop
 from .plan import Plan
 
 

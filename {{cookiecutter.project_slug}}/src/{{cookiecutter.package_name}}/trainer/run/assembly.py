@@ -3,18 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from ..checkpoint.reading import DIRECTORY
-from ..checkpoint.writing import Checkpoints
-from ..data import scaling
-from ..data.feed import Feed, Share, feed_evaluation, feed_training
-from ..logging.metrics import Recorder
-from ..logging.outputs import Outputs
-from ..logging.progress import Progress
-from ..loop.evaluation import evaluate
-from ..loop.fit import FitLoop
-from ..loop.manual_optimization import ManualOptimization
-from ..loop.parts import FitParts
-from ..loop.position import Position
+from ..checkpoint import DIRECTORY, Checkpoints
+from ..data import Feed, Share, feed_evaluation, feed_training, scaling
+from ..logging import Outputs, Progress, Recorder
+from ..loop import FitLoop, FitParts, ManualOptimization, Position, evaluate
 from ..module import Loader, TrainingModule
 from ..strategies import sync_batchnorm
 from ..strategies.optimizers import read_optimization

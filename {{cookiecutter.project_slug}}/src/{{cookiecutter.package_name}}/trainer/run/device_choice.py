@@ -11,9 +11,7 @@ from .. import launch, strategies
 from ..arguments.options import Options
 from ..errors import ConfigurationError
 from ..launch.cluster import Layout
-from ..launch.devices import idle_gpus
-from ..launch.devices.accelerator import Accelerator
-from ..launch.devices.device_list import parse_devices
+from ..launch.devices import Accelerator, idle_gpus, parse_devices
 from ..strategies import Limits, SingleDevice, Strategy
 from . import environment
 

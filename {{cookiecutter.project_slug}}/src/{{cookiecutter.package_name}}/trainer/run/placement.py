@@ -7,7 +7,7 @@ from ..arguments.options import Options
 from ..errors import ConfigurationError, Problems
 from ..launch import cluster
 from ..launch.cluster import Layout
-from ..launch.devices.accelerator import Accelerator, choose_accelerator
+from ..launch.devices import Accelerator, choose_accelerator
 from ..strategies import Strategy
 from . import device_choice
 

@@ -13,16 +13,14 @@ from .. import strategies
 from ..arguments import keywords, ranges
 from ..arguments.keywords import Keywords
 from ..arguments.options import Options
-from ..checkpoint import run_choice
-from ..checkpoint.run_choice import Request
+from ..checkpoint import Request, run_choice
 from ..data import feed, scaling, sources
 from ..errors import Problems
 from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..launch.devices import gpu_backends
 from ..logging import loggers
-from ..loop import compilation, manual_optimization
-from ..loop.learning_rate import LearningRateScaling
+from ..loop import LearningRateScaling, compilation, manual_optimization
 from ..memory import activation_checkpointing
 from ..module import TrainingModule
 from ..strategies import Strategy, clipping

@@ -9,24 +9,32 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..checkpoint import run_choice, run_directory
-from ..checkpoint.reading import DIRECTORY, Checkpoint, resolve
-from ..checkpoint.run_choice import Chosen
-from ..checkpoint.run_lock import RunLock
-from ..checkpoint.writing import set_aside
-from ..data import randomness, sources
-from ..data.sources import Data
+from ..checkpoint import (
+    DIRECTORY,
+    Checkpoint,
+    Chosen,
+    RunLock,
+    resolve,
+    run_choice,
+    run_directory,
+    set_aside,
+)
+from ..data import Data, randomness, sources
 from ..errors import CheckpointError
 from ..launch import collectives, forks, outcome, restarts
 from ..launch.interruption import Interrupted
 from ..launch.preemption import Preempted
-from ..logging.loggers import make_loggers
-from ..logging.metrics import Recorder
-from ..loop import batch_size_trial, compilation, saving
-from ..loop.evaluation import evaluate, predict
-from ..loop.fit import FitLoop
-from ..loop.manual_optimization import ManualOptimization
-from ..loop.position import Position
+from ..logging import Recorder, make_loggers
+from ..loop import (
+    FitLoop,
+    ManualOptimization,
+    Position,
+    batch_size_trial,
+    compilation,
+    evaluate,
+    predict,
+    saving,
+)
 from ..memory import activation_checkpointing
 from ..module import Loader, TrainingModule
 from . import announcements

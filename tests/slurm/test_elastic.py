@@ -117,7 +117,7 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
         has_processes(job, "3")
         assert replacement(job).ask("NodeList") == "node3"
         # Nothing was lost: whoever was there has saved before the newcomer was let in.
-        assert "as SIGTERM asked" in job.log
+        assert "stopped by SIGTERM" in job.log
     # While nobody tells a job which nodes it has, it keeps them, and asks for no others.
     attempts = [layouts(job) for job in jobs]
     assert on_cluster.cluster.control("stop").returncode == 0

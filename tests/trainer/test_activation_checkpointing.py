@@ -175,7 +175,7 @@ def test_a_forward_that_was_put_on_an_object_is_not_replaced():
     [
         (
             {"activation_checkpointing": "Block"},
-            "activation_checkpointing='Block': give a list of names, say ['Block']",
+            "activation_checkpointing='Block': give a list of names, for example ['Block']",
         ),
     ],
 )

@@ -338,7 +338,7 @@ def test_a_misspelt_variable_is_named_once(
         trainer.Trainer(max_epochs=1)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        "warning: TRAINER_CLUSTR is no variable of the trainer; did you mean 'TRAINER_CLUSTER'"
+        "warning: TRAINER_CLUSTR is not a variable of the trainer; did you mean 'TRAINER_CLUSTER'"
     )
 
 
@@ -420,6 +420,6 @@ def test_a_batch_larger_than_the_data_set_is_refused_before_the_first_step(
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
         "error: global_batch_size=64000: an optimizer step takes more samples than the 1349 of the "
-        "data set; use at most 1349\n"
+        "dataset; use at most 1349\n"
     )
     assert not list(tmp_path.glob("there/*/metrics.csv"))

@@ -205,7 +205,7 @@ def test_what_cannot_be_carried_is_refused_with_its_path(
     with pytest.raises(CheckpointError) as raised:
         save(tmp_path, state=state)
     assert raised.value.problems == [
-        f"{line}; a checkpoint carries numbers, text and tensors in dicts, lists and tuples"
+        f"{line}; a checkpoint supports numbers, text and tensors in dicts, lists and tuples"
     ]
     assert names(tmp_path) == []
 
@@ -326,7 +326,7 @@ def test_no_checkpoint_is_one_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError) as raised:
         checkpoints.resolve(path)
     assert raised.value.problems == [
-        f"{path}: no checkpoint there; give a run's directory or a checkpoint in it"
+        f"{path}: no checkpoint there; give a run directory or a checkpoint in it"
     ]
 
 

@@ -307,7 +307,9 @@ def test_hydra_on_one_node_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> 
     assert layout.launch_id == "hydra-node-a-123-4567"
     monkeypatch.setattr(cluster.mpi, "_hydra_proxy", lambda: None)
     assert cluster.detect(HYDRA | alone | MASTER).main_port == 29500
-    with pytest.raises(ConfigurationError, match="hydra: 1 node, but none knows where rank 0 is"):
+    with pytest.raises(
+        ConfigurationError, match="hydra: 1 node, but the address of rank 0 is unknown"
+    ):
         cluster.detect(HYDRA | alone)
 
 
@@ -517,11 +519,11 @@ def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
         ),
         (
             LAUNCHED | {"LOCAL_RANK": "2"},
-            "environment: local rank 2 of 2 (counted from 0) cannot be; the launch is broken",
+            "environment: local rank 2 of 2 (counted from 0) is invalid; the launch is broken",
         ),
         (
             MPIRUN,
-            "openmpi: 2 nodes, but none knows where rank 0 is; start them with "
+            "openmpi: 2 nodes, but the address of rank 0 is unknown; start them with "
             "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500",
         ),
         *(
@@ -540,11 +542,11 @@ def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
         ),
         (
             ON_EACH_NODE | {"NODE_RANK": "2"},
-            "nodes: rank 2 of 2 (counted from 0) cannot be; the launch is broken",
+            "nodes: rank 2 of 2 (counted from 0) is invalid; the launch is broken",
         ),
         (
             HYDRA,
-            "hydra: 2 nodes, but none knows where rank 0 is; start them with "
+            "hydra: 2 nodes, but the address of rank 0 is unknown; start them with "
             "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500",
         ),
         (
@@ -554,7 +556,7 @@ def test_the_override_wins(chosen: str, rank: int, size: int) -> None:
         ),
         (
             LAUNCHED | {"RANK": "one"},
-            "environment: RANK='one' is no number; the launch is broken",
+            "environment: RANK='one' is not a number; the launch is broken",
         ),
     ],
 )

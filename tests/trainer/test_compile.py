@@ -220,7 +220,7 @@ def test_blocks_compiled_and_computed_again_train_the_same(tmp_path):
 @pytest.mark.parametrize("strategy", ["dp", "ddp2"])
 def test_replicas_refuse(strategy):
     with pytest.raises(
-        trainer.ConfigurationError, match="takes no compile: a replica is made anew"
+        trainer.ConfigurationError, match="does not support compile: replicas are created again"
     ):
         trainer.Trainer(accelerator="cpu", max_steps=1, compile=True, strategy=strategy)
 
@@ -251,9 +251,12 @@ def problems(value: Any) -> list[str]:
         ),
         (
             {"regional": "Block"},
-            ["compile.regional='Block': give true, or a list of names, say ['Block']"],
+            ["compile.regional='Block': give true, or a list of names, for example ['Block']"],
         ),
-        ({"regional": []}, ["compile.regional=[]: give true, or a list of names, say ['Block']"]),
+        (
+            {"regional": []},
+            ["compile.regional=[]: give true, or a list of names, for example ['Block']"],
+        ),
         (
             {"regional": ["Blok"]},
             ["compile.regional: nothing in the model is named 'Blok'; did you mean 'Block'?"],

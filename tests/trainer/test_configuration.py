@@ -198,7 +198,7 @@ def test_a_list_of_devices() -> None:
         ),
         pytest.param(
             ["--trainer.max_epochs", "null"],
-            "neither max_epochs nor max_steps is given: no end to training",
+            "neither max_epochs nor max_steps is given: training would not end",
             id="no end",
         ),
         pytest.param(
@@ -229,13 +229,13 @@ def test_a_list_of_devices() -> None:
         ),
         pytest.param(
             ["--trainer.devices", "0"],
-            "devices=0 is no device; a run needs at least one",
+            "devices=0 is not a device; a run needs at least one",
             id="no device",
         ),
         pytest.param(
             ["--trainer.devices", "3"],
-            "global_batch_size=64 does not divide by 3 replicas times "
-            "accumulate_grad_batches=1; the nearest that do: 63 and 66",
+            "global_batch_size=64 is not divisible by 3 replicas times "
+            "accumulate_grad_batches=1; the nearest divisible sizes are 63 and 66",
             id="a global batch that does not divide",
         ),
         pytest.param(
@@ -262,13 +262,13 @@ def test_a_list_of_devices() -> None:
         ),
         pytest.param(
             ["--trainer.resume", "gone"],
-            "resume='gone': no such directory; give a run's directory or a checkpoint",
+            "resume='gone': no such directory; give a run directory or a checkpoint",
             id="a run that is not there",
         ),
         pytest.param(
             ["--trainer.resume", "auto"],
             "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, or "
-            "give resume a run's directory",
+            "set resume to a run directory",
             id="resume a run without a name",
         ),
         pytest.param(
@@ -283,7 +283,7 @@ def test_a_list_of_devices() -> None:
         ),
         pytest.param(
             ["--trainer.keep_checkpoints", "1"],
-            "keep_checkpoints=1: keep at least 2; one is always whole",
+            "keep_checkpoints=1: keep at least 2, so that one is always complete",
             id="too few checkpoints",
         ),
         pytest.param(
@@ -309,17 +309,17 @@ def test_a_list_of_devices() -> None:
         ),
         pytest.param(
             ["--model", f"{TASKS}.digits.Digits"],
-            f"model.class_path='{TASKS}.digits.Digits' is no TrainingModule",
+            f"model.class_path='{TASKS}.digits.Digits' is not a TrainingModule",
             id="data for a model",
         ),
         pytest.param(
             ["--data", f"{TASKS}.image_classifier.ImageClassifier"],
-            f"data.class_path='{TASKS}.image_classifier.ImageClassifier' is no DataModule",
+            f"data.class_path='{TASKS}.image_classifier.ImageClassifier' is not a DataModule",
             id="a model for data",
         ),
         pytest.param(
             ["--data", "math.floor"],
-            "data.class_path='math.floor' is no DataModule",
+            "data.class_path='math.floor' is not a DataModule",
             id="a function",
         ),
         pytest.param(
@@ -337,7 +337,7 @@ def test_a_list_of_devices() -> None:
             "trianer: there is no such section; did you mean 'trainer'?",
             id="misspelled section",
         ),
-        pytest.param(["fast"], "'fast' is no option; options begin with --", id="no option"),
+        pytest.param(["fast"], "'fast' is not an option; options begin with --", id="no option"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], line: str) -> None:
@@ -359,7 +359,7 @@ def test_no_model_at_all() -> None:
 
 def test_a_checkpoint_that_is_not_there() -> None:
     assert mistakes(*DIGITS, "--checkpoint", "gone", command="test") == [
-        "checkpoint='gone': no such directory; give a run's directory or a checkpoint"
+        "checkpoint='gone': no such directory; give a run directory or a checkpoint"
     ]
 
 
@@ -368,8 +368,8 @@ def test_a_checkpoint_that_is_not_there() -> None:
     [
         pytest.param(None, r"No such file or directory$", id="missing"),
         pytest.param("trainer: [", r"not YAML \(while parsing a flow .*\)$", id="broken"),
-        pytest.param("- a\n- b", r"holds no sections; known: trainer, model, data$", id="list"),
-        pytest.param("", r"holds no sections; known: trainer, model, data$", id="empty"),
+        pytest.param("- a\n- b", r"contains no sections; known: trainer, model, data$", id="list"),
+        pytest.param("", r"contains no sections; known: trainer, model, data$", id="empty"),
         pytest.param("a: 1\na:\n\t- b", r"not YAML \(.*\)$", id="tab"),
     ],
 )
@@ -499,18 +499,18 @@ def test_help_lists_every_option_of_the_trainer(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
-        (["fti"], ["error: 'fti' is no command; did you mean 'fit'?"]),
+        (["fti"], ["error: 'fti' is not a command; did you mean 'fit'?"]),
         (
             ["--config", "x"],
             [
-                "error: '--config' is no command; known: find_batch_size, fit, predict, test, "
+                "error: '--config' is not a command; known: find_batch_size, fit, predict, test, "
                 "validate"
             ],
         ),
         (
             ["fit", *DIGITS, "--trainer.seed=-1", "--trainer.devices=0"],
             [
-                "error: devices=0 is no device; a run needs at least one",
+                "error: devices=0 is not a device; a run needs at least one",
                 "error: seed=-1: give a number from 0 to 2**63 - 1",
             ],
         ),

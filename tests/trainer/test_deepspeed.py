@@ -210,10 +210,10 @@ def test_all_mistakes_are_said_at_once():
     ("strategy", "options", "part"),
     [
         ("deepspeed", {"stage": 4}, "stage=4: give 0, 1, 2 or 3"),
-        ("deepspeed", {"offload_parameters": True}, "stage 2 keeps them whole; use 3"),
-        ("deepspeed", {"stage": 0, "offload_optimizer": True}, "stage 0 divides nothing"),
+        ("deepspeed", {"offload_parameters": True}, "stage 2 does not shard them; use 3"),
+        ("deepspeed", {"stage": 0, "offload_optimizer": True}, "stage 0 shards nothing"),
         ("deepspeed", {"reduce_bucket_size": 3}, "give an even number"),
-        ("deepspeed_stage_2", {"stage": 3}, "the strategy's name gives it"),
+        ("deepspeed_stage_2", {"stage": 3}, "is set by the strategy's name"),
         ("deepspeed_stage_2", {"config": {}}, "zero_optimization.stage=0"),
         ("deepspeed_stage_4", {}, "is unknown; did you mean"),
     ],
@@ -270,7 +270,7 @@ def test_an_optimizer_that_cannot_be_divided_is_refused():
     found = Optimization([torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])], [])
     stage_2: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
     (line,) = optimizers.problems_of(found, stage_2)
-    assert line.startswith("LBFGS cannot be divided by ZeRO, which cuts parameters into slices")
+    assert line.startswith("LBFGS cannot be sharded by ZeRO, which slices parameters")
     assert optimizers.problems_of(found, {}) == []
     assert optimizers.problems_of(found, {**stage_2, "zero_allow_untested_optimizer": True}) == []
 

@@ -209,7 +209,7 @@ def test_a_generator_that_is_used_up_is_one_line() -> None:
     assert len(list(feed.epoch(0, 0))) == 2
     with pytest.raises(errors.UserError) as raised:
         list(feed.epoch(1, 0))
-    assert raised.value.problems == ["rank 0: the loader gave no batch"]
+    assert raised.value.problems == ["rank 0: the loader yielded no batches"]
 
 
 # --- the model's randomness ------------------------------------------------------------------
@@ -255,8 +255,8 @@ def test_a_global_batch_size_that_does_not_divide_is_refused() -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
         training(tensors(100, 7), Share(0, 3, 0), accumulate=2, global_batch_size=20)
     assert raised.value.problems == [
-        "global_batch_size=20 does not divide by 3 replicas times accumulate_grad_batches=2; "
-        "the nearest that do: 18 and 24"
+        "global_batch_size=20 is not divisible by 3 replicas times accumulate_grad_batches=2; the "
+        "nearest divisible sizes are 18 and 24"
     ]
 
 
@@ -266,7 +266,7 @@ def test_a_step_larger_than_the_data_set_is_one_line(drop_last: bool) -> None:
         training(tensors(7, 4, drop_last=drop_last), Share(0, 2, 0))
     assert raised.value.problems == [
         "batch_size=4 x 2 replicas x accumulate_grad_batches=1 = 8: an optimizer step takes more "
-        "samples than the 7 of the data set; use at most 7"
+        "samples than the 7 of the dataset; use at most 7"
     ]
     assert training(tensors(8, 4, drop_last=drop_last), Share(0, 2, 0)).steps == 1
 
@@ -275,7 +275,7 @@ def test_a_global_batch_larger_than_the_data_set_is_one_line() -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
         training(tensors(7, 4), global_batch_size=64_000)
     assert raised.value.problems == [
-        "global_batch_size=64000: an optimizer step takes more samples than the 7 of the data set; "
+        "global_batch_size=64000: an optimizer step takes more samples than the 7 of the dataset; "
         "use at most 7"
     ]
 
@@ -291,7 +291,7 @@ def test_more_micro_batches_than_a_loader_has_are_one_line() -> None:
 
 def test_an_empty_data_set_is_one_line() -> None:
     with pytest.raises(
-        errors.UserError, match=r"^the data set is empty: it has no samples to make batches of$"
+        errors.UserError, match=r"^the dataset is empty: it has no samples to make batches of$"
     ):
         training(DataLoader(TensorDataset(torch.ones(0, 1)), 4))
 

@@ -46,7 +46,7 @@ def test_a_loss_that_is_not_finite_ends_the_fit(tmp_path, what, strategy, manual
     newest = tmp_path / "run" / "checkpoints" / "step-00000003"
     assert line == (
         "the loss of step 4 is not finite (NaN or infinite) on rank 0; the last good checkpoint "
-        f"is {newest}; lower the learning rate or set gradient_clip_val, or train on regardless "
+        f"is {newest}; lower the learning rate or set gradient_clip_val, or continue regardless "
         "with --trainer.stop_on_nonfinite_loss false"
     )
     assert saved(tmp_path) == ["step-00000003"]

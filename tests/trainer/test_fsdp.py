@@ -94,7 +94,7 @@ def test_a_module_that_lies_in_parts_is_not_tested_in_silence(tmp_path):
     )
     done = run([script], cwd=tmp_path, extra=at_root())
     assert done.returncode != 0
-    assert "Tied lies in parts since it was trained; make it anew, and give a" in done.stderr
+    assert "Tied is still sharded from a previous fit; create it again, and give a" in done.stderr
 
 
 def test_an_overflow_that_one_rank_sees_has_all_leave_the_step_out(tmp_path):
@@ -172,8 +172,8 @@ def test_by_hand_each_parameter_lies_in_one_part():
     with pytest.raises(trainer.ConfigurationError) as caught:
         run_of.check_fit(InParts())
     assert [line.split(" of the")[0] for line in caught.value.problems] == [
-        "own lies in none",
-        "parts.0.bias lies in 2",
+        "own is in none",
+        "parts.0.bias is in 2",
     ]
     assert all("strategy='ddp'" in line for line in caught.value.problems)
 

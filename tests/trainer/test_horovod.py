@@ -123,8 +123,8 @@ def test_processes_that_do_not_see_one_another_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--trainer.precision", "bf16-mixed"], "Horovod's collectives know no bfloat16"),
-        (["--trainer.precision", "bf16-true"], "Horovod's collectives know no bfloat16"),
+        (["--trainer.precision", "bf16-mixed"], "Horovod's collectives do not support bfloat16"),
+        (["--trainer.precision", "bf16-true"], "Horovod's collectives do not support bfloat16"),
         (
             ["--trainer.learning_rate_scaling", "linear", "--trainer.reference_batch_size", "32"],
             "Horovod multiplies rates by its size already",

@@ -101,12 +101,12 @@ def test_gpus_of_several_models_need_an_order_or_names() -> None:
             idle_gpus.visible(environment, names, UUIDS)
         assert raised.value.problems == [
             "auto_select_gpus: of different GPUs (A100, H200) CUDA counts the fastest first, and "
-            "nothing tells which that is; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            "which one that is is unknown; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         ]
 
 
 def test_parts_of_gpus_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"names parts of GPUs \(MIG\)"):
+    with pytest.raises(ConfigurationError, match=r"names MIG instances"):
         idle_gpus.visible({"CUDA_VISIBLE_DEVICES": "MIG-1234"}, NAMES, UUIDS)
 
 
@@ -186,8 +186,8 @@ def test_a_gpu_that_is_divided_is_refused(nvml: NVML, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigurationError) as raised:
         idle_gpus.read_gpus()
     assert raised.value.problems == [
-        "auto_select_gpus: GPU GPU-ab22 is divided into parts (MIG), of which CUDA shows a process "
-        "one alone; leave auto_select_gpus out, and name the part in CUDA_VISIBLE_DEVICES"
+        "auto_select_gpus: GPU GPU-ab22 is partitioned (MIG), of which CUDA shows a process only "
+        "one; leave auto_select_gpus out, and set the instance in CUDA_VISIBLE_DEVICES"
     ]
 
 
@@ -196,7 +196,8 @@ def test_a_driver_that_fails_is_named(nvml: NVML) -> None:
     with pytest.raises(ConfigurationError) as raised:
         idle_gpus.read_gpus()
     assert raised.value.problems == [
-        "auto_select_gpus: the driver's library fails (Driver Not Loaded); say which by devices=[…]"
+        "auto_select_gpus: the driver's library fails (Driver Not Loaded); select GPUs with "
+        "devices=[…]"
     ]
 
 
@@ -205,7 +206,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError) as raised:
         idle_gpus.read_gpus()
     assert raised.value.problems == [
-        "auto_select_gpus needs a package that is not here: pip install nvidia-ml-py"
+        "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
     ]
 
 

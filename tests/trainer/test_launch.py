@@ -38,8 +38,8 @@ def test_trains_on_two_processes(tmp_path, launcher):
         record["layout"]["source"] == {"torchrun": "torchelastic", "ours": "environment"}[launcher]
     )
     assert "layout: 2 processes on 1 node" in done.stdout
-    assert "effective batch size 64 (32 a device, 2 replicas, 1 accumulated)" in done.stdout
-    assert "steps per epoch 22, epochs 1, steps in all 22" in done.stdout
+    assert "effective batch size 64 (32 per device, 2 replicas, 1 accumulated)" in done.stdout
+    assert "steps per epoch 22, epochs 1, total steps 22" in done.stdout
 
 
 @pytest.mark.slow
@@ -194,4 +194,4 @@ def test_a_mistake_starts_no_process(tmp_path):
 def test_launch_needs_no_more_processes_than_there_are(tmp_path):
     done = run([*TORCHRUN, *fit("--trainer.devices", "3", "--trainer.global_batch_size", "66")])
     assert done.returncode != 0
-    assert "wants 3 processes a node, but torchelastic started 2" in done.stderr
+    assert "needs 3 processes per node, but torchelastic started 2" in done.stderr

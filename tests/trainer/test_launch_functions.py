@@ -116,7 +116,7 @@ def test_everything_comes_back_as_under_ddp(tmp_path, by_ddp, strategy):
 
 def test_weights_that_forked_ranks_would_share_are_refused(tmp_path):
     done = run_script(tmp_path, "make('ddp_fork').fit(Net().share_memory())")
-    assert "UserError: model.body.0.weight lies in shared memory, into which all " in done.stderr
+    assert "UserError: model.body.0.weight is in shared memory, to which all " in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -228,7 +228,7 @@ for strategy in ("ddp_spawn", "ddp", "ddp_fork"):
     assert done.returncode == 0, done.stderr
     spawn, copies = done.stdout.splitlines()
     assert "standard input) has none; write it into a file, or use strategy='ddp_n" in spawn
-    assert "a script on standard input, has no command that could be started once a rank" in copies
+    assert "a script on standard input, has no command to start once per rank" in copies
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["ddp_fork"]
 
 
@@ -286,4 +286,4 @@ def test_what_cannot_be_pickled_trains_elsewhere(tmp_path, strategy):
     done = run(started(strategy, "WithLambda"), cwd=tmp_path, extra=variables)
     assert done.returncode == 0, done.stderr
     assert "layout: 2 processes on 1 node" in done.stdout
-    assert "steps in all 5" in done.stdout
+    assert "total steps 5" in done.stdout

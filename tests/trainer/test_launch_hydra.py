@@ -20,6 +20,6 @@ def test_two_processes_are_one_run(tmp_path: Path) -> None:
     layout = attempt["layout"]
     assert (layout["source"], layout["world_size"], layout["num_nodes"]) == ("hydra", 2, 1)
     assert [path.name for path in (tmp_path / "run" / "logs").iterdir()] == ["rank-1.log"]
-    assert "effective batch size 64 (32 a device, 2 replicas" in done.stdout
+    assert "effective batch size 64 (32 per device, 2 replicas" in done.stdout
     assert len(losses(tmp_path / "run")) == 22
     assert not list(tmp_path.glob(".rendezvous*"))

@@ -378,11 +378,11 @@ def test_older_arguments_that_were_not_given_say_nothing(value: str | None) -> N
     [
         (
             {"gpus": 8, "devices": 4},
-            "gpus=8 and devices=4 each say which devices; give devices alone",
+            "gpus=8 and devices=4 each select devices; give only devices",
         ),
         (
             {"gpus": 2, "num_processes": 2},
-            "gpus=2 and num_processes=2 each say which devices; give devices alone",
+            "gpus=2 and num_processes=2 each select devices; give only devices",
         ),
         (
             {"gpus": 2, "accelerator": "cpu"},
@@ -416,47 +416,49 @@ def test_older_arguments_that_were_not_given_say_nothing(value: str | None) -> N
         ),
         (
             {"accelerator": "ddp", "gpus": 2, "strategy": "fsdp"},
-            "accelerator='ddp' and strategy='fsdp' each name a strategy; give strategy alone",
+            "accelerator='ddp' and strategy='fsdp' each name a strategy; give only strategy",
         ),
         (
             {"accelerator": "ddp", "gpus": 2, "distributed_backend": "dp"},
-            "accelerator='ddp' and distributed_backend='dp' each name a strategy; give strategy "
-            "alone",
+            "accelerator='ddp' and distributed_backend='dp' each name a strategy; give only "
+            "strategy",
         ),
         (
             {"accelerator": "dp", "gpus": 2, "plugins": "deepspeed"},
-            "accelerator='dp' and plugins='deepspeed' each name a strategy; give strategy alone",
+            "accelerator='dp' and plugins='deepspeed' each name a strategy; give only strategy",
         ),
         (
             {"accelerator": "ddp_spawn", "gpus": 2, "plugins": "deepspeed"},
-            "accelerator='ddp_spawn' and plugins='deepspeed' each name a strategy; give strategy "
-            "alone",
+            "accelerator='ddp_spawn' and plugins='deepspeed' each name a strategy; give only "
+            "strategy",
         ),
         (
             {"accelerator": "ddp", "gpus": 2, "plugins": "ddp_sharded", "strategy": "ddp"},
             "accelerator='ddp' and plugins='ddp_sharded' and strategy='ddp' each name a strategy; "
-            "give strategy alone",
+            "give only strategy",
         ),
         (
             {"plugins": [DEEPSPEED], "strategy": "ddp"},
-            "plugins=DeepSpeedPlugin and strategy='ddp' each name a strategy; give strategy alone",
+            "plugins=DeepSpeedPlugin and strategy='ddp' each name a strategy; give only strategy",
         ),
         (
             {"tpu_cores": 8, "strategy": "ddp"},
-            "tpu_cores=8 and strategy='ddp' each name a strategy; give strategy alone",
+            "tpu_cores=8 and strategy='ddp' each name a strategy; give only strategy",
         ),
         (
             {"replace_sampler_ddp": True, "use_distributed_sampler": False},
-            "replace_sampler_ddp=True and use_distributed_sampler=False say the same thing twice; "
-            "give use_distributed_sampler alone",
+            "replace_sampler_ddp=True and use_distributed_sampler=False are two spellings of one "
+            "option; give only use_distributed_sampler alone",
         ),
         (
             {"resume_from_checkpoint": "a", "resume": "b"},
-            "resume_from_checkpoint='a' and resume='b' say the same thing twice; give resume alone",
+            "resume_from_checkpoint='a' and resume='b' are two spellings of one option; give only "
+            "resume alone",
         ),
         (
             {"logger": False, "loggers": ["csv"]},
-            "logger=False and loggers=['csv'] say the same thing twice; give loggers alone",
+            "logger=False and loggers=['csv'] are two spellings of one option; give only loggers "
+            "alone",
         ),
     ],
 )
@@ -503,7 +505,7 @@ def test_a_contradiction_is_refused_in_one_line(given: Any, line: str) -> None:
         ({"replace_sampler_ddp": 1}, "replace_sampler_ddp=1: give True or False"),
         (
             {"resume_from_checkpoint": 3},
-            "resume_from_checkpoint=3: give a run's directory or a checkpoint",
+            "resume_from_checkpoint=3: give a run directory or a checkpoint",
         ),
         ({"logger": 1}, "logger=1: loggers are given by name, say loggers=['csv', 'tensorboard']"),
     ],

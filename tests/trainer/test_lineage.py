@@ -131,7 +131,7 @@ def test_a_run_is_overridden_where_that_is_asked_for(root: Path) -> None:
 
 def test_a_refused_resume_changes_nothing(root: Path) -> None:
     before = content(root / "run")
-    with pytest.raises(errors.CheckpointError, match="not of this model"):
+    with pytest.raises(errors.CheckpointError, match="does not match this model"):
         train(root, resume="auto", width=5)
     assert content(root / "run") == before
 
@@ -140,7 +140,7 @@ def test_a_refused_start_leaves_an_overwritten_run_whole(root: Path) -> None:
     before = content(root / "run")
     other = root / "other"
     train(root, "other", width=5)
-    with pytest.raises(errors.CheckpointError, match="not of this model"):
+    with pytest.raises(errors.CheckpointError, match="does not match this model"):
         train(root, overwrite=True, resume=str(other))
     assert content(root / "run") == before
 
@@ -217,7 +217,7 @@ def test_values_that_cannot_be_are_refused(root: Path) -> None:
         with pytest.raises(errors.CheckpointError) as raised:
             train(root, resume=str(newest))
         (line,) = raised.value.problems
-        assert line.startswith(f"{newest}: not of this model (ValueError: {told}")
+        assert line.startswith(f"{newest}: does not match this model (ValueError: {told}")
         (newest / "state.json").write_text(whole)
     # The gradients that manual optimization has not used yet.
     for part in json.loads(whole)["content"]["state"].keys() - {"gradients"}:
@@ -227,7 +227,7 @@ def test_values_that_cannot_be_are_refused(root: Path) -> None:
             return found
 
         rewrite(newest, drop)
-        with pytest.raises(errors.CheckpointError, match="not of this model"):
+        with pytest.raises(errors.CheckpointError, match="does not match this model"):
             train(root, resume=str(newest))
         (newest / "state.json").write_text(whole)
 

@@ -91,7 +91,10 @@ def test_without_saying_so_nothing_is_done_by_hand(tmp_path, call):
 
     with pytest.raises(RuntimeError) as raised:
         fit(Forgets(), tmp_path)
-    assert str(raised.value) == "Forgets: set automatic_optimization = False to optimize by hand"
+    assert (
+        str(raised.value)
+        == "Forgets: set automatic_optimization = False to use manual optimization"
+    )
 
 
 def test_without_a_run_there_are_no_optimizers():
@@ -324,25 +327,28 @@ def test_an_overflow_skips_the_one_optimizer_and_halves_the_scale_once(tmp_path)
         (
             {"gradient_clip_val": 1.0},
             [
-                "gradient_clip_val: ByHand optimizes by hand; call clip_gradients of its "
+                "gradient_clip_val: ByHand uses manual optimization; call clip_gradients of its "
                 "optimizers instead"
             ],
         ),
         (
             {"accumulate_grad_batches": 2},
             [
-                "accumulate_grad_batches: ByHand optimizes by hand; let it step in every n-th "
+                "accumulate_grad_batches: ByHand uses manual optimization; let it step in every "
+                "n-th "
                 "batch instead"
             ],
         ),
         (
             {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2, "strategy": "dp"},
             [
-                "strategy='dp' takes no manual optimization, and ByHand optimizes by hand: "
-                "training_step runs once a replica; use strategy='ddp'",
-                "gradient_clip_val: ByHand optimizes by hand; call clip_gradients of its "
+                "strategy='dp' does not support manual optimization, and ByHand uses manual "
+                "optimization: "
+                "training_step runs once per replica; use strategy='ddp'",
+                "gradient_clip_val: ByHand uses manual optimization; call clip_gradients of its "
                 "optimizers instead",
-                "accumulate_grad_batches: ByHand optimizes by hand; let it step in every n-th "
+                "accumulate_grad_batches: ByHand uses manual optimization; let it step in every "
+                "n-th "
                 "batch instead",
             ],
         ),

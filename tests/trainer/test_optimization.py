@@ -292,7 +292,7 @@ def test_the_state_of_other_parameters_is_refused() -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
         states.load_optimizer_state(fewer, state, names)
     assert raised.value.problems == [
-        "the checkpoint's optimizer holds other parameters than this one (2.bias, 2.weight)"
+        "the checkpoint's optimizer has other parameters than this one (2.bias, 2.weight)"
     ]
 
 

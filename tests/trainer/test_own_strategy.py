@@ -85,8 +85,8 @@ def test_its_name_is_known_where_something_else_is_wrong(tmp_path):
     [
         ("tests.nowhere.Mine", "No module named 'tests.nowhere'"),
         ("tests.project.Mine", "module 'tests.project' has no attribute 'Mine'"),
-        ("tests.project.Path", "is no strategy; subclass Strategy"),
-        ("tests.project.run", "is no strategy; subclass Strategy"),
+        ("tests.project.Path", "is not a strategy; subclass Strategy"),
+        ("tests.project.run", "is not a strategy; subclass Strategy"),
         (".Mine", "give its module too: module.Mine"),
     ],
 )
@@ -99,5 +99,7 @@ def test_a_class_path_that_is_none(path, reason):
 
 
 def test_a_class_in_place_of_a_strategy():
-    with pytest.raises(ConfigurationError, match="strategy=SingleDevice is a class: make one"):
+    with pytest.raises(
+        ConfigurationError, match="strategy=SingleDevice is a class: create an instance"
+    ):
         trainer.Trainer(max_steps=1, strategy=trainer.SingleDevice)

@@ -135,7 +135,7 @@ def test_nothing_is_said_of_what_can_be_pickled(make):
 
 TO_FUNCTION = "write it as a function (def) at the top level of a module"
 TO_CLASS = "write it as a class at the top level of a module"
-TO_START = "make it in on_fit_start, leave it out in __getstate__"
+TO_START = "create it in on_fit_start, exclude it in __getstate__"
 SHARED = "objects should only be shared between processes through inheritance"
 KINDS = [
     (lambda: lambda: 0, "a lambda", "", TO_FUNCTION),

@@ -74,8 +74,8 @@ def test_random_weights_are_not_scored_unless_they_are_asked_for(name: str, caps
     assert ended.value.code == 2
     assert capsys.readouterr() == (
         "",
-        "error: checkpoint: not given; add --checkpoint with a run's directory or a checkpoint, or "
-        "--checkpoint none for the weights that the module begins with\n",
+        "error: checkpoint: not given; add --checkpoint with a run directory or a checkpoint, or "
+        "--checkpoint none for the module's initial weights\n",
     )
     assert not Path("runs").exists()
 

@@ -114,7 +114,7 @@ def test_a_checkpoint_that_was_copied_belongs_to_no_run(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert refused(tmp_path, None, str(tmp_path / "gone")) == [
-        f"{tmp_path / 'gone'}: no checkpoint there; give a run's directory or a checkpoint in it"
+        f"{tmp_path / 'gone'}: no checkpoint there; give a run directory or a checkpoint in it"
     ]
 
 
@@ -182,7 +182,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused(tmp_path: Path) -> N
     with pytest.raises(errors.CheckpointError) as raised:
         choice.whole(newest)
     before = newest.with_name("step-00000001")
-    assert raised.value.problems == [f"{line}; the one before is {before}"]
+    assert raised.value.problems == [f"{line}; the previous one is {before}"]
     assert choice.whole(before).step == 1
 
 
@@ -195,7 +195,7 @@ def test_a_run_of_damaged_checkpoints_does_not_start_again(tmp_path: Path) -> No
         str(newest),
         str(newest.with_name("step-00000001")),
     ]
-    assert lines[2:] == ["none of these 2 checkpoints is whole: resume from another one"]
+    assert lines[2:] == ["none of these 2 checkpoints is complete: resume from another one"]
 
 
 # --- lines -------------------------------------------------------------------------------------
@@ -260,8 +260,9 @@ def test_a_second_training_in_the_same_directory_is_refused(
         try:
             assert other.stdout.readline() == "held\n"
             assert refused(tmp_path, "mine", "auto") == [
-                f"{tmp_path / 'mine'}: another training writes there (process 1 on another-host); "
-                "wait for its end, or give another run_name"
+                f"{tmp_path / 'mine'}: another training run writes to it (process 1 on "
+                "another-host); "
+                "wait until it ends, or use another run_name"
             ]
         finally:
             other.kill()
@@ -295,8 +296,8 @@ def test_a_file_system_without_locks_is_said(
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
     assert locks.RunLock().acquire(tmp_path) == (
-        f"{tmp_path}: its file system has no locks (No locks available): nothing keeps a second "
-        "training from writing there"
+        f"{tmp_path}: its file system has no locks (No locks available): a second training run "
+        "could write to it too"
     )
 
 

@@ -55,11 +55,11 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(errors.ConfigurationError) as raised:
         runs.create(tmp_path, "file")
-    assert raised.value.problems == [f"{tmp_path / 'file'} is a file; runs cannot lie there"]
+    assert raised.value.problems == [f"{tmp_path / 'file'} is a file; it cannot contain runs"]
     with pytest.raises(errors.ConfigurationError) as raised:
         runs.create(tmp_path / "file" / "runs", None)
     (line,) = raised.value.problems
-    assert line.endswith("cannot be made (Not a directory)")
+    assert line.endswith("cannot be created (Not a directory)")
 
 
 # --- what is written -------------------------------------------------------------------------

@@ -69,15 +69,16 @@ def test_a_global_batch_is_divided_or_refused(
     with pytest.raises(ConfigurationError) as raised:
         scaling.device_batch_size(size, replicas, accumulate)
     assert raised.value.problems == [
-        f"global_batch_size={size} does not divide by {replicas} replicas times "
-        f"accumulate_grad_batches={accumulate}; the nearest that do: {each * shares} and "
+        f"global_batch_size={size} is not divisible by {replicas} replicas times "
+        f"accumulate_grad_batches={accumulate}; the nearest divisible sizes are {each * shares} "
+        "and "
         f"{(each + 1) * shares}"
     ]
 
 
 @pytest.mark.parametrize("size", [0, -8])
 def test_a_global_batch_holds_something(size: int) -> None:
-    with pytest.raises(ConfigurationError, match="the nearest that do: 4 and 8"):
+    with pytest.raises(ConfigurationError, match="the nearest divisible sizes are 4 and 8"):
         scaling.device_batch_size(size, 2, 2)
 
 
@@ -110,7 +111,7 @@ def test_a_batch_of_unknown_size_cannot_be_scaled(batch: int | None, device: int
     with pytest.raises(ConfigurationError) as raised:
         LearningRate("sqrt").target(batch, device)
     assert raised.value.problems == [
-        "learning_rate_scaling='sqrt': the loader does not tell its batch size; scale the rate in "
+        "learning_rate_scaling='sqrt': the loader's batch size is unknown; scale the rate in "
         "configure_optimizers"
     ]
 
@@ -244,7 +245,7 @@ def test_a_resumed_run_goes_on_in_the_warm_up(tmp_path):
 
 def test_a_loader_that_does_not_tell_its_batch_size_is_refused(tmp_path):
     batches = [torch.zeros(2)] * 9
-    with pytest.raises(ConfigurationError, match="the loader does not tell its batch size"):
+    with pytest.raises(ConfigurationError, match="the loader's batch size is unknown"):
         fit(tmp_path, Constant(batches), learning_rate_scaling="linear")
     fit(tmp_path, model := Constant(batches))
     assert -model.weights[1].item() == pytest.approx(10.0)

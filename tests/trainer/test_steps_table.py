@@ -104,7 +104,7 @@ def check_case(
     case = (samples, size, replicas, accumulate, drop_last, whole)
     expected = whole or size * replicas * accumulate
     if expected % (replicas * accumulate):
-        with pytest.raises(errors.ConfigurationError, match="does not divide by"):
+        with pytest.raises(errors.ConfigurationError, match="is not divisible by"):
             read(*case)
     elif samples < expected:
         with pytest.raises(errors.ConfigurationError, match=f"more samples than the {samples} of"):
@@ -163,18 +163,18 @@ STEPS = ("--trainer.max_steps", "4")
 @pytest.mark.parametrize(
     ("options", "nodes", "batch", "parts"),
     [
-        ((*TWO, "ddp", *LINEAR), 1, 8, "4 a device, 2 replicas, 1 accumulated"),
-        ((*TWO, "ddp", *TWICE, *STEPS), 1, 16, "4 a device, 2 replicas, 2 accumulated"),
-        ((*TWO, "ddp", *TWICE, *WHOLE), 1, 20, "5 a device, 2 replicas, 2 accumulated"),
+        ((*TWO, "ddp", *LINEAR), 1, 8, "4 per device, 2 replicas, 1 accumulated"),
+        ((*TWO, "ddp", *TWICE, *STEPS), 1, 16, "4 per device, 2 replicas, 2 accumulated"),
+        ((*TWO, "ddp", *TWICE, *WHOLE), 1, 20, "5 per device, 2 replicas, 2 accumulated"),
         (
             (*TWO, "dp", *TWICE, *LINEAR),
             1,
             8,
-            "4 a process of 2 devices, 1 replicas, 2 accumulated",
+            "4 per process of 2 devices, 1 replica, 2 accumulated",
         ),
-        ((*TWO, "ddp2", *STEPS), 1, 4, "4 a process of 2 devices, 1 replicas, 1 accumulated"),
-        ((*TWO, "ddp2", *LINEAR), 2, 8, "4 a process of 2 devices, 2 replicas, 1 accumulated"),
-        ((*TWICE, *WHOLE, "--trainer.devices", "1"), 1, 20, "10 a device, 1 replicas, 2 accumul"),
+        ((*TWO, "ddp2", *STEPS), 1, 4, "4 per process of 2 devices, 1 replica, 1 accumulated"),
+        ((*TWO, "ddp2", *LINEAR), 2, 8, "4 per process of 2 devices, 2 replicas, 1 accumulated"),
+        ((*TWICE, *WHOLE, "--trainer.devices", "1"), 1, 20, "10 per device, 1 replica, 2 accumul"),
     ],
     ids=["ddp", "ddp 2", "ddp 2 global", "dp 2", "ddp2", "ddp2 on two nodes", "alone"],
 )
@@ -192,7 +192,7 @@ def test_a_run_announces_what_its_ranks_read(tmp_path, options, nodes, batch, pa
 
     steps = -(-SAMPLES // batch)
     total = min(2 * steps, 4 if STEPS[0] in options else 2 * steps)
-    assert f"steps per epoch {steps}, epochs 2, steps in all {total}\n" in first.stdout
+    assert f"steps per epoch {steps}, epochs 2, total steps {total}\n" in first.stdout
     seen = what_was_read(tmp_path)
     assert sorted(seen) == [(step // steps, step) for step in range(total)]
     for (epoch, step), read_in_step in seen.items():

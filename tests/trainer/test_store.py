@@ -87,7 +87,7 @@ def test_what_another_user_may_have_made_is_refused(
     with pytest.raises(errors.UserError, match="is not a folder that only this user can open"):
         rendezvous.connect_store(layout(1, "x"), SOON)
     folder.chmod(0o700)
-    with pytest.raises(errors.UserError, match=r"rank 0 did not come within 0\.2 s"):
+    with pytest.raises(errors.UserError, match=r"rank 0 did not join within 0\.2 s"):
         rendezvous.connect_store(layout(1, "x"), SOON)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(errors.UserError, match=r"was written by another user \(id \d+\)"):
@@ -122,7 +122,8 @@ def test_what_waits_in_the_kernel_is_ended_from_another_thread() -> None:
     with rendezvous.exit_if_stuck(0.05, end):
         assert ended.wait(600)
     assert told == [
-        "forming the process group did not end within 0.05 s: a rank may be stopped (SIGSTOP, or a "
+        "initializing the process group did not finish within 0.05 s: a rank may be stopped "
+        "(SIGSTOP, or a "
         "debugger) while it holds the lock of the store's file"
     ]
     with rendezvous.exit_if_stuck(600, end):

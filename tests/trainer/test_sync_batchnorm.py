@@ -110,7 +110,7 @@ def test_a_single_value_a_channel_cannot_be_trained_on(monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(distributed, "all_reduce", lambda tensor: tensor)
     module = sync_batchnorm.convert(nn.BatchNorm1d(3), "cpu")
-    with pytest.raises(ValueError, match="needs 2 values a channel to train on, not 1"):
+    with pytest.raises(ValueError, match="needs at least 2 values per channel in training, not 1"):
         module(torch.ones(1, 3))
     with pytest.raises(ValueError, match="takes 2 dimensions or more, not 1"):
         module(torch.ones(3))

@@ -66,14 +66,20 @@ class Stream(IterableDataset[Tensor]):
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (data, "TensorDataset, a data set, which gives single samples: return DataLoader("),
-        (Stream, "Stream, a data set, which gives single samples: return DataLoader("),
+        (data, "TensorDataset, a dataset, which yields single samples: return DataLoader("),
+        (Stream, "Stream, a dataset, which yields single samples: return DataLoader("),
         (lambda: [DataLoader(data())] * 2, "a list of loaders: one loader is supported; "),
         (lambda: (DataLoader(data()), data()), "a tuple of loaders: one loader is supported; "),
         (lambda: {"a": DataLoader(data())}, "a dict of loaders: one loader is supported; "),
-        (lambda: {"x": torch.zeros(4)}, "dict, which is no iterable of batches: return a DataLo"),
-        (lambda: 7, "int, which is no iterable of batches: return a DataLoader, or another"),
-        (lambda: "train", "str, which is no iterable of batches: return a DataLoader, or another"),
+        (
+            lambda: {"x": torch.zeros(4)},
+            "dict, which is not an iterable of batches: return a DataLo",
+        ),
+        (lambda: 7, "int, which is not an iterable of batches: return a DataLoader, or another"),
+        (
+            lambda: "train",
+            "str, which is not an iterable of batches: return a DataLoader, or another",
+        ),
     ],
 )
 @pytest.mark.parametrize("stage", ["train", "val", "test", "predict", "given", "given val"])
@@ -107,7 +113,7 @@ def test_a_loader_that_is_not_there_is_told(tmp_path):
     "loader", [lambda: DataLoader(data(0), 2), lambda: DataLoader(data(0), 2, drop_last=True)]
 )
 def test_an_empty_data_set_is_told(tmp_path, loader):
-    told = "the data set is empty: it has no samples to make batches of"
+    told = "the dataset is empty: it has no samples to make batches of"
     assert line_of(tmp_path, Model(train_dataloader=loader)) == told
     assert line_of(tmp_path, Model(val_dataloader=loader, validation_step=print)) == told
 
@@ -159,7 +165,7 @@ def test_a_stop_iteration_of_the_data_set_does_not_end_the_epoch(
         made.fit(Model(), loader)
     if dataset is Ends:
         assert re.match(
-            r"the data set raised StopIteration in batch \d of the epoch, which would end it early "
+            r"the dataset raised StopIteration in batch \d of the epoch, which would end it early "
             r'\(File ".*test_user_code.py", line \d+, in __getitem__\): raise IndexError or',
             str(raised.value),
         )
@@ -186,8 +192,8 @@ def test_hooks_that_are_missing_are_told_together(tmp_path):
     with pytest.raises(errors.ConfigurationError) as raised:
         make(tmp_path).check_fit(Nothing())
     assert raised.value.problems == [
-        "Nothing has no training_step: overwrite it; it returns the loss of a batch",
-        "Nothing has no configure_optimizers: overwrite it; it returns the optimizers",
+        "Nothing has no training_step: override it; it returns the loss of a batch",
+        "Nothing has no configure_optimizers: override it; it returns the optimizers",
     ]
 
 
@@ -204,7 +210,7 @@ def test_a_command_checks_its_hook_before_it_begins(tmp_path, command, hook):
     module = Nothing()
     module.configure_optimizers = Model.configure_optimizers.__get__(module)
     line = line_of(tmp_path, module, [torch.ones(1)], command=command)
-    assert line.startswith(f"Nothing has no {hook}: overwrite it; ")
+    assert line.startswith(f"Nothing has no {hook}: override it; ")
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -214,7 +220,7 @@ def test_a_missing_validation_step_is_told_before_the_first_step(tmp_path, given
     loaders = [module.train_dataloader()] * 2 if given else []
     module.val_dataloader = module.train_dataloader
     line = line_of(tmp_path, module, *loaders)
-    assert line.startswith("Model has no validation_step: overwrite it; ")
+    assert line.startswith("Model has no validation_step: override it; ")
     assert steps == []
 
 

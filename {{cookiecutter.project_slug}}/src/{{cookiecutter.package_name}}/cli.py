@@ -73,7 +73,7 @@ def _run(words: list[str]) -> None:
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
         raise ConfigurationError(
-            f"{shorten(repr(command))} is no command{nearest(command, COMMANDS)}"
+            f"{shorten(repr(command))} is not a command{nearest(command, COMMANDS)}"
         )
     if (name := strategy_help.asked_for(rest)) is not None:
         print(strategy_help.describe(name))

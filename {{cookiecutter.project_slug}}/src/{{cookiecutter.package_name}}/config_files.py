@@ -30,7 +30,7 @@ def read(path: str) -> dict[str, Any]:
     path = paths.expand("--config", path)
     content = _loaded(name, _text(name, Path(path)))
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{name}: holds no sections; known: trainer, model, data")
+        raise ConfigurationError(f"{name}: contains no sections; known: trainer, model, data")
     return content
 
 
@@ -53,7 +53,7 @@ class _NotYAMLError(ConfigurationError):
 def _text(name: str, path: Path) -> str:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            what = "is a directory" if path.is_dir() else "is no regular file"
+            what = "is a directory" if path.is_dir() else "is not a regular file"
             raise ConfigurationError(f"{name}: {what}; name a YAML file")
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -83,7 +83,7 @@ def _loaded(name: str, text: str) -> Any:
         raise _NotYAMLError(f"{name}: not YAML ({text})") from None
     except (ValueError, TypeError) as error:  # a number with too many digits, an invalid date
         text = " ".join(str(error).split())[:200]
-        raise ConfigurationError(f"{name}: holds a value that cannot be read ({text})") from None
+        raise ConfigurationError(f"{name}: contains a value that cannot be read ({text})") from None
 
 
 def _check_bounds(name: str, text: str) -> None:
@@ -101,7 +101,7 @@ def _check_bounds(name: str, text: str) -> None:
                 sizes[anchor] = values - before
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in above):
-                raise ConfigurationError(f"{name}: the anchor {event.anchor!r} holds itself")
+                raise ConfigurationError(f"{name}: the anchor {event.anchor!r} contains itself")
             values += sizes.get(event.anchor or "", 0)
         elif isinstance(event, yaml.ScalarEvent) and event.anchor:
             sizes[event.anchor] = 1

@@ -65,15 +65,11 @@ def make_parser(program: str, command: str) -> ArgumentParser:
     )
     parser.add_class_arguments(Trainer, "trainer")
     parser.add_subclass_arguments(
-        TrainingModule, "model", required=True, help="class path of what is trained"
+        TrainingModule, "model", required=True, help="class path of the model"
     )
-    parser.add_subclass_arguments(
-        DataModule, "data", help="class path of where its batches come from"
-    )
+    parser.add_subclass_arguments(DataModule, "data", help="class path of the data module")
     if command in _WITH_CHECKPOINT:
-        help_text = (
-            "a run's directory or a checkpoint, whose weights are used; none: initial weights"
-        )
+        help_text = "run directory or checkpoint whose weights are used; none: initial weights"
         parser.add_argument(f"--{CHECKPOINT}", type=str | None, default=None, help=help_text)
     _tidy_help(parser)
     return parser
@@ -166,15 +162,15 @@ def _checkpoint(given: str | None) -> Path | None:
     """Resolve the checkpoint only once: a running training may write a newer one at any time."""
     if given is None:
         raise ConfigurationError(
-            "checkpoint: not given; add --checkpoint with a run's directory or a checkpoint, or "
-            "--checkpoint none for the weights that the module begins with"
+            "checkpoint: not given; add --checkpoint with a run directory or a checkpoint, or "
+            "--checkpoint none for the module's initial weights"
         )
     if given == _NO_CHECKPOINT:
         return None
     path = paths.expand(CHECKPOINT, given)
     if not Path(path).is_dir():
         raise ConfigurationError(
-            f"checkpoint={shown(given)}: no such directory; give a run's directory or a checkpoint"
+            f"checkpoint={shown(given)}: no such directory; give a run directory or a checkpoint"
         )
     try:
         return resolve(path)

@@ -106,7 +106,7 @@ def _options(arguments: Sequence[str], problems: Problems) -> Iterator[tuple[str
         if word == "-h":
             continue
         if not word.startswith("--"):
-            problems.add(f"{shorten(repr(word))} is no option; options begin with --")
+            problems.add(f"{shorten(repr(word))} is not an option; options begin with --")
             continue
         key, has_value, value = word[2:].partition("=")
         if not has_value and position < len(arguments) and not arguments[position].startswith("--"):
@@ -115,7 +115,7 @@ def _options(arguments: Sequence[str], problems: Problems) -> Iterator[tuple[str
         if key.split(".")[-1] in _WITHOUT_VALUE:
             continue
         if not value:
-            problems.add(f"--{shorten(key)}: no value is given; null says none")
+            problems.add(f"--{shorten(key)}: no value is given; use null for none")
         else:
             yield key, value
 
@@ -205,7 +205,7 @@ def find_class(section: str, path: str) -> type:
         raise ConfigurationError(f"{where}: {one_line(error)}") from None
     base = SECTIONS[section]
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigurationError(f"{where} is no {base.__name__}")
+        raise ConfigurationError(f"{where} is not a {base.__name__}")
     return found
 
 

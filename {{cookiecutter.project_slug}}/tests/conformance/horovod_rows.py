@@ -21,9 +21,9 @@ ROWS = {
         ),
         options={"scale_learning_rate": False},
         refused={
-            **dict.fromkeys(("manual", "sparse, manual"), "optimizers expect one backward a step"),
-            "bf16": "know no bfloat16",
-            "bf16 true": "know no bfloat16",
+            **dict.fromkeys(("manual", "sparse, manual"), "optimizers need one backward per step"),
+            "bf16": "do not support bfloat16",
+            "bf16 true": "do not support bfloat16",
         },
     ),
     "horovod, mpirun": Row(

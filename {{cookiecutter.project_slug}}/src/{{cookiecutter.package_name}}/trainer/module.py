@@ -202,9 +202,11 @@ class TrainingModule(nn.Module):
     def _manual(self) -> Manual:
         if self.trainer.manual is None:
             if not self.automatic_optimization:
-                raise RuntimeError("optimizers are there in training_step alone")
+                raise RuntimeError("optimizers are available only in training_step")
             name = type(self).__name__
-            raise RuntimeError(f"{name}: set automatic_optimization = False to optimize by hand")
+            raise RuntimeError(
+                f"{name}: set automatic_optimization = False to use manual optimization"
+            )
         return self.trainer.manual
 
     # --- data, if there is no data module ----------------------------------------------------

@@ -137,7 +137,7 @@ def _strategy(older: _Values, newer: _Values) -> dict[str, Any]:
         named["strategy"] = newer["strategy"]
     strategy = _combined(named)
     if strategy is None:
-        raise ConfigurationError(f"{_listed(named)} each name a strategy; give strategy alone")
+        raise ConfigurationError(f"{_listed(named)} each name a strategy; give only strategy")
     return {"strategy": strategy}
 
 
@@ -191,7 +191,7 @@ def _hardware(older: _Values, newer: _Values) -> dict[str, Any]:
     if newer["devices"] != "auto":
         counts["devices"] = newer["devices"]
     if len(counts) > 1:
-        raise ConfigurationError(f"{_listed(counts)} each say which devices; give devices alone")
+        raise ConfigurationError(f"{_listed(counts)} each select devices; give only devices")
     # The hardware that each argument names, and the arguments as given.
     about = {name: "cpu" for name, mode in modes.items() if mode == "ddp_cpu"}
     given: dict[str, Any] = dict(counts) | modes
@@ -301,7 +301,7 @@ def _path(value: Any) -> str:
     if isinstance(value, str | os.PathLike):
         return str(value)
     raise ConfigurationError(
-        f"resume_from_checkpoint={_shown(value)}: give a run's directory or a checkpoint"
+        f"resume_from_checkpoint={_shown(value)}: give a run directory or a checkpoint"
     )
 
 
@@ -333,7 +333,9 @@ def _refuse_both(name: str, newer_name: str, older: _Values, newer: _Values) -> 
     value, default = newer[newer_name], _DEFAULTS[newer_name]
     if (tuple(value) if isinstance(value, list) else value) != default:
         each = _listed({name: older[name], newer_name: value})
-        raise ConfigurationError(f"{each} say the same thing twice; give {newer_name} alone")
+        raise ConfigurationError(
+            f"{each} are two spellings of one option; give only {newer_name} alone"
+        )
 
 
 def _listed(arguments: _Values) -> str:

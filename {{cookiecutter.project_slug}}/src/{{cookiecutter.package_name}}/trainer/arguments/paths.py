@@ -60,7 +60,9 @@ def expand(name: str, value: str | os.PathLike[str]) -> str:
         Path(expanded).exists()
         Path(expanded).lstat()
     except ValueError:
-        raise ConfigurationError(f"{name}={shown(value)}: no path holds a null byte") from None
+        raise ConfigurationError(
+            f"{name}={shown(value)}: a path must not contain a null byte"
+        ) from None
     except OSError as error:
         if error.errno in _UNUSABLE:
             raise ConfigurationError(f"{name}={shown(value)}: {error.strerror}") from None

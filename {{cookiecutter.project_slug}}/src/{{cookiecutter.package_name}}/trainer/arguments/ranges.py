@@ -22,7 +22,8 @@ def check(options: Options, problems: Problems) -> None:
         problems.add(f"gradient_clip_val={bound!r}: give a number above 0, or none")
     if options.keep_checkpoints < 2:
         problems.add(
-            f"keep_checkpoints={options.keep_checkpoints}: keep at least 2; one is always whole"
+            f"keep_checkpoints={options.keep_checkpoints}: keep at least 2, so that one is always "
+            "complete"
         )
     if not 0 <= options.seed < 2**63:
         problems.add(f"seed={options.seed}: give a number from 0 to 2**63 - 1")

@@ -55,7 +55,7 @@ def candidates(path: str | Path) -> list[Path]:
         if found := _named(directory):
             return found[::-1]
     raise CheckpointError(
-        f"{given}: no checkpoint there; give a run's directory or a checkpoint in it"
+        f"{given}: no checkpoint there; give a run directory or a checkpoint in it"
     )
 
 
@@ -158,7 +158,7 @@ class Checkpoint:
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: damaged ({first_line(error)})") from None
         if not isinstance(state, dict):
-            raise CheckpointError(f"{self.path}: damaged (its state is no dict)")
+            raise CheckpointError(f"{self.path}: damaged (its state is not a dict)")
         return state
 
     def own(self, rank: int) -> dict[str, Tensor]:

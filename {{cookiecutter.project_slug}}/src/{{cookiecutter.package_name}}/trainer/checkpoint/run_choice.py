@@ -67,7 +67,7 @@ def check(options: Options, layout: Layout, problems: Problems) -> None:
         _check_auto(options, layout, problems)
     elif options.resume is not None and not Path(options.resume).is_dir():
         problems.add(
-            f"resume={shown(options.resume)}: no such directory; give a run's directory or a "
+            f"resume={shown(options.resume)}: no such directory; give a run directory or a "
             "checkpoint"
         )
 
@@ -87,7 +87,7 @@ def _check_auto(options: Options, layout: Layout, problems: Problems) -> None:
     if (options.run_name or name) is None:
         problems.add(
             "resume='auto' needs run_name, the run to look for: add --trainer.run_name NAME, "
-            "or give resume a run's directory"
+            "or set resume to a run directory"
         )
     if options.overwrite:
         problems.add(
@@ -147,7 +147,7 @@ def whole(path: Path) -> Checkpoint:
     problems = [each for each in collectives.gather(_damage(path)) if each is not None]
     if problems:
         before = [each for each in reading.complete(path.parent) if _is_before(each, path)]
-        hint = f"; the one before is {before[-1]}" if before else ""
+        hint = f"; the previous one is {before[-1]}" if before else ""
         raise CheckpointError(problems[0] + hint)
     return Checkpoint(path)
 
@@ -222,7 +222,7 @@ def _damage(path: Path) -> str | None:
 def _all_damaged(candidates: list[Path]) -> list[str]:
     if len(candidates) == 1:
         return []
-    return [f"none of these {len(candidates)} checkpoints is whole: resume from another one"]
+    return [f"none of these {len(candidates)} checkpoints is complete: resume from another one"]
 
 
 def _same(one: Path, other: Path) -> bool:

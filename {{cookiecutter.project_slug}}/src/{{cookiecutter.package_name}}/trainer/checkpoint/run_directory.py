@@ -61,10 +61,10 @@ def create(root: Path, name: str | None) -> Path:
             path.mkdir(parents=True, exist_ok=name is not None)
         except FileExistsError:
             if not path.is_dir():
-                raise ConfigurationError(f"{path} is a file; runs cannot lie there") from None
+                raise ConfigurationError(f"{path} is a file; it cannot contain runs") from None
             attempt += 1
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be made ({error.strerror})") from None
+            raise ConfigurationError(f"{path}: cannot be created ({error.strerror})") from None
         else:
             return path
 

@@ -47,15 +47,15 @@ class RunLock:
                 holder = _holder(file)
                 file.close()
                 raise UserError(
-                    f"{directory}: another training writes there ({holder}); wait for its end, or "
-                    "give another run_name"
+                    f"{directory}: another training run writes to it ({holder}); wait until it "
+                    "ends, or use another run_name"
                 )
             time.sleep(_POLL_SECONDS)
         if problem:
             file.close()
             return (
-                f"{directory}: its file system has no locks ({os.strerror(problem)}): nothing "
-                "keeps a second training from writing there"
+                f"{directory}: its file system has no locks ({os.strerror(problem)}): a second "
+                "training run could write to it too"
             )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

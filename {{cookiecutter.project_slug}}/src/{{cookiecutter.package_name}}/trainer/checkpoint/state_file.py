@@ -143,7 +143,7 @@ class Packing:
             items = [self.pack(each, f"{path}/{index}", writes) for index, each in enumerate(value)]
             return items if isinstance(value, list) else {"~tuple": items}
         raise CheckpointError(
-            f"{path} is a {type(value).__name__}; a checkpoint carries numbers, text and tensors "
+            f"{path} is a {type(value).__name__}; a checkpoint supports numbers, text and tensors "
             "in dicts, lists and tuples"
         )
 

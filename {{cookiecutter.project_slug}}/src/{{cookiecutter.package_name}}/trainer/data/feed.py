@@ -155,7 +155,7 @@ class ReplayFeed(Feed):
         batches = _with_last(self._read(epoch))
         data, is_last = next(batches, (None, True))
         if data is None:
-            raise UserError(f"rank {collectives.rank()}: the loader gave no batch")
+            raise UserError(f"rank {collectives.rank()}: the loader yielded no batches")
         count, samples, has_ended = 0, batch_length(data), False
         while not has_ended:
             count += 1
@@ -221,7 +221,7 @@ def feed_training(
     plan = BatchPlan(samples, batch_size, share.replicas, accumulate, loader.drop_last)
     _refuse_empty(samples)
     if plan.batches == 0:
-        raise UserError("the data set is empty: there is nothing to read")
+        raise UserError("the dataset is empty: there is nothing to read")
     return _ordered(loader, plan, share, shuffle=True, fill=True)
 
 
@@ -256,7 +256,7 @@ def _ordered(
 
 def _refuse_empty(samples: int) -> None:
     if samples == 0:
-        raise UserError("the data set is empty: it has no samples to make batches of")
+        raise UserError("the dataset is empty: it has no samples to make batches of")
 
 
 def _samples(loader: DataLoader[Any]) -> int:

@@ -57,7 +57,7 @@ def _checked(batches: Iterator[Any]) -> Iterator[Any]:
             if place is None:
                 return
             raise UserError(
-                f"the data set raised StopIteration in batch {number} of the epoch, which would "
+                f"the dataset raised StopIteration in batch {number} of the epoch, which would "
                 f"end it early ({place}): raise IndexError or another error instead"
             ) from end
         if loaders.is_empty(batch):

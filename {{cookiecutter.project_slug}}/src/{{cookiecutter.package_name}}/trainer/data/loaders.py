@@ -23,7 +23,7 @@ def check(loader: Any, source: str) -> None:
     kind = type(loader).__name__
     if isinstance(loader, Dataset):
         raise UserError(
-            f"{source} {kind}, a data set, which gives single samples: return "
+            f"{source} {kind}, a dataset, which yields single samples: return "
             f"DataLoader({kind}(…), batch_size=…)"
         )
     several = loader.values() if isinstance(loader, Mapping) else loader
@@ -31,12 +31,13 @@ def check(loader: Any, source: str) -> None:
         isinstance(each, DataLoader | Dataset) for each in several
     ):
         raise UserError(
-            f"{source} a {kind} of loaders: one loader is supported; join the data sets with "
+            f"{source} a {kind} of loaders: one loader is supported; join the datasets with "
             "torch.utils.data.ConcatDataset, or give one of them"
         )
     if isinstance(loader, Mapping | str | bytes | Tensor) or not hasattr(loader, "__iter__"):
         raise UserError(
-            f"{source} {kind}, which is no iterable of batches: return a DataLoader, or another "
+            f"{source} {kind}, which is not an iterable of batches: return a DataLoader, or "
+            "another "
             "iterable whose every element is a batch"
         )
 

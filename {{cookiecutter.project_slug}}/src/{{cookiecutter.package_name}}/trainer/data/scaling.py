@@ -13,8 +13,8 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
     if global_batch_size < 1 or global_batch_size % shares:
         below = max(1, global_batch_size // shares) * shares
         raise ConfigurationError(
-            f"global_batch_size={global_batch_size} does not divide by {replicas} replicas times "
-            f"accumulate_grad_batches={accumulate}; the nearest that do: "
+            f"global_batch_size={global_batch_size} is not divisible by {replicas} replicas times "
+            f"accumulate_grad_batches={accumulate}; the nearest divisible sizes are "
             f"{below} and {below + shares}"
         )
     return global_batch_size // shares
@@ -38,7 +38,7 @@ def check_samples(
         f" = {total}"
     )
     raise ConfigurationError(
-        f"{given}: an optimizer step takes more samples than the {samples} of the data set; use at "
+        f"{given}: an optimizer step takes more samples than the {samples} of the dataset; use at "
         f"most {samples}"
     )
 

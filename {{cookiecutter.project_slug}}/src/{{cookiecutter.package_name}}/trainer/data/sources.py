@@ -14,8 +14,8 @@ _Stage = Literal["train", "val", "test", "predict"]
 
 _RETURNS = {
     "training_step": "the loss of a batch",
-    "validation_step": "None, and logs what is worth knowing of a batch",
-    "test_step": "None, and logs what is worth knowing of a batch",
+    "validation_step": "None, and logs the metrics of a batch",
+    "test_step": "None, and logs the metrics of a batch",
     "predict_step": "predictions for a batch, or forward, which it calls by default",
     "configure_optimizers": "the optimizers",
 }
@@ -25,7 +25,7 @@ def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
     """One line for each hook that a module does not override."""
     kind = type(module).__name__
     return [
-        f"{kind} has no {name}: overwrite it; it returns {_RETURNS[name]}"
+        f"{kind} has no {name}: override it; it returns {_RETURNS[name]}"
         for name in names
         if not _is_overridden(module, name)
     ]

@@ -82,4 +82,4 @@ def _die_with_parent() -> None:
         # Not a thread that polls: it could not run while native code holds the GIL.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
-        sys.exit("the process that started this rank is gone")
+        sys.exit("the process that started this rank has ended")

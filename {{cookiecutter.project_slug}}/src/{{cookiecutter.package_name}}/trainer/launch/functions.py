@@ -100,7 +100,7 @@ def _check_can_start(method: Method, names: dict[str, Any]) -> None:
     shared = _shared_tensor(names) if method == "fork" else None
     if shared is not None:
         raise UserError(
-            f"{shared} lies in shared memory, into which all forked processes would write; train "
+            f"{shared} is in shared memory, to which all forked processes would write; train "
             "a copy.deepcopy of the model, or use strategy='ddp_spawn'"
         )
 
@@ -192,7 +192,7 @@ def _run_rank(given: _Work, variables: dict[str, str], sender: Connection | None
     """Entry point of a new process: set its environment, run the function, send the result."""
     os.setpgid(0, 0)
     if os.getppid() != int(variables[PARENT]):
-        sys.exit("the process that started this rank is gone")
+        sys.exit("the process that started this rank has ended")
     os.environ.update(variables)
     if not isinstance(given, Path):
         # OpenMP threads do not survive a fork: a region with more than one thread would hang.

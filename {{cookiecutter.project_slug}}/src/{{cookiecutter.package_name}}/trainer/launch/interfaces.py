@@ -45,8 +45,8 @@ def avoid_loopback(main_address: str) -> None:
     if found is None:
         known = f" (known: {', '.join(sorted(others.values()))})" if others else ""
         raise UserError(
-            f"{VARIABLE} is needed: the name of this host, {name}, leads to {listens_at}, where "
-            f"other nodes do not reach it; set it to the interface that the nodes share{known}"
+            f"{VARIABLE} is needed: the name of this host, {name}, resolves to {listens_at}, which "
+            f"other nodes cannot reach; set it to the interface that the nodes share{known}"
         )
     os.environ[VARIABLE] = found
 

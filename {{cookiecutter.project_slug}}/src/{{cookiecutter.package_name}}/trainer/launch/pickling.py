@@ -53,7 +53,7 @@ def find_unpicklable(value: object, name: str) -> str | None:
     if isinstance(error, RecursionError):
         why = "is nested too deeply to be pickled; keep its parts in a list"
     else:
-        why = f"cannot be pickled{_reason(error)}; make it otherwise"
+        why = f"cannot be pickled{_reason(error)}; create it differently"
     return f"{name} {why}, {_ALTERNATIVE}"
 
 
@@ -232,7 +232,7 @@ def _diagnosis(value: object, error: Exception) -> tuple[str, str]:
         return f"an object of {_definition('class', kind)}", remedy
     if isinstance(value, ModuleType):
         return f"the module {value.__name__}", "import it at the top of the file that uses it"
-    return _article(_kind_name(value)), "make it in on_fit_start, leave it out in __getstate__"
+    return _article(_kind_name(value)), "create it in on_fit_start, exclude it in __getstate__"
 
 
 def _definition(word: str, value: Any) -> str:

@@ -116,7 +116,8 @@ def _check_private(folder: Path) -> None:
         found = folder.lstat()
     except OSError:
         raise UserError(
-            f"rank 0 meets the others in {folder}, which this rank does not see: give the ranks of "
+            f"rank 0 created the rendezvous folder {folder}, which this rank cannot see: give the "
+            "ranks of "
             "a node the same temporary folder (TMPDIR)"
         ) from None
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
@@ -140,7 +141,10 @@ def exit_if_stuck(seconds: float, end: Callable[[UserError], object]) -> Iterato
     def watch() -> None:
         if not over.wait(seconds):
             end(
-                UserError(f"forming the process group did not end within {seconds:g} s: {_STOPPED}")
+                UserError(
+                    "initializing the process group did not finish within "
+                    f"{seconds:g} s: {_STOPPED}"
+                )
             )
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -234,7 +238,7 @@ def _send_token(store: dist.Store, token: str, answered: int) -> int:
 
 def _missing_ranks(ranks: Sequence[str], timeout: datetime.timedelta) -> str:
     return (
-        f"rank {', '.join(ranks)} did not come within {timeout.total_seconds():g} s "
+        f"rank {', '.join(ranks)} did not join within {timeout.total_seconds():g} s "
         "(timeout_seconds of the strategy): it ended, or hangs, before the trainer was reached"
     )
 
@@ -292,6 +296,6 @@ def _await_address(path: Path, timeout: datetime.timedelta) -> str:
         except FileNotFoundError:
             time.sleep(0.05)
     raise UserError(
-        f"rank 0 did not write where it is to {path} within {timeout.total_seconds():.0f} s; "
-        "set MASTER_PORT if the nodes share no disk there"
+        f"rank 0 did not write its address to {path} within {timeout.total_seconds():.0f} s; "
+        "set MASTER_PORT if the nodes do not share this directory"
     )

@@ -30,13 +30,13 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
         directory: Working directory of the ranks, so that relative paths keep their meaning.
 
     Raises:
-        UserError: There is no command to run again.
+        UserError: There is not a command to run again.
     """
     # sys.argv[0] is "" or "-" when Python reads the program from standard input.
     if is_interactive() or sys.argv[0] in ("", "-"):
         raise UserError(
-            "an interactive session, or a script on standard input, has no command that could be "
-            "started once a rank; use strategy='ddp_notebook', write a script, or use torchrun"
+            "an interactive session, or a script on standard input, has no command to start once "
+            "per rank; use strategy='ddp_notebook', write a script, or use torchrun"
         )
     # Readable by this user only: on one node it contains the store of the ranks.
     with tempfile.TemporaryDirectory(prefix="trainer-launch-") as private:

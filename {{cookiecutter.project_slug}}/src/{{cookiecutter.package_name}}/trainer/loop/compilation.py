@@ -49,7 +49,8 @@ def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
     are_names = isinstance(regional, list | tuple) and all(isinstance(x, str) for x in regional)
     if not (regional in (None, True, False) or (are_names and regional)):
         problems.add(
-            f"compile.regional={shown(regional)}: give true, or a list of names, say ['Block']"
+            f"compile.regional={shown(regional)}: give true, or a list of names, for example "
+            "['Block']"
         )
 
 
@@ -124,7 +125,7 @@ def select(
     if not found:
         raise ConfigurationError(
             "compile.regional: the model has no repeated blocks (a ModuleList of modules of one "
-            "class); name what to compile, say ['Block'], or leave regional out"
+            "class); name what to compile, for example ['Block'], or leave regional out"
         )
     apart = activation_checkpointing.select(module, checkpointed)
     within = {id(each) for part in apart for each in part.modules()}

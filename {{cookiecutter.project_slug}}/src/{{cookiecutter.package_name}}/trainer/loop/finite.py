@@ -129,7 +129,7 @@ class FiniteGuard:
         newest = self._newest()
         last = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
         raise UserError(
-            f"{what}; {last}; lower the learning rate or set gradient_clip_val, or train on "
+            f"{what}; {last}; lower the learning rate or set gradient_clip_val, or continue "
             f"regardless with --trainer.{OPTION} false"
         )
 

@@ -58,7 +58,7 @@ class LearningRateScaling:
         reference = self.reference_batch_size or device_batch_size
         if batch_size is None or reference is None:
             raise ConfigurationError(
-                f"learning_rate_scaling={self.rule!r}: the loader does not tell its batch size; "
+                f"learning_rate_scaling={self.rule!r}: the loader's batch size is unknown; "
                 "scale the rate in configure_optimizers"
             )
         ratio = batch_size / reference

@@ -25,17 +25,19 @@ def problems_of(
     reason = strategy.limits.refused.get("manual_optimization")
     if reason is not None:
         lines.append(
-            f"strategy={strategy_name!r} takes no manual optimization, and {name} "
-            f"optimizes by hand: {reason}"
+            f"strategy={strategy_name!r} does not support manual optimization, and {name} "
+            f"uses manual optimization: {reason}"
         )
     if options.gradient_clip_val is not None:
         lines.append(
-            f"gradient_clip_val: {name} optimizes by hand; call clip_gradients of its optimizers "
+            f"gradient_clip_val: {name} uses manual optimization; call clip_gradients of its "
+            "optimizers "
             "instead"
         )
     if options.accumulate_grad_batches != 1:
         lines.append(
-            f"accumulate_grad_batches: {name} optimizes by hand; let it step in every n-th batch "
+            f"accumulate_grad_batches: {name} uses manual optimization; let it step in every n-th "
+            "batch "
             "instead"
         )
     return lines

@@ -87,7 +87,7 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             )
     except _NOT_OF_THIS_MODEL as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise CheckpointError(f"{checkpoint.path}: not of this model ({reason})") from None
+        raise CheckpointError(f"{checkpoint.path}: does not match this model ({reason})") from None
     fit.position.saved_at = fit.position.global_step if same_run else -1
     return remarks
 
@@ -120,7 +120,7 @@ def _load_position(fit: FitParts, saved: SavedPosition) -> list[str]:
         steps, rest = divmod(steps * saved.samples_per_step, samples)
     position.batch = steps * fit.feed.accumulate
     if rest:
-        return [f"another effective batch size: {rest} samples of this epoch are read again"]
+        return [f"the effective batch size differs: {rest} samples of this epoch are read again"]
     return []
 
 

@@ -79,7 +79,7 @@ def check_names(names: Any) -> None:
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return
     raise ConfigurationError(
-        f"activation_checkpointing={shown(names)}: give a list of names, say ['Block']"
+        f"activation_checkpointing={shown(names)}: give a list of names, for example ['Block']"
     )
 
 

@@ -49,7 +49,7 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
         elif fitting == 0:
             raise UserError(
                 f"find_batch_size: a batch of {size} does not fit into the memory of every "
-                "device; begin with a smaller one, compute in precision='bf16-mixed', or make "
+                "device; start with a smaller one, use precision='bf16-mixed', or make "
                 "the model or its samples smaller"
             )
         else:

@@ -28,7 +28,8 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
     replicas, accumulate = plan.strategy.data_replicas, feed.accumulate
     if feed.samples_per_step:
         each = feed.samples_per_step // (replicas * accumulate)
-        parts = f"{each} a {_reader(plan)}, {replicas} replicas, {accumulate} accumulated"
+        readers = f"{replicas} replica{'s' * (replicas > 1)}"
+        parts = f"{each} per {_reader(plan)}, {readers}, {accumulate} accumulated"
         lines.append(f"effective batch size {feed.samples_per_step} ({parts})")
     factor = loop.rate_factor(plan.learning_rate.warmup_steps)
     if factor != 1.0:
@@ -36,7 +37,7 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
     total = scaling.total_steps(feed.steps, plan.options.max_epochs, plan.options.max_steps)
     lines.append(
         f"steps per epoch {feed.steps or 'unknown'}, epochs "
-        f"{plan.options.max_epochs or 'until max_steps'}, steps in all {total or 'unknown'}"
+        f"{plan.options.max_epochs or 'until max_steps'}, total steps {total or 'unknown'}"
     )
     return lines
 

@@ -50,7 +50,7 @@ def warn(environment: Mapping[str, str] | None = None) -> None:
         if name.startswith(_PREFIX):
             _warned.add(name)
             sys.stderr.write(
-                f"warning: {name} is no variable of the trainer{nearest(name, KNOWN)}\n"
+                f"warning: {name} is not a variable of the trainer{nearest(name, KNOWN)}\n"
             )
 
 
@@ -64,7 +64,7 @@ def _check_backend(name: str, value: str) -> None:
             )
         if has_device and device not in _DEVICE_TYPES:
             raise ConfigurationError(
-                f"{name}={shown(value)}: {device!r} is no type of device"
+                f"{name}={shown(value)}: {device!r} is not a device type"
                 + nearest(device, _DEVICE_TYPES)
             )
         known = [each for each in dist.Backend.backend_list if each not in ("undefined", "fake")]
@@ -107,7 +107,7 @@ def _check_outcome(name: str, value: str) -> None:
 def _check_number(name: str, value: str) -> None:
     if not value.isdecimal() or len(value) > 10:
         raise ConfigurationError(
-            f"{name}={shown(value)}: no process id; the trainer sets it for its ranks: unset it"
+            f"{name}={shown(value)}: not a process id; the trainer sets it for its ranks: unset it"
         )
 
 

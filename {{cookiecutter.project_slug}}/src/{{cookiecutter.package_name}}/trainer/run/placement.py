@@ -78,7 +78,8 @@ def check(options: Options, placement: Placement, name: str, strategy: Strategy)
         )
     if expected != layout.local_world_size:
         lines.append(
-            f"strategy={name!r} on devices={options.devices!r} wants {expected} processes a node, "
+            f"strategy={name!r} on devices={options.devices!r} needs {expected} processes per "
+            "node, "
             f"but {layout.source} started {layout.local_world_size}; set {cluster.OVERRIDE}=none "
             "to ignore it"
         )

@@ -144,7 +144,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     """
     problems, options, strategy = Problems(), plan.options, plan.strategy
     if options.max_epochs is None and options.max_steps is None:
-        problems.add("neither max_epochs nor max_steps is given: no end to training")
+        problems.add("neither max_epochs nor max_steps is given: training would not end")
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.needs_optimizers]
     problems.lines += sources.missing(module, needed)
     if not module.automatic_optimization:

@@ -233,7 +233,7 @@ class RankRun:
             name = asked.signal.name
             self._write_outcome(f"preempted {name}", directory)
             if asked.signal != signal.SIGINT:
-                self._console.say(f"saved after step {self.global_step} and ended, as {name} asked")
+                self._console.say(f"saved after step {self.global_step} and stopped by {name}")
             # If one rank ended first, it would be reported as a failure, and its peers ended.
             collectives.barrier()
             raise
@@ -278,7 +278,9 @@ class RankRun:
                 self.strategy.load_state(found.stored_state(), None)
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                 reason = " ".join(str(error).split())[:300]
-                raise CheckpointError(f"{found.path}: not of this model ({reason})") from None
+                raise CheckpointError(
+                    f"{found.path}: does not match this model ({reason})"
+                ) from None
 
     def find_batch_size(self, module: TrainingModule, data: Data) -> int:
         """The largest batch that a device can train on, the same on all ranks."""

@@ -37,7 +37,7 @@ class Limits:
             if importlib.util.find_spec(package) is None
         ]
         lines += [
-            f"strategy={name!r} takes no {FEATURES.get(each, repr(each))}: {reason}"
+            f"strategy={name!r} does not support {FEATURES.get(each, repr(each))}: {reason}"
             for each, reason in self.refused.items()
             if each == asked.precision or each in asked.features
         ]

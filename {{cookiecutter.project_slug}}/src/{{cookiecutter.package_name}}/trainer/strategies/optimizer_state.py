@@ -65,10 +65,10 @@ def check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[st
     if set().union(*theirs) != set().union(*ours):
         strange = ", ".join(sorted(set().union(*theirs) ^ set().union(*ours))[:3])
         raise ConfigurationError(
-            f"the checkpoint's optimizer holds other parameters than this one ({strange})"
+            f"the checkpoint's optimizer has other parameters than this one ({strange})"
         )
     if theirs != ours:
-        raise ConfigurationError("the checkpoint's optimizer groups its parameters otherwise")
+        raise ConfigurationError("the checkpoint's optimizer groups its parameters differently")
 
 
 def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:

@@ -39,7 +39,9 @@ def find(name: object) -> Entry:
     """
     if not isinstance(name, str):
         given = getattr(name, "__name__", repr(name))
-        raise ConfigurationError(f"strategy={given} is a class: make one, {given}(), or name it")
+        raise ConfigurationError(
+            f"strategy={given} is a class: create an instance, {given}(), or give its name"
+        )
     if "." in name:
         return Entry(_imported(name))
     if name not in _ENTRIES:
@@ -56,7 +58,9 @@ def _imported(path: str) -> type[Strategy]:
     except Exception as error:  # importing a user's module may raise anything
         raise ConfigurationError(f"strategy={shown(path)}: {one_line(error)}") from None
     if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise ConfigurationError(f"strategy={path!r} is no strategy; subclass {Strategy.__name__}")
+        raise ConfigurationError(
+            f"strategy={path!r} is not a strategy; subclass {Strategy.__name__}"
+        )
     return found
 
 

@@ -60,7 +60,9 @@ class SyncBatchNorm(_BatchNorm):
         values = part.new_tensor([part[:, 0].numel()])
         sums, count = _over_ranks(torch.cat([part.sum(dims), values])).split([part.shape[1], 1])
         if count < 2:
-            raise ValueError(f"BatchNorm needs 2 values a channel to train on, not {int(count)}")
+            raise ValueError(
+                f"BatchNorm needs at least 2 values per channel in training, not {int(count)}"
+            )
         mean = sums / count
         # Compute the mean first: E[x²] - E[x]² would lose precision.
         centered = part - mean.view(shape)

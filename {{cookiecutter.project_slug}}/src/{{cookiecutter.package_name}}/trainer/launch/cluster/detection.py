@@ -79,7 +79,7 @@ def _no_number(environment: Environment, error: ValueError) -> str:
         for name, value in sorted(environment.items())
         if re.fullmatch(numbers, name) and not re.fullmatch(r"\s*-?[0-9]{1,18}\s*", value)
     ]
-    return f"{' and '.join(wrong) or one_line(error)} is no number; the launch is broken"
+    return f"{' and '.join(wrong) or one_line(error)} is not a number; the launch is broken"
 
 
 def _check_ranks(layout: Layout) -> None:
@@ -91,6 +91,6 @@ def _check_ranks(layout: Layout) -> None:
     for name, (place, count) in places.items():
         if not 0 <= place < count:
             raise ConfigurationError(
-                f"{layout.source}: {name} {place} of {count} (counted from 0) cannot be; "
+                f"{layout.source}: {name} {place} of {count} (counted from 0) is invalid; "
                 "the launch is broken"
             )

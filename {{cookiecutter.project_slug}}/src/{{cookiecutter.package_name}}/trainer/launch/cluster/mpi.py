@@ -18,7 +18,7 @@ def _read_openmpi(env: Environment) -> Layout | None:
     num_nodes = int(env.get("OMPI_MCA_orte_num_nodes", world_size // local_world_size))
     if num_nodes > 1 and "MASTER_ADDR" not in env:
         raise ConfigurationError(
-            f"openmpi: {num_nodes} nodes, but none knows where rank 0 is; start them with "
+            f"openmpi: {num_nodes} nodes, but the address of rank 0 is unknown; start them with "
             "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500"
         )
     # In Open MPI 4, the first is a small number that is reused; the second one is random.
@@ -53,7 +53,8 @@ def _read_hydra(env: Environment) -> Layout | None:
     launch = _hydra_proxy() if num_nodes == 1 and "MASTER_PORT" not in env else ""
     if launch is None or (num_nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys()):
         raise ConfigurationError(
-            f"hydra: {num_nodes} node{'s' * (num_nodes > 1)}, but none knows where rank 0 is; "
+            f"hydra: {num_nodes} node{'s' * (num_nodes > 1)}, but the address of rank 0 is "
+            "unknown; "
             "start them with mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500"
         )
     return check_filled(

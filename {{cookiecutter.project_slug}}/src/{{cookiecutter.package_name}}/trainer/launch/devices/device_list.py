@@ -22,21 +22,21 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
     indices = _indices(value, available)
     where = f"devices={shown(value)}"
     if not indices:
-        raise ConfigurationError(f"{where} is no device; a run needs at least one")
+        raise ConfigurationError(f"{where} is not a device; a run needs at least one")
     if len(indices) > _MOST_DEVICES:
         raise ConfigurationError(
             f"{where}: a node has at most {_MOST_DEVICES}; give a smaller number"
         )
     negative = [index for index in indices if index < 0]
     if negative:
-        raise ConfigurationError(f"{where}: {negative[0]} is no device; only -1 alone means all")
+        raise ConfigurationError(f"{where}: {negative[0]} is not a device; only -1 alone means all")
     if len(set(indices)) < len(indices):
         twice = next(index for index in indices if indices.count(index) > 1)
         raise ConfigurationError(f"{where} names device {twice} more than once")
     if available is not None and max(indices) >= available:
         there = f"0 to {available - 1}" if available else "none"
         raise ConfigurationError(
-            f"{where}: there is no device {max(indices)} here (known: {there})"
+            f"{where}: there is not a device {max(indices)} here (known: {there})"
         )
     return indices
 

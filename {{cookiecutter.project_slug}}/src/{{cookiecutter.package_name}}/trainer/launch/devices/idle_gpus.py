@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ...errors import ConfigurationError
 
 _MIG_HINT = (
-    "of which CUDA shows a process one alone; leave auto_select_gpus out, and name the part in "
+    "of which CUDA shows a process only one; leave auto_select_gpus out, and set the instance in "
     "CUDA_VISIBLE_DEVICES"
 )
 ComputeMode = Literal["default", "exclusive", "prohibited"]
@@ -82,7 +82,7 @@ def read_gpus() -> list[GPU]:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         raise ConfigurationError(
-            "auto_select_gpus needs a package that is not here: pip install nvidia-ml-py"
+            "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
         ) from None
     try:
         nvml.nvmlInit()
@@ -92,7 +92,7 @@ def read_gpus() -> list[GPU]:
             nvml.nvmlShutdown()
     except nvml.NVMLError as error:
         raise ConfigurationError(
-            f"auto_select_gpus: the driver's library fails ({error}); say which by devices=[…]"
+            f"auto_select_gpus: the driver's library fails ({error}); select GPUs with devices=[…]"
         ) from None
 
 
@@ -109,7 +109,7 @@ def _read(nvml: Any) -> list[GPU]:
     for position in positions:
         if _is_mig_enabled(nvml, handles[position]):
             raise ConfigurationError(
-                f"auto_select_gpus: GPU {uuids[position]} is divided into parts (MIG), {_MIG_HINT}"
+                f"auto_select_gpus: GPU {uuids[position]} is partitioned (MIG), {_MIG_HINT}"
             )
     return [
         GPU(
@@ -152,14 +152,14 @@ def visible(
     text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is not None and text.startswith("MIG-"):
         raise ConfigurationError(
-            f"auto_select_gpus: CUDA_VISIBLE_DEVICES names parts of GPUs (MIG), {_MIG_HINT}"
+            f"auto_select_gpus: CUDA_VISIBLE_DEVICES names MIG instances, {_MIG_HINT}"
         )
     is_by_uuid = text is not None and text.startswith("GPU-")
     is_by_bus = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if not is_by_uuid and not is_by_bus and len(set(names)) > 1:
         raise ConfigurationError(
             f"auto_select_gpus: of different GPUs ({', '.join(sorted(set(names)))}) CUDA counts "
-            "the fastest first, and nothing tells which that is; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            "the fastest first, and which one that is is unknown; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     if text is None:
         return list(range(len(uuids)))

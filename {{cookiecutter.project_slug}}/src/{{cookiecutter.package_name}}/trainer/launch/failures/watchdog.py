@@ -31,7 +31,7 @@ _STATES = {
     "S": "waits",
     "D": "waits for a disk or a device",
     "T": "is stopped",
-    "t": "is held by a debugger",
+    "t": "is stopped by a debugger",
 }
 _STACK, _LOSS, _LEAVE = "stack", "loss", "leave"
 _PROC = Path("/proc/self")

@@ -67,7 +67,7 @@ def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:
         )
     if settings.stage(config) and not by_config["optimizer"]:
         lines += [
-            f"{type(each).__name__} cannot be divided by ZeRO, which cuts parameters into slices; "
+            f"{type(each).__name__} cannot be sharded by ZeRO, which slices parameters; "
             f"use one of {', '.join(ELEMENTWISE)}, or strategy='ddp'"
             for each in found.optimizers
             if not _is_elementwise(each) and not config.get("zero_allow_untested_optimizer")
@@ -108,13 +108,13 @@ def cpu_adam(optimizer: Optimizer) -> Optimizer:
 
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         raise ConfigurationError(
-            f"strategy_options.cpu_adam takes the place of torch's Adam or AdamW, and "
+            f"strategy_options.cpu_adam replaces torch's Adam or AdamW, and "
             f"configure_optimizers gave {type(optimizer).__name__}"
         )
     for group in optimizer.param_groups:
         for name in ("amsgrad", "maximize"):
             if group[name]:
-                raise ConfigurationError(f"strategy_options.cpu_adam knows no {name}")
+                raise ConfigurationError(f"strategy_options.cpu_adam does not support {name}")
     groups = [
         {name: group[name] for name in ("params", "lr", "betas", "eps", "weight_decay")}
         for group in optimizer.param_groups

@@ -39,14 +39,14 @@ _ON_GPUS = {
 }
 # Settings that split or reduce batches and gradients differently from the trainer.
 _NOT_TAKEN = {
-    "tensor_parallel": "the trainer divides batches over all processes",
-    "sequence_parallel_size": "the trainer divides batches over all processes",
-    "data_parallel_size": "the trainer divides batches over all processes",
-    "expert_parallel": "the trainer divides batches over all processes",
+    "tensor_parallel": "the trainer splits batches over all processes",
+    "sequence_parallel_size": "the trainer splits batches over all processes",
+    "data_parallel_size": "the trainer splits batches over all processes",
+    "expert_parallel": "the trainer splits batches over all processes",
     "data_efficiency": "the trainer chooses the samples",
     "hybrid_engine": "it is for generation between training steps",
-    "managed_gradient_accumulation": "the trainer says where a step ends",
-    "gradient_allreduce_op": "the trainer counts on gradients that are averaged",
+    "managed_gradient_accumulation": "the trainer determines where a step ends",
+    "gradient_allreduce_op": "the trainer expects averaged gradients",
 }
 
 
@@ -110,9 +110,11 @@ def defaults(
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         problems.add(f"strategy_options.stage={stage!r}: give 0, 1, 2 or 3")
     elif offload_parameters and stage != 3:
-        problems.add(f"strategy_options.offload_parameters: stage {stage} keeps them whole; use 3")
+        problems.add(
+            f"strategy_options.offload_parameters: stage {stage} does not shard them; use 3"
+        )
     elif offload_optimizer and stage == 0:
-        problems.add("strategy_options.offload_optimizer: stage 0 divides nothing; use 1, 2 or 3")
+        problems.add("strategy_options.offload_optimizer: stage 0 shards nothing; use 1, 2 or 3")
     for name, size in (
         ("reduce_bucket_size", reduce_bucket_size),
         ("allgather_bucket_size", allgather_bucket_size),
@@ -212,8 +214,8 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
             )
     lines += _wrong_batches(config, options, where)
     lines += [
-        f"{name} in {where}: the weights stay in float32 here, and forward passes compute in what "
-        f"the trainer's precision says; leave it out, and give precision={precision!r}"
+        f"{name} in {where}: the weights stay in float32 here, and forward passes use the "
+        f"trainer's precision; leave it out, and give precision={precision!r}"
         for name, precision in _PRECISIONS.items()
         if section(config, name).get("enabled") not in (None, False, AUTO)
     ]
@@ -252,17 +254,20 @@ def _wrong_parts(config: Mapping[str, Any], options: Options, where: str) -> lis
     for name in ("offload_optimizer", "offload_param"):
         if section(zero, name).get("device", "cpu") not in ("cpu", "none"):
             device = section(zero, name)["device"]
-            lines.append(f"{name} to {device!r} in {where}: no checkpoint reaches it; use 'cpu'")
+            lines.append(
+                f"{name} to {device!r} in {where}: checkpoints do not support it; use 'cpu'"
+            )
     if is_one_bit_adam(config):
         if stage(config):
             lines.append(
-                f"OneBitAdam in {where} with ZeRO stage {stage(config)}: it compresses what ZeRO "
-                "has averaged and divided before; set zero_optimization.stage to 0, or use Adam"
+                f"OneBitAdam in {where} with ZeRO stage {stage(config)}: it compresses gradients, "
+                "which ZeRO has already averaged and sharded; set zero_optimization.stage to 0, "
+                "or use Adam"
             )
         if options.gradient_clip_val is not None:
             lines.append(
-                f"OneBitAdam in {where}: after its warm-up no process knows the gradients' mean "
-                "to clip; leave gradient_clip_val out"
+                f"OneBitAdam in {where}: after its warm-up gradients are not averaged, so they "
+                "cannot be clipped; leave gradient_clip_val out"
             )
     return lines
 

@@ -119,7 +119,9 @@ class ShardedState:
         missing, strange = self._module.load_state_dict(read_all(buffers), strict=False)
         strange += [name for name in missing if name not in self._aliases or name not in model]
         if strange:
-            raise ConfigurationError(f"the model's names are others ({', '.join(strange[:3])})")
+            raise ConfigurationError(
+                f"the model has other parameter names ({', '.join(strange[:3])})"
+            )
         for name, parameter in self._parameters.items():
             whole = read_all(model[name])
             if whole.shape != slices.shape(parameter):

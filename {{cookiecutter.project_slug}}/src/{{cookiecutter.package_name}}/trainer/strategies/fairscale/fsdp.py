@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # torch optimizers that are not elementwise.
 _NOT_BY_ELEMENT = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
-_FLOAT32 = "its parameters are cut in float32; use 'bf16-mixed' or '16-mixed'"
+_FLOAT32 = "its parameters are sharded in float32; use 'bf16-mixed' or '16-mixed'"
 
 
 class FairScaleFSDP(ProcessGroupStrategy):
@@ -88,7 +88,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         self._around = ExitStack()
 
     def problems_of(self, module: TrainingModule) -> list[str]:
-        return sparse.problems_of(module, "FairScale cuts gradients into slices")
+        return sparse.problems_of(module, "FairScale shards gradients")
 
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
@@ -145,7 +145,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32:
                 raise ConfigurationError(
-                    f"strategy='fairscale_fsdp': {name} is {parameter.dtype}; FairScale takes "
+                    f"strategy='fairscale_fsdp': {name} is {parameter.dtype}; FairScale requires "
                     "parameters in torch.float32"
                 )
 
@@ -253,8 +253,8 @@ def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
         for name in _NOT_BY_ELEMENT:
             if isinstance(optimizer, getattr(torch.optim, name, ())):
                 raise ConfigurationError(
-                    f"configure_optimizers: {name} computes with parameters as wholes, and "
-                    "fairscale_fsdp has slices of them; use SGD, Adam or another that computes "
-                    "element by element, or strategy='ddp_sharded'"
+                    f"configure_optimizers: {name} needs full parameters, and fairscale_fsdp "
+                    "shards them; use SGD, Adam or another elementwise optimizer, or "
+                    "strategy='ddp_sharded'"
                 )
     check_owned(optimization, names)

@@ -106,7 +106,7 @@ class Contents:
                 self._owners[name] = module.get_submodule(path), last
             else:
                 raise ConfigurationError(
-                    f"{name}: extra state of a module cannot be saved where parameters are cut; "
+                    f"{name}: extra state of a module cannot be saved if parameters are sharded; "
                     "keep it in a buffer, or use strategy='ddp_sharded'"
                 )
 

@@ -61,7 +61,7 @@ class DDPSharded(Replicated):
     ) -> None:
         if reduce_fp16 and find_unused_parameters:
             raise ConfigurationError(
-                "strategy_options: with find_unused_parameters gradients do not travel in half "
+                "strategy_options: with find_unused_parameters gradients are not reduced in half "
                 "precision; give one of reduce_fp16 and find_unused_parameters"
             )
         super().__init__(timeout_seconds)
@@ -70,7 +70,7 @@ class DDPSharded(Replicated):
         self._sharded: list[Any] = []
 
     def problems_of(self, module: TrainingModule) -> list[str]:
-        return sparse.problems_of(module, "FairScale reduces dense gradients alone")
+        return sparse.problems_of(module, "FairScale reduces only dense gradients")
 
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision

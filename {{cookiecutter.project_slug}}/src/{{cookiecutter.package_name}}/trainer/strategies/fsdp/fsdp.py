@@ -124,14 +124,16 @@ class FSDP(ProcessGroupStrategy):
             return lines
         if self.find_unused_parameters:
             lines.append(
-                "strategy_options.find_unused_parameters takes no manual optimization under FSDP; "
+                "strategy_options.find_unused_parameters does not support manual optimization with "
+                "FSDP; "
                 "use strategy='ddp', which needs no such option for it"
             )
         roots = _children(module)
         holders = Counter(id(each) for root in roots for each in root.parameters())
         return lines + [
-            f"{name} lies in {holders[id(each)] or 'none'} of the model's parts; a model that is "
-            "optimized by hand is divided part by part, so move it into one, or use strategy='ddp'"
+            f"{name} is in {holders[id(each)] or 'none'} of the model's children; a model with "
+            "manual optimization is sharded child by child, so move it into one, or use "
+            "strategy='ddp'"
             for name, each in module.named_parameters()
             if each.dim() > 0 and holders[id(each)] != 1
         ]
@@ -143,8 +145,8 @@ class FSDP(ProcessGroupStrategy):
     def place(self, module: TrainingModule) -> None:
         if any(dtensors.is_sharded(each) for each in module.parameters()):
             raise UserError(
-                f"{type(module).__name__} lies in parts since it was trained; make it anew, and "
-                "give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
+                f"{type(module).__name__} is still sharded from a previous fit; create it again, "
+                "and give a checkpoint, as in test(module, checkpoint=trainer.run_directory)"
             )
         self.module = module
         module.trainer_state = dataclasses.replace(module.trainer_state, device=self.device)

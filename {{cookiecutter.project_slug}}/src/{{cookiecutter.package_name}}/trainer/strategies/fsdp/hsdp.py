@@ -33,7 +33,7 @@ class HSDP(FSDP):
         size = self.shard_size or self.layout.local_world_size
         if world % size:
             raise UserError(
-                f"strategy_options.shard_size={size}: {world} processes do not divide by it"
+                f"strategy_options.shard_size={size}: {world} processes are not divisible by it"
             )
         ranks = torch.arange(world).view(world // size, size)
         timeout = datetime.timedelta(seconds=self.timeout_seconds)

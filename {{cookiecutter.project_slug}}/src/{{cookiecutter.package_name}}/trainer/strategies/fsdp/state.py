@@ -48,7 +48,7 @@ def load_model(module: nn.Module, saved: Mapping[str, Any]) -> None:
     own = module.state_dict()
     if saved.keys() != own.keys():
         strange = ", ".join(sorted(saved.keys() ^ own.keys())[:3])
-        raise ValueError(f"the checkpoint's model holds other tensors than this one ({strange})")
+        raise ValueError(f"the checkpoint's model has other tensors than this one ({strange})")
     for name, target in own.items():
         if isinstance(target, Tensor):
             fill(target, saved[name])
@@ -78,8 +78,8 @@ def _shard_like(parameter: Tensor | None, key: str, value: Any) -> Any:
         return stored_tensors.read_all(value)
     if value.shape != parameter.shape:
         raise ConfigurationError(
-            f"the optimizer's {key!r} has another shape than its parameter, and cannot be divided "
-            "as that is; load the checkpoint under strategy='ddp'"
+            f"the optimizer's {key!r} has another shape than its parameter, and cannot be sharded "
+            "like it; load the checkpoint under strategy='ddp'"
         )
     target = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
     fill(target, value)

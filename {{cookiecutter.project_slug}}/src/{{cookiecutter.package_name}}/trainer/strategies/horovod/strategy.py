@@ -25,7 +25,7 @@ from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 
-_NO_BF16 = "Horovod's collectives know no bfloat16; use '16-mixed', or strategy='ddp'"
+_NO_BF16 = "Horovod's collectives do not support bfloat16; use '16-mixed', or strategy='ddp'"
 
 
 class Horovod(ProcessGroupStrategy):
@@ -47,7 +47,7 @@ class Horovod(ProcessGroupStrategy):
         refused={
             "bf16-mixed": _NO_BF16,
             "bf16-true": _NO_BF16,
-            "manual_optimization": "its optimizers expect one backward a step; use strategy='ddp'",
+            "manual_optimization": "its optimizers need one backward per step; use strategy='ddp'",
         },
         launched_by="horovodrun -np N … or mpirun -np N …",
         sources=("horovod", "openmpi"),
@@ -55,7 +55,7 @@ class Horovod(ProcessGroupStrategy):
     )
 
     lacks: ClassVar[Mapping[str, str]] = {
-        "find_unused_parameters": "it finds them without; leave the option out"
+        "find_unused_parameters": "it finds them without this option; leave the option out"
     }
 
     lost_peer_errors: ClassVar[Sequence[str]] = ("HorovodInternalError",)

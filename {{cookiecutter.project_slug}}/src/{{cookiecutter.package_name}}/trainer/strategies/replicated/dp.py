@@ -20,12 +20,12 @@ from ..limits import Limits
 from ..optimizers import Optimization
 from ..step import Stage, StepModule, read_loss
 
-NO_MANUAL = "training_step runs once a replica; use strategy='ddp'"
+NO_MANUAL = "training_step runs once per replica; use strategy='ddp'"
 NO_SYNCED_NORM = (
-    "a replica normalizes by its own piece of the batch, and the pieces run one after another; "
+    "a replica normalizes with its own part of the batch, and the parts run one after another; "
     "use strategy='ddp'"
 )
-NOT_COMPILED = "a replica is made anew for each step; use strategy='ddp'"
+NOT_COMPILED = "replicas are created again for each step; use strategy='ddp'"
 
 
 class ReplicatedStep(StepModule):

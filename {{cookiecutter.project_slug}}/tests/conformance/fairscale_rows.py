@@ -26,7 +26,7 @@ ROWS = {
             **NO_SPARSE,
             **NOT_FOUND,
             "manual": "FairScale gathers parameters for one forward and one backward",
-            **dict.fromkeys(("bf16 true", "fp16 true"), "parameters are cut in float32"),
+            **dict.fromkeys(("bf16 true", "fp16 true"), "parameters are sharded in float32"),
         },
     ),
     "fairscale_fsdp, units": Row(

@@ -20,8 +20,8 @@ TWO_AND_FOUR = (Launch(2), more(4))
 SLOWLY = (Launch(2, slow=True), more(3))
 SLOWLY_ON_FOUR = (Launch(2, slow=True), more(4))
 REPLICAS_REFUSE = {
-    **dict.fromkeys(("manual", "sparse, manual"), "training_step runs once a replica"),
-    "sync batchnorm": "a replica normalizes by its own piece of the batch",
+    **dict.fromkeys(("manual", "sparse, manual"), "training_step runs once per replica"),
+    "sync batchnorm": "a replica normalizes with its own part of the batch",
 }
 
 # The subject is small: so are its units.

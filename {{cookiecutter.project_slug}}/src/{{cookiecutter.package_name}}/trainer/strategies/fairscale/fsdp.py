@@ -94,6 +94,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
     ) -> None:
         # Import before there is a process group, which would become a default argument.
+        from . import units  # noqa: F401
         from .on_cpu import without_streams
 
         skip_together(precision)

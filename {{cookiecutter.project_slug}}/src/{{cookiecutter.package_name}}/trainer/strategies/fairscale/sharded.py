@@ -76,6 +76,8 @@ class DDPSharded(Replicated):
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
     ) -> None:
         # Import before there is a process group, which would become a default argument.
+        from . import replica  # noqa: F401
+
         skip_together(precision)
         super().connect(layout, own_devices, precision)
 

@@ -218,7 +218,7 @@ def test_a_list_of_devices() -> None:
         ),
         pytest.param(
             ["--trainer.strategy", "single_device", "--trainer.devices", "2"],
-            "strategy='single_device' uses 1 device and 2 were asked for; "
+            "strategy='single_device' uses 1 device and 2 were requested; "
             "use strategy='ddp', or devices=1",
             id="too many devices",
         ),

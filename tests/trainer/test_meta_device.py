@@ -102,7 +102,7 @@ class SaysScale(Scaled):
 
 
 def test_a_layer_that_says_nothing_of_its_values_is_named():
-    with pytest.raises(UserError, match="does not say what last \\(Scale\\) begins with; over"):
+    with pytest.raises(UserError, match="does not initialize last \\(Scale\\); over"):
         materialized(Scaled)
 
 

@@ -172,8 +172,8 @@ class TrainingModule(nn.Module):
         if reset is None:
             kind = type(layer).__name__
             raise UserError(
-                f"meta_device: {type(self).__name__} does not say what {name or 'itself'} ({kind}) "
-                f"begins with; overwrite initialize, or give {kind} a reset_parameters"
+                f"meta_device: {type(self).__name__} does not initialize {name or 'itself'} "
+                f"({kind}); override initialize, or give {kind} a reset_parameters"
             )
         reset()
 

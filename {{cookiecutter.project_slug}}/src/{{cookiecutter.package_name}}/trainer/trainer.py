@@ -165,7 +165,7 @@ class Trainer:
         """All keywords, with their types and defaults; they arrive in ``_configure``."""
 
     def _configure(self, keywords: Keywords) -> None:
-        # These are no checks: what is checked next reads the variables that this leaves.
+        # Not checks: the checks below read the variables that this leaves.
         launch.drop_inherited_variables()
         environment.warn()
         self._plan = plan.make(keywords)
@@ -275,41 +275,41 @@ class Trainer:
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps that the last ``fit`` made."""
+        """Number of optimizer steps of the last ``fit``."""
         return self._last.global_step
 
     @property
     def current_epoch(self) -> int:
-        """The epoch that the last ``fit`` stood in, from 0."""
+        """The epoch at the end of the last ``fit``, counted from 0."""
         return self._last.current_epoch
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The newest logged values."""
+        """The latest logged values."""
         return self._last.metrics
 
     @property
     def run_directory(self) -> Path | None:
-        """Where the last ``fit`` lies."""
+        """The run directory of the last ``fit``."""
         return self._last.run_directory
 
     @property
     def default_root_dir(self) -> Path:
-        """Where runs are, with ``~`` and variables of the environment replaced."""
+        """Directory that contains run directories, with ``~`` and variables expanded."""
         return self._plan.request.root
 
     @property
     def global_rank(self) -> int:
-        """This process among all."""
+        """The global rank of this process."""
         return self._plan.layout.rank
 
     @property
     def world_size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self._plan.layout.world_size
 
     def _result(self, module: TrainingModule, command: Command) -> Any:
-        """What a command other than ``fit`` gives; what the last ``fit`` left stays."""
+        """Run a command other than ``fit``; the state of the last ``fit`` is kept."""
         result = self._launch(module, command)
         metrics = result.metrics or self._last.metrics
         self._last = replace(self._last, metrics=metrics)

@@ -53,8 +53,8 @@ class Mode:
     """A strategy that :data:`_MODE_ARGUMENTS` once named.
 
     Args:
-        strategy: its name.
-        on_cpu: whether it ran on CPUs where no devices were given; the others leave it open.
+        strategy: Name of the strategy.
+        on_cpu: Whether it ran on CPUs without arguments for devices; others leave it open.
     """
 
     strategy: str

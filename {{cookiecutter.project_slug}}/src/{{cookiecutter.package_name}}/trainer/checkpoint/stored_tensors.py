@@ -119,11 +119,11 @@ def read_all(tree: Any) -> Any:
 
 @torch.no_grad()
 def fill(target: Tensor, value: Tensor | Stored) -> None:
-    """Fill a tensor, whole or in parts, from a whole one or from one in the same parts."""
+    """Fill a plain tensor or DTensor from a full tensor, or from one with the same sharding."""
     if isinstance(value, Stored):
         value.read_into(target)
     elif dtensors.is_sharded(target) and not dtensors.is_sharded(value):
-        # Not by way of the mesh's device, where parts that are offloaded do not lie.
+        # Not through the device of the mesh: offloaded shards are on the CPU.
         part = dtensors.local(target)
         for dim, (start, length) in enumerate(
             zip(dtensors.offsets(target), part.shape, strict=True)

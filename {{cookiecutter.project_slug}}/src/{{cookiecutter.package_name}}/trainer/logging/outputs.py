@@ -12,10 +12,10 @@ from .progress import Progress
 class Outputs:
     """Outputs of a run. Only the main rank has loggers.
 
-    ``latest``: newest value of each name; ``validated``: those of the last validation;
-    ``epoch_values``: of an epoch whose batches are done, until they are written; ``last_values``:
-    of the last step, if it is logged only because training ends with it; ``log_positions``: where
-    each log stood in the checkpoint that is resumed.
+    ``latest``: latest value of each name; ``validated``: values of the last validation;
+    ``epoch_values``: values of a completed epoch, until they are written; ``last_values``: values
+    of the last step, if it is logged only because training ends with it; ``log_positions``:
+    position of each log in the resumed checkpoint.
     """
 
     recorder: Recorder
@@ -38,8 +38,8 @@ class Outputs:
         """Write values to loggers from now on.
 
         Args:
-            loggers: by name.
-            resumed_at: the step after which their logs are continued; ``None``: new logs.
+                loggers: Loggers by name.
+                resumed_at: Step after which their logs are continued; ``None``: new logs.
         """
         self.loggers = loggers
         if resumed_at is None:
@@ -48,6 +48,6 @@ class Outputs:
             logger.resume(self.log_positions.get(name), resumed_at)
 
     def close(self) -> None:
-        """Close the logs."""
+        """Close the loggers."""
         for logger in self.loggers.values():
             logger.close()

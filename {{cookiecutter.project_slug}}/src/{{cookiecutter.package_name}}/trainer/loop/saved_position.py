@@ -1,4 +1,4 @@
-"""Where training stood, as a checkpoint contains it."""
+"""The position of training in a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from .position import Position
 
 @dataclass(frozen=True)
 class SavedPosition:
-    """Where training stood, in a checkpoint. Steps, not batches: these depend on the layout."""
+    """A position in a checkpoint: in steps, not batches, because these depend on the layout."""
 
     epoch: int
     step_in_epoch: int
@@ -22,10 +22,10 @@ class SavedPosition:
 
     @classmethod
     def of(cls, position: Position, feed: Feed) -> "SavedPosition":
-        """Where training stands now.
+        """Convert the current position.
 
         Args:
-            position: In this layout.
+            position: Position in this layout.
             feed: Training batches of this layout.
         """
         return cls(
@@ -39,13 +39,13 @@ class SavedPosition:
 
     @classmethod
     def read(cls, saved: Mapping[str, Any], step: int) -> "SavedPosition":
-        """Check the position in a checkpoint of a step.
+        """Read and check the position of a checkpoint.
 
         Raises:
             KeyError, TypeError, ValueError: It is invalid.
         """
         samples = saved["samples_per_step"]
-        # Missing in older checkpoints: then an epoch's end was saved after its validation.
+        # Missing in older checkpoints, which were saved at the end of an epoch after validation.
         if type(epoch_done := saved.get("epoch_done", False)) is not bool:
             raise ValueError(f"epoch_done is {epoch_done!r}, not true or false")
         return cls(

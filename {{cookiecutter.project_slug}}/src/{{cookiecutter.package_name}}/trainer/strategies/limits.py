@@ -46,8 +46,8 @@ class Limits:
             lines.append(f"strategy={name!r} runs on {on}, not on {asked.accelerator}")
         if self.max_devices is not None and asked.devices > self.max_devices:
             lines.append(
-                f"strategy={name!r} uses {self.max_devices} device and {asked.devices} were asked "
-                "for; use strategy='ddp', or devices=1"
+                f"strategy={name!r} uses {self.max_devices} device and {asked.devices} were "
+                "requested; use strategy='ddp', or devices=1"
             )
         if self.max_nodes is not None and asked.nodes > self.max_nodes:
             lines.append(

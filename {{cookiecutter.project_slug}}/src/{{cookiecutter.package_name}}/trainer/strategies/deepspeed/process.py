@@ -35,8 +35,8 @@ def load(device: torch.device, layout: Layout) -> Any:
     """Import DeepSpeed for a device, without compiling extensions.
 
     Args:
-        device: that is trained on; DeepSpeed takes a GPU by itself wherever there is one.
-        layout: this process' place.
+        device: Device of the training; DeepSpeed itself always selects a GPU if there is one.
+        layout: Layout of this process.
 
     Returns:
         The package.
@@ -82,7 +82,7 @@ def missing_compiler() -> str | None:
 def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
     """One line for each error that DeepSpeed itself finds in a configuration."""
     if importlib.util.find_spec("deepspeed") is None:
-        return []  # said already
+        return []  # already reported
     where = "the DeepSpeed configuration"
     with _accelerator_set_to(accelerator):
         deepspeed = _imported()

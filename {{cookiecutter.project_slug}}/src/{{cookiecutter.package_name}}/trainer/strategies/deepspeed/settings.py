@@ -193,8 +193,8 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
     """One line for each setting of the user's configuration that conflicts with the trainer.
 
     Args:
-        config: the user's.
-        options: the trainer's.
+        config: The user's configuration.
+        options: The trainer's options.
     """
     where = "the DeepSpeed configuration"
     lines = [

@@ -89,10 +89,10 @@ class GradientAverage:
 
 
 def copy_gradient(parameter: Tensor) -> None:
-    """Copy a gradient that an engine is about to average in place, in the midst of backward.
+    """Copy a gradient during backward, before an engine averages it in place.
 
-    It may lie in the memory of one that backward still computes with: that of a bias, or of a view
-    of a parameter, which is added to a single sample does.
+    It may share memory with a gradient that backward still uses: that of a bias, or of a view of a
+    parameter, if it is added to a single sample.
     """
     if parameter.grad is not None:
         parameter.grad = parameter.grad.clone()

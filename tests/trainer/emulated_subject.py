@@ -29,7 +29,7 @@ from my_project import trainer
 from my_project.trainer import strategies
 from my_project.trainer.data import moving, transfer
 from my_project.trainer.loop import finite
-from my_project.trainer.run import plan as arguments
+from my_project.trainer.run import placement
 
 STEPS = 8
 SAVED = 6
@@ -248,7 +248,7 @@ def on_emulated_gpu() -> Iterator[None]:
         strategy = strategies.find(name).cls
         strategy.limits = replace(strategy.limits, accelerators=("cpu", "cuda", NAME))
     device_of = {"cpu": "cpu", "gpu": NAME}
-    with mock.patch.object(arguments, "choose_accelerator", device_of.__getitem__):
+    with mock.patch.object(placement, "choose_accelerator", device_of.__getitem__):
         yield
 
 

@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
         ({"train_micro_batch_size_per_gpu": 8}, {}, ["what the loader gives"]),
         ({"fp16": {"enabled": True}}, {}, ["fp16 in the DeepSpeed configuration", "'16-mixed'"]),
         ({"bf16": {"enabled": True}}, {}, ["bf16 in the DeepSpeed configuration", "'bf16-mixed'"]),
-        ({"tensor_parallel": {"autotp_size": 2}}, {}, ["divides batches over all processes"]),
+        ({"tensor_parallel": {"autotp_size": 2}}, {}, ["splits batches over all processes"]),
         ({"optimizer": {"params": {}}}, {}, ["optimizer in", "'type'"]),
         ({"optimizer": {"type": "LBFGS"}}, {}, ["optimizer 'LBFGS'", "is not one of those"]),
         ({"scheduler": {"type": "WarmupRL"}}, {}, ["'WarmupRL'", "did you mean 'WarmupLR'"]),

@@ -86,7 +86,7 @@ def test_a_refusal_names_the_value(value: Any, line: str) -> None:
 
 @pytest.mark.parametrize("value", ["auto", -1, "-1"])
 def test_all_of_no_devices_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is no device; a run needs at least one"):
+    with pytest.raises(ConfigurationError, match="is not a device; a run needs at least one"):
         device_list.parse_devices(value, 0)
 
 

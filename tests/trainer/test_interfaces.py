@@ -78,8 +78,8 @@ def test_where_no_interface_can_be_told_it_is_asked_for(
     with pytest.raises(UserError) as raised:
         interfaces.avoid_loopback("gpu07")
     assert raised.value.problems == [
-        "GLOO_SOCKET_IFNAME is needed: the name of this host, gpu08, leads to 127.0.1.1, where "
-        "other nodes do not reach it; set it to the interface that the nodes share (known: eth0, "
+        "GLOO_SOCKET_IFNAME is needed: the name of this host, gpu08, resolves to 127.0.1.1, which "
+        "other nodes cannot reach; set it to the interface that the nodes share (known: eth0, "
         "ib0)"
     ]
     monkeypatch.setattr(interfaces, "_interfaces", lambda: {"10.0.0.8": "ib0"})

@@ -263,7 +263,7 @@ def test_what_cannot_be_pickled_is_named(tmp_path):
         "data.file is an open file",
         "data.collate_fn is a lambda",
         "val_dataloader.collate_fn is a lambda",
-        "outcome.result[0] is a lambda",
+        "outcome.value[0] is a lambda",
     ]
     assert all(line.endswith("or use strategy='ddp', which pickles nothing") for line in lines)
     assert not (tmp_path / "runs").exists()

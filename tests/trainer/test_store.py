@@ -81,7 +81,7 @@ def test_what_another_user_may_have_made_is_refused(
     monkeypatch.delenv("SLURM_SUBMIT_DIR", raising=False)
     told, folder = tmp_path / ".rendezvous-x", tmp_path / "folder"
     told.write_text(str(folder))
-    with pytest.raises(errors.UserError, match="which this rank does not see"):
+    with pytest.raises(errors.UserError, match="which this rank cannot see"):
         rendezvous.connect_store(layout(1, "x"), SOON)
     folder.mkdir(mode=0o755)
     with pytest.raises(errors.UserError, match="is not a folder that only this user can open"):

@@ -36,7 +36,7 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
     if available is not None and max(indices) >= available:
         there = f"0 to {available - 1}" if available else "none"
         raise ConfigurationError(
-            f"{where}: there is not a device {max(indices)} here (known: {there})"
+            f"{where}: there is no device {max(indices)} here (known: {there})"
         )
     return indices
 

@@ -28,9 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.horovod_rows import horovodrun
-from tests.project import PACKAGE, assert_nothing_left, at_root, missing, start
+from tests.conformance.matrix import ENGINES
+from tests.project import PACKAGE, missing, start
 
 from my_project.trainer.checkpoint import reading as checkpoint
+from processes import assert_nothing_left, at_root
 from tests import fork_server
 
 EVERY = 5
@@ -324,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise SystemExit(f"{name}: {reason}")
             print(f"left out: {name}: {reason}")
             del ways[name]
-    with fork_server.serving():
+    with fork_server.serving(ENGINES):
         return _travel_all(ways, options, seed)
 
 

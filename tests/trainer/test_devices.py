@@ -128,34 +128,6 @@ def test_a_gpu_that_is_not_there_is_refused(name: str) -> None:
     assert str(raised.value).startswith(f"accelerator={name!r}: torch {torch.__version__}")
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gpu", "cuda", "auto"])
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-def test_a_gpu_that_is_there_is_used(name: str) -> None:
-    assert accelerator.choose_accelerator(name) == "cuda"
-
-
-_ASK_THEN_FORK = f"""
-import os
-from {PACKAGE}.trainer.launch.devices.accelerator import choose_accelerator
-choose_accelerator("gpu")
-import torch
-assert torch.cuda.device_count() > 0
-child = os.fork()
-if child == 0:
-    torch.ones(1, device="cuda")
-    os._exit(0)
-raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-def test_a_process_that_asked_for_gpus_can_still_fork() -> None:
-    result = run(["-c", _ASK_THEN_FORK])
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.mark.parametrize(("given", "read"), [({}, "1"), ({_NVML_CHECK: "0"}, "0")])
 def test_the_driver_is_asked_for_gpus_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], read: str

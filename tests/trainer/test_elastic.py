@@ -10,11 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.project import PATIENCE, assert_nothing_left, at_root, fit, start
+from tests.project import PATIENCE, fit, start
 
 from my_project.trainer import errors
 from my_project.trainer.launch import cluster, outcome, restarts
 from preemption_subject import steps_of
+from processes import assert_nothing_left, at_root
 
 slow = pytest.mark.slow
 EVERY = 5

@@ -14,7 +14,7 @@ import torch
 from tests.project import PACKAGE, fit, missing, require, run
 
 from my_project.trainer.checkpoint import reading as checkpoint
-from test_launch import at_root
+from processes import at_root
 
 # Several trainings a test, of several processes each.
 NAMES = ["ddp_sharded", "ddp_sharded_spawn", "fairscale_fsdp"]

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 import torch
-from tests.project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, run, start
+from tests.project import PACKAGE, PATIENCE, fit, run, start
 
 from my_project.trainer.launch.failures import reports as failures
 from my_project.trainer.launch.failures import stacks, watchdog
+from processes import assert_nothing_left, at_root
 
 SUBJECT = "fault_subject"
 TIMEOUT = 5.0

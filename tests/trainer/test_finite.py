@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.project import PACKAGE, at_root, run
+from tests.project import PACKAGE, run
 
 from my_project import trainer
 from my_project.trainer import errors
 from my_project.trainer.checkpoint import reading as checkpoint
 from my_project.trainer.loop import finite, position
 from nonfinite_subject import Diverges
+from processes import at_root
 
 
 def fit(folder: Path, module: Any, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.project import PACKAGE, at_root, run
+from tests.project import PACKAGE, run
 from torch import nn
 
 from my_project import trainer
@@ -16,6 +16,7 @@ from my_project.tasks.language_model import LanguageModel
 from my_project.trainer.errors import UserError
 from my_project.trainer.strategies.fsdp import units
 from my_project.trainer.strategies.fsdp.fsdp import FSDP
+from processes import at_root
 from sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
 
 ON_THREE = pytest.param("fsdp", 3, marks=pytest.mark.slow)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from my_project.trainer.errors import ConfigurationError
 from my_project.trainer.launch.devices import idle_gpus
@@ -208,16 +207,3 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.problems == [
         "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
     ]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-def test_real_gpus_are_torch_s() -> None:
-    pytest.importorskip("pynvml")
-    gpus = idle_gpus.read_gpus()
-    assert [gpu.index for gpu in gpus] == list(range(torch.cuda.device_count()))
-    for each in gpus:
-        properties = torch.cuda.get_device_properties(each.index)
-        assert each.name == properties.name
-        assert 0 <= each.free_bytes <= properties.total_memory * 1.1  # NVML's total is larger
-        assert each.processes >= 0

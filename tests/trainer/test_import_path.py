@@ -4,9 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.project import PACKAGE, at_root, run
+from tests.project import PACKAGE, run
 
 from my_project import cli
+from processes import at_root
 
 CODE = f"from {PACKAGE}.cli import main; main([]); import json, own; print(json.__file__, own)"
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, run, start
+from tests.project import PACKAGE, PATIENCE, fit, run, start
 
 from my_project.trainer.launch import interruption, outcome
 from preemption_subject import steps_of
+from processes import assert_nothing_left, at_root
 
 slow = pytest.mark.slow
 Arguments = list[str | Path]

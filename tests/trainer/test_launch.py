@@ -9,7 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, run, start
+from tests.project import PACKAGE, PATIENCE, fit, run, start
+
+from processes import assert_nothing_left, at_root
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 SUBJECT = "launch_subject"

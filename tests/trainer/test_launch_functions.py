@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from tests.project import PACKAGE, PATIENCE, environment, run
 
 from my_project.trainer.checkpoint import reading as checkpoint
-from test_launch import assert_nothing_left, at_root, losses
+from processes import assert_nothing_left, at_root
+from test_launch import losses
 
 SUBJECT = "function_subject"
 METHODS = ["ddp_spawn", "ddp_fork"]
@@ -183,16 +184,6 @@ def test_trains_in_a_thread(tmp_path):
     )
     assert done.stderr == ""
     assert done.stdout == "10\n"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_nothing_is_forked_once_cuda_is_initialized(tmp_path):
-    body = "torch.ones(1, device='cuda'); make('ddp_fork').fit(Net())"
-    done = run_script(tmp_path, body)
-    assert "UserError: processes cannot be forked: CUDA is initialized" in done.stderr
-    assert "use strategy='ddp_spawn'" in done.stderr
-    assert not (tmp_path / "runs").exists()
 
 
 # --- what cannot be started ----------------------------------------------------------------------

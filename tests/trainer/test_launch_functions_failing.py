@@ -7,8 +7,9 @@ import psutil
 import pytest
 from tests.project import PATIENCE, run, start
 
+from processes import assert_nothing_left, at_root
 from test_interruption import has_noted_an_interrupt, wait_for
-from test_launch import assert_nothing_left, at_root, wait_for_ranks
+from test_launch import wait_for_ranks
 from test_launch_functions import METHODS, run_script, started, write
 
 FAILS = """

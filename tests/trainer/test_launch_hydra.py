@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.project import at_root, run
+from tests.project import run
 
+from processes import at_root
 from test_launch import losses
 from test_launch_mpi import arguments
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.project import PATIENCE, environment, fit, mpirun, run
 
-from test_launch import at_root, losses
+from processes import at_root
+from test_launch import losses
 
 pytestmark = pytest.mark.needs("mpirun")
 

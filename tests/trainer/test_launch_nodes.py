@@ -6,8 +6,9 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from tests.project import at_root, fit, free_port, run
+from tests.project import fit, free_port, run
 
+from processes import at_root
 from test_launch import SHORT, SUBJECT, losses
 
 

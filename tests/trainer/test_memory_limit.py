@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.project import PACKAGE, at_root, missing, require, run
+from tests.project import PACKAGE, missing, require, run
 
 import memory_limit_subject as subject
+from processes import at_root
 
 pytestmark = pytest.mark.slow
 

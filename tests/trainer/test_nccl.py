@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.project import PATIENCE, assert_nothing_left, at_root, fit, run
+from tests.project import PATIENCE, fit, run
 
 from my_project.trainer.launch.failures import nccl_watch, watcher
 from my_project.trainer.launch.failures import reports as failures
 from my_project.trainer.strategies import process_group
+from processes import assert_nothing_left, at_root
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 ERROR = "rank 1: ArithmeticError: planted on rank 1"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.project import PACKAGE, PATIENCE, environment, run
 
-from test_launch import at_root
+from processes import at_root
 
 if not os.environ.get("CI"):
     for needed in ("nbclient", "ipykernel"):

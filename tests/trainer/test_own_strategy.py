@@ -8,7 +8,7 @@ from tests.project import PACKAGE, run
 from my_project import trainer
 from my_project.trainer import strategies
 from my_project.trainer.errors import ConfigurationError
-from test_launch import at_root
+from processes import at_root
 
 SUBJECT = "function_subject"
 

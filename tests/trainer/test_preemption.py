@@ -9,10 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.project import PACKAGE, PATIENCE, assert_nothing_left, at_root, fit, run, start
+from tests.project import PACKAGE, PATIENCE, fit, run, start
 
 from my_project.trainer.checkpoint import reading as checkpoint
 from my_project.trainer.launch import outcome, preemption
+from processes import assert_nothing_left, at_root
 
 slow = pytest.mark.slow
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

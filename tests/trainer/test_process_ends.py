@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.project import PATIENCE, at_root, environment, fit, run
+from tests.project import PATIENCE, environment, fit, run
 
 from my_project.trainer.checkpoint import reading as checkpoint
 from my_project.trainer.launch import outcome, preemption
 from preemption_subject import steps_of
+from processes import at_root
 
 
 def command(fault: str, devices: int = 1) -> list[str | Path]:

@@ -5,10 +5,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.project import PACKAGE, at_root, fit, run
+from tests.project import PACKAGE, fit, run
 
 from my_project import cli
 from my_project.trainer.arguments import redaction
+from processes import at_root
 
 
 @pytest.mark.parametrize(

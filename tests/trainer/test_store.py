@@ -10,10 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.project import PACKAGE, at_root, run, start
+from tests.project import PACKAGE, run, start
 
 from my_project.trainer import errors
 from my_project.trainer.launch import cluster, rendezvous
+from processes import at_root
 from test_launch import launched, model, wait_for_ranks
 
 SOON = datetime.timedelta(seconds=0.2)

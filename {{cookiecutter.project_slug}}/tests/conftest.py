@@ -35,7 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """One set of fork servers for all workers of a run of the tests."""
     is_first = not hasattr(config, "workerinput") and not fork_server.is_serving()
     if is_first and not config.option.collectonly:
-        servers = fork_server.serving()
+        from .conformance.matrix import ENGINES  # imports torch, which only a run of tests needs
+
+        servers = fork_server.serving(ENGINES)
         servers.__enter__()
         config.add_cleanup(lambda: servers.__exit__(None, None, None))
 

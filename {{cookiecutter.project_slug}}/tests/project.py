@@ -10,14 +10,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from . import fork_server
@@ -122,7 +120,7 @@ def missing(name: str) -> str | None:
     """Why tests that need a program or a package cannot run; ``None`` if they can.
 
     Args:
-        name: ``"mpirun"``, ``"g++"``, or the package of an engine.
+        name: ``"mpirun"``, ``"g++"``, or a package that ``make`` installs by its name.
     """
     if name in _PROGRAMS:
         return None if shutil.which(name) else f"{name} is not installed: {_PROGRAMS[name]}"
@@ -153,7 +151,7 @@ def start(
         cwd: its working directory.
         extra: variables beside this process' own.
         by: the command that starts it, mpirun's for example.
-        engine: what a fork server has imported beside torch: that of an ``<engine>_imports.py``.
+        engine: package that a fork server has imported besides torch.
         fresh: start a new interpreter. By default a fork server forks the process.
     """
     options: Any = {
@@ -169,22 +167,6 @@ def start(
     if fresh or by or not fork_server.is_serving():
         return subprocess.Popen(command, **options)
     return fork_server.ForkedProcess(command, engine=engine, **options)
-
-
-def at_root() -> dict[str, str]:
-    """Variables with which a process that works in another folder finds the tests."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in paths)}
-
-
-def assert_nothing_left(folder: Path) -> None:
-    """No process still has a folder as its working directory, after a moment."""
-    deadline = time.monotonic() + PATIENCE
-    while left := [
-        each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(folder)
-    ]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
 
 
 def fit(*arguments: str | Path) -> list[str | Path]:

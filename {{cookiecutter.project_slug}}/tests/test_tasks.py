@@ -1,85 +1,70 @@
-"""The tasks that come with the project, on their real data."""
+"""The tasks that come with the project: examples of tests of your own modules and data.
+
+A module is tested without a trainer where its steps are (`training_step` is a function of a batch),
+and with one in this process where a whole fit is.
+"""
 
 import math
-import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from my_project import trainer
 from my_project.tasks import digits, text
+from my_project.tasks.gan import GAN
 from my_project.tasks.image_classifier import ImageClassifier
 from my_project.tasks.language_model import LanguageModel
-from my_project.trainer.errors import ConfigurationError
 
-# --- digits ----------------------------------------------------------------------------------
+# --- data ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def data() -> "digits.Digits":
+def data() -> digits.Digits:
     return digits.Digits(batch_size=16, shift=1)
 
 
-def test_digits_are_split_without_overlap(data: "digits.Digits") -> None:
+def test_digits_are_split_without_overlap(data: digits.Digits) -> None:
     sizes = {part: len(indices) for part, indices in data.parts.items()}
     assert sizes == {"train": 1349, "val": 224, "test": 224}
     assert sorted(index for part in data.parts.values() for index in part) == list(range(1797))
     assert digits.Digits().parts == data.parts
 
 
-@pytest.mark.parametrize("name", ["Digits", "DigitImages"])
-def test_digits_say_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "find_spec", lambda _name: None)
-    with pytest.raises(ConfigurationError) as refused:
-        getattr(digits, name)()
-    assert refused.value.problems == [
-        "data: Digits needs scikit-learn, which is not installed; run `pip install scikit-learn`, "
-        "or install this project with its extra `examples`"
-    ]
-
-
 @pytest.mark.parametrize(
     ("stage", "samples"), [("train", 1349), ("val", 224), ("test", 224), ("predict", 224)]
 )
-def test_digits_come_in_batches(data: "digits.Digits", stage: str, samples: int) -> None:
+def test_digits_come_in_batches(data: digits.Digits, stage: str, samples: int) -> None:
     loader = getattr(data, f"{stage}_dataloader")()
     assert len(loader.dataset) == samples
     images, labels = next(iter(loader))
-    assert images.shape == (16, 1, 8, 8)
-    assert images.dtype is torch.float32
-    assert float(images.min()) == 0.0
-    assert float(images.max()) == 1.0
+    assert (images.shape, images.dtype) == ((16, 1, 8, 8), torch.float32)
+    assert (float(images.min()), float(images.max())) == (0.0, 1.0)
     assert labels.shape == (16,)
     assert set(labels.tolist()) <= set(range(10))
 
 
-def test_only_training_is_augmented(data: "digits.Digits") -> None:
-    assert {float(data.plain[0][0].sub(data.plain[0][0]).abs().sum()) for _ in range(9)} == {0.0}
-    shifted = {tuple(data.augmented[0][0].flatten().tolist()) for _ in range(60)}
-    assert 2 <= len(shifted) <= 9
-    assert data.train_dataloader().dataset.dataset is data.augmented
-    assert data.val_dataloader().dataset.dataset is data.plain
-    assert data.test_dataloader().dataset.dataset is data.plain
+def test_text_is_cut_into_sequences_that_share_a_byte(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_bytes(bytes(range(200)) * 5)
+    book = text.TextFiles(str(path), context=10, batch_size=3)
+    assert (len(book.train), len(book.val), len(book.test)) == (900, 50, 50)
+    sequences = book.train_dataloader().dataset
+    assert [sequences[index].tolist() for index in (0, 1)] == [
+        list(range(11)),
+        list(range(10, 21)),
+    ]
+    assert next(iter(book.train_dataloader())).shape == (3, 11)
 
 
-@pytest.mark.parametrize(("size", "channels"), [(8, 1), (16, 3)])
-def test_classifier_shapes(size: int, channels: int) -> None:
-    model = ImageClassifier(image_size=size, channels=channels, classes=7, width=4)
-    images = torch.rand(5, channels, size, size)
-    assert model(images).shape == (5, 7)
-    assert model.predict_step((images, torch.zeros(5)), 0).shape == (5,)
+# --- modules, step by step -------------------------------------------------------------------
 
 
-def test_classifier_learns_a_batch(data: "digits.Digits") -> None:
-    torch.manual_seed(0)
-    model = ImageClassifier(width=8, dropout=0.0, learning_rate=0.02)
-    losses = train(model, next(iter(data.val_dataloader())), 20)
-    assert losses[0] == pytest.approx(math.log(10), abs=0.3)
-    assert losses[-1] < losses[0] / 4
-
-
-def train(model: torch.nn.Module, batch: object, steps: int) -> list[float]:
+def losses_of(model: Any, batch: object, steps: int) -> list[float]:
+    """Losses of some steps on one batch, without a trainer."""
     configured = model.configure_optimizers()
     optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
     losses = []
@@ -92,13 +77,17 @@ def train(model: torch.nn.Module, batch: object, steps: int) -> list[float]:
     return losses
 
 
-# --- language model --------------------------------------------------------------------------
-
-
-def make_model(**options: int) -> "LanguageModel":
+def test_the_classifier_learns_a_batch(data: digits.Digits) -> None:
     torch.manual_seed(0)
-    defaults = {"layers": 2, "heads": 2, "width": 32, "context": 24}
-    return LanguageModel(**(defaults | options))
+    model = ImageClassifier(width=8, dropout=0.0, learning_rate=0.02)
+    losses = losses_of(model, next(iter(data.val_dataloader())), 20)
+    assert losses[0] == pytest.approx(math.log(10), abs=0.3)
+    assert losses[-1] < losses[0] / 4
+
+
+def make_gpt(**options: int) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(**{"layers": 2, "heads": 2, "width": 32, "context": 24, **options})
 
 
 def make_bytes(count: int = 4, length: int = 24) -> Tensor:
@@ -107,7 +96,7 @@ def make_bytes(count: int = 4, length: int = 24) -> Tensor:
 
 @pytest.mark.parametrize("changed", [1, 11, 23])
 def test_a_later_byte_changes_no_earlier_logits(changed: int) -> None:
-    model, tokens = make_model().eval(), make_bytes()
+    model, tokens = make_gpt().eval(), make_bytes()
     other = tokens.clone()
     other[:, changed] = (other[:, changed] + 1) % 256
     before, after = model(tokens), model(other)
@@ -116,118 +105,49 @@ def test_a_later_byte_changes_no_earlier_logits(changed: int) -> None:
     assert (before[:, changed] != after[:, changed]).any()
 
 
-def test_an_earlier_byte_changes_later_logits() -> None:
-    model, tokens = make_model().eval(), make_bytes()
-    other = tokens.clone()
-    other[:, 0] = (other[:, 0] + 1) % 256
-    assert (model(tokens)[:, -1] != model(other)[:, -1]).any()
-
-
-def test_shorter_sequences_give_the_same_logits() -> None:
-    model, tokens = make_model().eval(), make_bytes()
-    torch.testing.assert_close(model(tokens[:, :7]), model(tokens)[:, :7])
-
-
-def test_an_untrained_model_knows_nothing() -> None:
-    loss = make_model(context=128).training_step(make_bytes(8, 129), 0)
-    assert loss.item() == pytest.approx(math.log(256), abs=0.1)
-
-
-def test_one_step_lowers_the_loss() -> None:
-    first, second = train(make_model(warmup_steps=1), make_bytes(4, 25), 2)
+def test_one_step_lowers_the_loss_of_the_language_model() -> None:
+    first, second = losses_of(make_gpt(warmup_steps=1), make_bytes(4, 25), 2)
     assert second < first
 
 
-def test_only_matrices_are_decayed_and_the_rate_warms_up() -> None:
-    configured = make_model(warmup_steps=4).configure_optimizers()
-    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]
-    matrices, vectors = optimizer.param_groups
-    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
-    assert {parameter.ndim for parameter in matrices["params"]} == {2}
-    assert {parameter.ndim for parameter in vectors["params"]} == {1}
-    assert schedule["interval"] == "step"
-    rates = []
-    for _ in range(6):
-        rates.append(matrices["lr"])
-        optimizer.step()
-        schedule["scheduler"].step()
-    assert rates == pytest.approx([0.00025, 0.0004375, 0.000625, 0.0008125, 0.001, 0.001])
+# --- a whole fit, in this process ------------------------------------------------------------
 
 
-def test_prediction_is_a_byte_for_each_sequence() -> None:
-    predicted = make_model().eval().predict_step(make_bytes(4, 25), 0)
-    assert predicted.shape == (4,)
-    assert predicted.dtype is torch.int64
+def short(tmp_path: Path, **options: Any) -> trainer.Trainer:
+    """A trainer on one CPU that writes below the test's own folder."""
+    shared = {"accelerator": "cpu", "devices": 1, "loggers": [], "enable_progress_bar": False}
+    return trainer.Trainer(**{**shared, "default_root_dir": tmp_path, **options})
 
 
-# --- text ------------------------------------------------------------------------------------
+def test_both_networks_of_the_gan_are_trained(tmp_path: Path) -> None:
+    images = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(images, torch.zeros(10)), batch_size=2)
+    model, run = GAN(width=4, accumulate=2), short(tmp_path, max_epochs=1)
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    run.fit(model, loader)
+    assert run.global_step == 5
+    after = dict(model.named_parameters())
+    moved = {name.split(".")[0] for name in after if not torch.equal(after[name], before[name])}
+    assert moved == {"generator", "discriminator"}
 
 
-def test_an_own_file(tmp_path: Path) -> None:
-    path = tmp_path / "own.txt"
-    path.write_bytes(bytes(range(200)) * 5)
-    data = text.TextFiles(str(path), context=10, batch_size=3)
-    assert (len(data.train), len(data.val), len(data.test)) == (900, 50, 50)
-    assert torch.cat([data.train, data.val, data.test]).tolist() == list(range(200)) * 5
-    sequences = data.train_dataloader().dataset
-    assert len(sequences) == 89
-    assert sequences[0].tolist() == list(range(11))
-    assert sequences[1].tolist() == list(range(10, 21))
-    assert {len(sequences[index]) for index in range(89)} == {11}
-    batch = next(iter(data.train_dataloader()))
-    assert batch.shape == (3, 11)
-    assert batch.dtype is torch.int64
+def test_a_module_of_your_own_is_fitted(tmp_path: Path) -> None:
+    class Line(trainer.TrainingModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
 
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            x, y = batch
+            loss = (self.weight * x - y).square().mean()
+            self.log("loss", loss)
+            return loss
 
-def test_an_own_folder_is_read_in_order_and_by_pattern(tmp_path: Path) -> None:
-    for name, letter in [("b.txt", b"b"), ("a.txt", b"a"), ("c.md", b"c")]:
-        (tmp_path / name).write_bytes(letter * 150)
-    (tmp_path / "folder.txt").mkdir()
-    data = text.TextFiles(str(tmp_path), pattern="*.txt", context=8)
-    assert bytes(torch.cat([data.train, data.val, data.test]).tolist()) == b"a" * 150 + b"b" * 150
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.5)
 
-
-def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
-    for name in "abc":
-        (tmp_path / name).write_bytes(name.encode() * 300)
-    data = text.TextFiles(str(tmp_path), pattern="*", context=4, max_bytes=400)
-    assert bytes(torch.cat([data.train, data.val, data.test]).tolist()) == b"a" * 300 + b"b" * 100
-
-
-def test_without_a_path_python_s_sources_are_read() -> None:
-    data = text.TextFiles(max_bytes=50_000)
-    first = min(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    content = first.read_bytes()[:200]
-    assert bytes(data.train[: len(content)].tolist()) == content
-    assert len(data.train) + len(data.val) + len(data.test) == 50_000
-
-
-def test_a_path_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    path = str(tmp_path / "gone.txt")
-    with pytest.raises(ConfigurationError) as raised:
-        text.TextFiles(path)
-    assert raised.value.problems == [f"data.path={path!r}: there is no such file or folder"]
-
-
-@pytest.mark.parametrize("size", [0, 1, 219])
-def test_too_little_text_is_one_line(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "little.txt"
-    path.write_bytes(b"x" * size)
-    with pytest.raises(ConfigurationError) as raised:
-        text.TextFiles(str(path), context=10)
-    assert raised.value.problems == [
-        f"data.path={str(path)!r}: {size} bytes are too little for sequences of 10"
-    ]
-
-
-def test_just_enough_text(tmp_path: Path) -> None:
-    path = tmp_path / "enough.txt"
-    path.write_bytes(b"x" * 220)
-    data = text.TextFiles(str(path), context=10)
-    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
-        assert len(loader.dataset) >= 1
-
-
-def test_a_folder_without_such_files_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="0 bytes are too little"):
-        text.TextFiles(str(tmp_path), pattern="*.nothing")
+    x, model = torch.ones(8, 1), Line()
+    run = short(tmp_path, max_epochs=20)
+    run.fit(model, DataLoader(TensorDataset(x, 3 * x), batch_size=4))
+    assert run.global_step == 40
+    assert model.weight.item() == pytest.approx(3.0)

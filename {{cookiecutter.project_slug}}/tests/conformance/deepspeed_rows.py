@@ -1,10 +1,11 @@
-"""DeepSpeed's rows of the conformance matrix."""
+"""Rows of DeepSpeed's stages."""
 
-from .rows import NO_SPARSE, NOT_FOUND, ONE_OPTIMIZER, Launch, Portable, Row, more
+from .rows import NO_SPARSE, NOT_FOUND, ONE_OPTIMIZER, Engine, Launch, Portable, Row, more
 
-LAUNCHES = (Launch(2, engine="deepspeed"), more(4, engine="deepspeed"))
-SLOWLY = (Launch(2, engine="deepspeed", slow=True), LAUNCHES[1])
-REFUSED = {
+ENGINE = Engine("deepspeed", imports=("deepspeed",), variables={"DS_ACCELERATOR": "cpu"})
+DEEPSPEED = (Launch(2, engine="deepspeed"), more(4, engine="deepspeed"))
+DEEPSPEED_SLOWLY = (Launch(2, engine="deepspeed", slow=True), DEEPSPEED[1])
+DEEPSPEED_REFUSES = {
     **NO_SPARSE,
     **NOT_FOUND,
     "two optimizers": "DeepSpeed steps one optimizer with one scheduler",
@@ -14,17 +15,19 @@ REFUSED = {
 OFFLOADED = ("sgd", "adam", "accumulation", "clip norm", "clip value", "bf16", "fp16")
 
 ROWS = {
-    "deepspeed": Row(SLOWLY[:1], refused=REFUSED, only=("sgd", "two optimizers")),
-    "deepspeed, stage 0": Row(SLOWLY, "deepspeed", {"stage": 0}, only=ONE_OPTIMIZER),
-    "deepspeed_stage_1": Row(SLOWLY, refused=REFUSED),
-    "deepspeed_stage_2": Row(LAUNCHES, refused=REFUSED),
-    "deepspeed_stage_3": Row(SLOWLY, refused=REFUSED),
-    "deepspeed_stage_2_offload": Row(SLOWLY, only=OFFLOADED),
-    "deepspeed_stage_3_offload": Row(SLOWLY, only=OFFLOADED),
+    "deepspeed": Row(
+        DEEPSPEED_SLOWLY[:1],
+        refused=DEEPSPEED_REFUSES,
+        only=("sgd", "two optimizers"),
+        is_alias=True,
+    ),
+    "deepspeed, stage 0": Row(DEEPSPEED_SLOWLY, "deepspeed", {"stage": 0}, only=ONE_OPTIMIZER),
+    "deepspeed_stage_1": Row(DEEPSPEED_SLOWLY, refused=DEEPSPEED_REFUSES),
+    "deepspeed_stage_2": Row(DEEPSPEED, refused=DEEPSPEED_REFUSES),
+    "deepspeed_stage_3": Row(DEEPSPEED_SLOWLY, refused=DEEPSPEED_REFUSES),
+    "deepspeed_stage_2_offload": Row(DEEPSPEED_SLOWLY, only=OFFLOADED),
+    "deepspeed_stage_3_offload": Row(DEEPSPEED_SLOWLY, only=OFFLOADED),
 }
+
 _PORTABLE = Portable(*(Launch(devices, engine="deepspeed") for devices in (2, 4)))
-PORTABLE = {
-    "deepspeed_stage_1": _PORTABLE,
-    "deepspeed_stage_2": _PORTABLE,
-    "deepspeed_stage_3": _PORTABLE,
-}
+PORTABLE = dict.fromkeys(("deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"), _PORTABLE)

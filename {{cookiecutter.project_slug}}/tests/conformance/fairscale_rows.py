@@ -1,14 +1,15 @@
-"""FairScale's rows of the conformance matrix."""
+"""Rows of FairScale's strategies."""
 
-from .rows import NO_SPARSE, NOT_FOUND, ONE_OPTIMIZER, Launch, Portable, Row, more
+from .rows import NO_SPARSE, NOT_FOUND, ONE_OPTIMIZER, Engine, Launch, Portable, Row, more
 
-LAUNCHES = (Launch(2, engine="fairscale"), more(4, engine="fairscale"))
-SLOWLY = (Launch(2, engine="fairscale", slow=True), LAUNCHES[1])
+ENGINE = Engine("fairscale", imports=("fairscale.nn.data_parallel", "fairscale.optim"))
+FAIRSCALE = (Launch(2, engine="fairscale"), more(4, engine="fairscale"))
+FAIRSCALE_SLOWLY = (Launch(2, engine="fairscale", slow=True), FAIRSCALE[1])
 
 ROWS = {
-    "ddp_sharded": Row(LAUNCHES, refused=NO_SPARSE),
+    "ddp_sharded": Row(FAIRSCALE, refused=NO_SPARSE),
     "ddp_sharded, fp16": Row(
-        SLOWLY[:1],
+        FAIRSCALE_SLOWLY[:1],
         "ddp_sharded",
         {"reduce_fp16": True},
         # As with DDP's hook.
@@ -16,12 +17,13 @@ ROWS = {
         only=ONE_OPTIMIZER,
     ),
     "ddp_sharded_spawn": Row(
-        SLOWLY,
+        FAIRSCALE_SLOWLY,
         # As ddp_sharded, in processes whose start takes seconds.
         only=("sgd", "two optimizers", "bf16"),
+        is_alias=True,
     ),
     "fairscale_fsdp": Row(
-        SLOWLY,
+        FAIRSCALE_SLOWLY,
         refused={
             **NO_SPARSE,
             **NOT_FOUND,
@@ -30,11 +32,12 @@ ROWS = {
         },
     ),
     "fairscale_fsdp, units": Row(
-        LAUNCHES[1:],
+        FAIRSCALE[1:],
         "fairscale_fsdp",
         {"min_num_params": 1},
         only=(*ONE_OPTIMIZER, "two optimizers", "batchnorm", "sync batchnorm", "bf16", "fp16"),
     ),
 }
+
 _PORTABLE = Portable(*(Launch(devices, engine="fairscale") for devices in (2, 4)))
 PORTABLE = {"ddp_sharded": _PORTABLE, "fairscale_fsdp": _PORTABLE}

@@ -1,10 +1,12 @@
-"""Horovod's rows of the conformance matrix."""
+"""Rows of Horovod, which starts its processes itself."""
 
 import sys
 from pathlib import Path
 
 from ..project import mpirun
-from .rows import ONE_OPTIMIZER, Launch, Portable, Row, more
+from .rows import ONE_OPTIMIZER, Engine, Launch, Portable, Row, more
+
+ENGINE = Engine("horovod")
 
 
 def horovodrun(processes: int) -> list[str]:
@@ -33,8 +35,7 @@ ROWS = {
         only=ONE_OPTIMIZER,
     ),
 }
+
 PORTABLE = {
-    "horovod": Portable(
-        *(Launch(processes, by=horovodrun, engine="horovod") for processes in (2, 3))
-    )
+    "horovod": Portable(*(Launch(devices, by=horovodrun, engine="horovod") for devices in (2, 3)))
 }

@@ -1,4 +1,4 @@
-"""What a row of the conformance matrix says, and what rows share."""
+"""What a row of the matrix is made of: ways to train, ways to start processes, tolerances."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -134,6 +134,7 @@ class Row:
         only: properties that are tried; by default all. For rows that differ from another in one
             thing alone.
         resumed: largest difference of a run that was resumed; 0: to the last bit.
+        is_alias: it is another strategy that is started in another way, and nothing else.
     """
 
     launches: tuple[Launch, ...]
@@ -144,6 +145,7 @@ class Row:
     reads_by_node: bool = False
     only: tuple[str, ...] = tuple(PROPERTIES)
     resumed: float = 0.0
+    is_alias: bool = False
 
     def ways(self, launch: Launch) -> list[str]:
         """Properties that are tried of a launch."""
@@ -168,13 +170,14 @@ COUNT_MATTERS = (
 
 
 def more(devices: int, **options: Any) -> Launch:
-    """A slow launch on more devices, in the ways in which their number matters."""
+    """A slow launch on more devices, in the ways that their number matters to."""
     return Launch(devices, slow=True, only=COUNT_MATTERS, **options)
 
 
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
-SPARSE = ("sparse", "sparse, clipped", "sparse, manual")
-NO_SPARSE = dict.fromkeys(SPARSE, "words.weight has sparse gradients")
+NO_SPARSE = dict.fromkeys(
+    ("sparse", "sparse, clipped", "sparse, manual"), "words.weight has sparse gradients"
+)
 NOT_FOUND = dict.fromkeys(
     ("experts", "experts, clipped"),
     "has no option 'find_unused_parameters': .* use strategy='fsdp' or 'ddp'",
@@ -187,3 +190,19 @@ class Portable:
 
     saves: Launch = Launch(2)
     loads: Launch = Launch(4)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A package besides torch, whose strategies have a folder and a file of rows of their own.
+
+    Args:
+        name: of the package and of the folder in ``strategies/``. If the folder was deleted, its
+            rows are ignored.
+        imports: modules that :mod:`tests.fork_server` imports once for all processes.
+        variables: environment variables that these read.
+    """
+
+    name: str
+    imports: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)

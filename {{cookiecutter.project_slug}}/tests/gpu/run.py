@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,30 +62,19 @@ class Part:
 
 def parts() -> list[Part]:
     """Return them in their order: strategies first, each engine alone, failures last."""
-    engines = [" or ".join(names) for names in by_engine().values()]
+    from .strategies import engines  # after `main` has looked which packages are missing
+
     strategies = "tests/gpu/test_strategies.py"
+    by_engine = [" or ".join(names) for names in engines().values()]
     own = sorted(f"tests/gpu/{path.name}" for path in HERE.glob("test_*.py"))
     last = "tests/gpu/test_failures.py"
     rest = [name for name in own if name not in (strategies, last)]
-    # Tests beside this folder that are marked for a GPU.
-    marked = [
-        f"tests/{path.name}"
-        for path in sorted(HERE.parent.glob("test_*.py"))
-        if "@pytest.mark.gpu\n" in path.read_text(encoding="utf-8")
-    ]
     return [
-        Part((strategies,), " and ".join(f"not ({names})" for names in engines)),
+        Part((strategies,), " and ".join(f"not ({words})" for words in by_engine)),
         *(Part((name,)) for name in rest),
-        Part((last, *marked)),
-        *(Part((strategies,), names) for names in engines),
+        Part((last,)),
+        *(Part((strategies,), words) for words in by_engine),
     ]
-
-
-def by_engine() -> dict[str, list[str]]:
-    """Return the strategies of each engine."""
-    from . import strategies  # it needs packages, which are looked for first
-
-    return strategies.by_engine()
 
 
 def run_part(part: Part, device: str, words: str) -> Iterator[Result]:
@@ -138,13 +127,10 @@ def _pytest(
     return done.returncode, entries, done.stdout
 
 
-def facts(device: str) -> dict[str, str]:
+def facts(device: str, engines: Iterable[str]) -> dict[str, str]:
     """Return what the report begins with: when, on what, and the versions."""
     done = subprocess.run(
-        [sys.executable, "-c", FACTS, device, *by_engine()],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", FACTS, device, *engines], capture_output=True, text=True, check=True
     )
     now = datetime.datetime.now(datetime.UTC)
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
@@ -163,7 +149,13 @@ def main() -> int:
     if lacking is not None:
         print(lacking, file=sys.stderr)
         return 2
-    began, results, known = time.monotonic(), [], facts(given.device)
+    from ..conformance.matrix import ENGINES
+
+    began, results, known = (
+        time.monotonic(),
+        [],
+        facts(given.device, (each.name for each in ENGINES)),
+    )
     text = ""
     for part in parts():
         started = len(results)

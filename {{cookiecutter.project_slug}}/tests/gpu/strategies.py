@@ -1,12 +1,13 @@
 """The strategies that are checked on one GPU, at world size 1, and how far each may be off."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from my_project.trainer import strategies as registry
 
-from ..conformance.matrix import MATRIX, PORTABLE
+from ..conformance.matrix import ENGINES, MATRIX
 
 # The largest difference of a weight or a loss from the CPU's in float32. Half precision rounds by
 # 2^-9 (bfloat16) and 2^-12 (float16) of a value; in the "-true" ones weights too, in each step.
@@ -17,28 +18,35 @@ BOUNDS = {
     "bf16-true": 3e-2,
     "16-true": 4e-3,
 }
-# The row of each strategy that has its name.
-ROWS = {name: row for name, row in MATRIX.items() if row.strategy in (None, name)}
+# The first row of each, which has its launches and the package that it needs.
+ROWS = {
+    strategy: row
+    for name, row in reversed(MATRIX.items())
+    if (strategy := row.strategy or name) in registry.names()
+}
 
 
 def engine(name: str) -> str | None:
-    """The package that a strategy needs beside torch."""
+    """The package that a strategy needs besides torch."""
     needed = ROWS[name].launches[0].engine
     return None if needed == "torch" else needed
 
 
-def sharded() -> list[str]:
-    """Strategies that shard parameters, each once."""
-    return [name for name in PORTABLE if registry.create(name, {}).shards_parameters]
+def engines() -> dict[str, list[str]]:
+    """The strategies of each such package."""
+    needed = {name: engine(name) for name in sorted(ROWS)}
+    return {
+        each.name: [name for name, package in needed.items() if package == each.name]
+        for each in ENGINES
+    }
 
 
-def by_engine() -> dict[str, list[str]]:
-    """The strategies of each engine."""
-    found: dict[str, list[str]] = {}
-    for name in ROWS:
-        if needed := engine(name):
-            found.setdefault(needed, []).append(name)
-    return found
+def needing(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: strategies, each with the mark for the package that it needs."""
+    return [
+        pytest.param(name, marks=[pytest.mark.needs(needed)] if (needed := engine(name)) else [])
+        for name in names
+    ]
 
 
 def options(name: str) -> dict[str, Any]:
@@ -47,6 +55,11 @@ def options(name: str) -> dict[str, Any]:
     if "unit_parameters" in registry.options_of(registry.find(name).cls):
         chosen["strategy_options"] = {"unit_parameters": 1000}
     return chosen
+
+
+def shards_parameters(name: str) -> bool:
+    """Whether each process holds a part of the parameters only."""
+    return registry.create(name, {}).shards_parameters
 
 
 def refused(name: str) -> set[str]:
@@ -59,8 +72,7 @@ def all_of(precisions: bool) -> list[Any]:
     found = []
     for name in sorted(ROWS):
         marks = [pytest.mark.needs(needed)] if (needed := engine(name)) else []
-        # At world size 1 it is another strategy, and tried in few ways: one precision is enough.
-        few = not precisions or len(ROWS[name].only) <= 3
+        few = not precisions or ROWS[name].is_alias  # one precision is enough
         for precision in ["32-true"] if few else sorted(set(BOUNDS) - refused(name)):
             values = (name, precision) if precisions else (name,)
             found.append(pytest.param(*values, marks=marks, id="-".join(values)))

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from my_project import trainer
 from my_project.trainer.memory import activation_checkpointing
 
+from ..conformance.matrix import PORTABLE
 from . import device
-from .network import FEATURES, Network
-from .strategies import engine, sharded
+from .strategies import needing, shards_parameters
 from .training import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -87,13 +87,7 @@ def test_a_save_takes_no_memory_of_the_gpu(
     assert since <= 1.05 * without
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        pytest.param(name, marks=[pytest.mark.needs(needed)] if (needed := engine(name)) else [])
-        for name in sharded()
-    ],
-)
+@pytest.mark.parametrize("strategy", needing(filter(shards_parameters, PORTABLE)))
 def test_bf16_mixed_keeps_no_copy_of_all_weights_for_backward(tmp_path, record_property, strategy):
     module = Deep(64 if device.IS_GPU else 4)
     half = sum(2 * each.numel() for each in module.parameters())
@@ -157,10 +151,11 @@ def test_the_largest_batch_that_fits_is_found(tmp_path, record_property, precisi
 
 def test_activations_are_computed_again_in_less_memory(record_property):
     peaks, gradients = [], []
-    for names in ([], ["Block"]):
+    for names in ([], ["0", "1", "2"]):
         torch.manual_seed(0)
-        network = Network().to(device.DEVICE)
-        batch = torch.randn(100_000 if device.IS_GPU else 10, FEATURES, device=device.DEVICE)
+        parts = ((nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.3), nn.Linear(32, 8)) for _ in range(3))
+        network = nn.Sequential(*(nn.Sequential(*each) for each in parts)).to(device.DEVICE)
+        batch = torch.randn(100_000 if device.IS_GPU else 10, 8, device=device.DEVICE)
         device.forget_peak()
         with activation_checkpointing.applied(network, names):
             network(batch).square().mean().backward()

@@ -1,0 +1,67 @@
+"""The matrix of a project's own tests: a row for each strategy, and none for what was removed."""
+
+import re
+import shutil
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from tests.conformance.matrix import ENGINES
+from tests.project import PACKAGE, ROOT, run
+
+STRATEGIES = Path("src") / PACKAGE / "trainer" / "strategies"
+ROWS = Path("tests") / "conformance"
+NAMES = [engine.name for engine in ENGINES]
+A_STRATEGY = """
+from .registration import Entry, Registration
+from .replicated.ddp import DDP
+
+REGISTRATION = Registration({"mine": Entry(DDP)})
+"""
+A_ROW = """
+from .rows import Launch, Row
+
+ROWS = {"mine": Row((Launch(2),), only=("sgd",))}
+PORTABLE = {}
+"""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A project whose files may be removed."""
+    for name in ("src", "tests", "configs", "pyproject.toml"):
+        copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copied(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def rows_are_right(folder: Path) -> "CompletedProcess[str]":
+    """Collect all tests of a project, and run the one that compares rows with the registry."""
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "has_a_row", "tests"]
+    return run(command, cwd=folder, extra={"PYTHONPATH": "src"}, fresh=True)
+
+
+@pytest.mark.parametrize("removed", [[NAMES[0]], NAMES], ids="-".join)
+def test_an_engine_is_removed_with_its_folder(copy, removed):
+    for name in removed:
+        shutil.rmtree(copy / STRATEGIES / name)
+    done = rows_are_right(copy)
+    assert done.returncode == 0, done.stdout
+    assert re.search(rf"1 passed, {len(removed)} skipped, \d+ deselected", done.stdout)
+
+
+def test_a_strategy_needs_a_row(copy):
+    (copy / STRATEGIES / "mine.py").write_text(A_STRATEGY)
+    done = rows_are_right(copy)
+    assert done.returncode == 1
+    assert "'mine'" in done.stdout
+
+    (copy / ROWS / "mine_rows.py").write_text(A_ROW)
+    assert rows_are_right(copy).returncode == 0
+
+
+def test_a_row_needs_a_strategy(copy):
+    (copy / ROWS / "mine_rows.py").write_text(A_ROW)
+    done = rows_are_right(copy)
+    assert done.returncode == 1
+    assert "'mine'" in done.stdout

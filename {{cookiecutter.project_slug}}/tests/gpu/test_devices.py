@@ -1,0 +1,62 @@
+"""Real GPUs are found and read, and processes are forked before CUDA is initialized only."""
+
+import pytest
+import torch
+
+from my_project.trainer.launch.devices import accelerator, idle_gpus
+
+from ..project import PACKAGE, run
+from . import device
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+ASKS_THEN_FORKS = f"""
+import os
+from {PACKAGE}.trainer.launch.devices.accelerator import choose_accelerator
+choose_accelerator("gpu")
+import torch
+assert torch.cuda.device_count() > 0
+child = os.fork()
+if child == 0:
+    torch.ones(1, device="cuda")
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+FORKS_TOO_LATE = f"""
+import torch
+from tests.gpu.subject import Sequences
+from {PACKAGE}.trainer import Trainer
+torch.ones(1, device="cuda")
+Trainer(accelerator="cpu", devices=2, strategy="ddp_fork", max_steps=1).fit(Sequences())
+"""
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda", "auto"])
+def test_a_gpu_is_used(name):
+    device.only_a_gpu_shows("that it is found")
+    assert accelerator.choose_accelerator(name) == "cuda"
+
+
+def test_a_process_that_asked_for_gpus_can_still_fork():
+    device.only_a_gpu_shows("whether its driver allows a fork")
+    done = run(["-c", ASKS_THEN_FORKS], fresh=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_forked_once_cuda_is_initialized():
+    device.only_a_gpu_shows("whether CUDA is initialized")
+    done = run(["-c", FORKS_TOO_LATE], fresh=True)
+    assert "UserError: processes cannot be forked: CUDA is initialized" in done.stderr
+    assert "use strategy='ddp_spawn'" in done.stderr
+
+
+def test_the_driver_and_torch_see_the_same_gpus():
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    device.only_a_gpu_shows("what its driver says")
+    gpus = idle_gpus.read_gpus()
+    assert [gpu.index for gpu in gpus] == list(range(torch.cuda.device_count()))
+    for each in gpus:
+        properties = torch.cuda.get_device_properties(each.index)
+        assert each.name == properties.name
+        assert 0 <= each.free_bytes <= properties.total_memory * 1.1  # NVML's total is larger
+        assert each.processes >= 0

@@ -1,0 +1,87 @@
+"""A smoke test of each command: what users type, on the digits, in this process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from my_project import cli, configuration
+
+from .project import ROOT, fit, run
+
+CPU = ("--trainer.accelerator", "cpu", "--trainer.devices", "1")
+
+
+def command(name: str, *arguments: str | Path) -> None:
+    """Run a command as the command line does."""
+    config = ("--config", ROOT / "configs" / "digits.yaml")
+    cli.main([name, *map(str, (*config, *CPU, *arguments))])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a short fit."""
+    folder = tmp_path_factory.mktemp("runs")
+    where = ("--trainer.default_root_dir", folder, "--trainer.run_name", "digits")
+    command("fit", "--trainer.max_epochs", "3", "--trainer.loggers", "[csv]", *where)
+    return folder / "digits"
+
+
+def test_every_command_is_tested_here() -> None:
+    assert set(configuration.COMMANDS) == {
+        *("fit", "validate", "test", "predict", "find_batch_size")
+    }
+
+
+def test_fit(trained: Path) -> None:
+    (attempt,) = json.loads((trained / "run.json").read_text())["attempts"]
+    assert attempt["layout"]["world_size"] == 1
+    rows = [line.split(",") for line in (trained / "metrics.csv").read_text().splitlines()[1:]]
+    accuracies = [float(value) for _, _, name, value in rows if name == "val_accuracy"]
+    assert len(accuracies) == 3
+    assert accuracies[-1] > 0.7
+
+
+def test_fit_on_two_processes(tmp_path: Path) -> None:
+    options = ("--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.max_steps", "2")
+    done = run(fit(*options, "--trainer.run_name", "two"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (attempt,) = json.loads((tmp_path / "runs" / "two" / "run.json").read_text())["attempts"]
+    assert attempt["layout"]["world_size"] == 2
+
+
+def test_validate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command("validate", "--checkpoint", trained)
+    assert "val_accuracy: " in capsys.readouterr().out
+
+
+def test_test(trained: Path) -> None:
+    command("test", "--checkpoint", trained)
+    (path,) = trained.glob("test-step-*.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    assert found["metrics"]["test_accuracy"] > 0.7
+
+
+def test_predict(trained: Path) -> None:
+    command("predict", "--checkpoint", trained)
+    (path,) = trained.glob("predictions-step-*.safetensors")
+    predicted = load_file(path)["predictions"]
+    assert predicted.shape == (224,)
+    assert set(predicted.tolist()) <= set(range(10))
+
+
+def test_find_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command("find_batch_size", "--trainer.default_root_dir", tmp_path)
+    assert "1349" in capsys.readouterr().out  # CPUs have memory for the whole data set
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command("fit", "--trainer.max_epoch", "3")
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "did you mean" in line
+    assert "max_epochs" in line

@@ -152,7 +152,7 @@ def test_fsdp_places_all_that_it_does_not_divide(connect, monkeypatch, automatic
     monkeypatch.setattr(strategy, "make_mesh", lambda: DeviceMesh.from_group(world, "cpu"))
     monkeypatch.setattr(strategy, "start_equal", lambda tensors: None)
     # Parameters cannot become those of the meta device in place, and would get memory there.
-    monkeypatch.setattr(strategy, "_divide", lambda unit: None)
+    monkeypatch.setattr(strategy, "_shard", lambda unit: None)
     monkeypatch.setattr(fsdp.meta_device, "materialize", lambda owner, part: None)
     module = Own(automatic)
     strategy.place(module)

@@ -134,7 +134,9 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
 def test_tests_are_in_form_whatever_the_package_is_called(tmp_path: Path, package: str) -> None:
     """They import the package by its name, which neither order nor line breaks may hang on."""
     project = render(tmp_path, {"package_name": package})
-    assert f"from {package}.trainer" in (project / "tests" / "test_tasks.py").read_text("utf-8")
+    assert f"\nfrom {package} import trainer\n" in (project / "tests" / "test_tasks.py").read_text(
+        "utf-8"
+    )
     assert lint("ruff", "check", "--no-cache", "tests", cwd=project) == ""
     assert lint("ruff", "format", "--no-cache", "--check", "tests", cwd=project) == ""
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from .project import fit, run
+from .project import PACKAGE, fit, run
 
-pytest.importorskip("my_project.trainer.strategies.fairscale", reason="its folder was deleted")
+FOLDER = f"{PACKAGE}.trainer.strategies.fairscale"
+pytest.importorskip(FOLDER, reason="its folder was deleted")
 
 
 @pytest.mark.slow

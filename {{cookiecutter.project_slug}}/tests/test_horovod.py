@@ -5,9 +5,10 @@ import json
 import pytest
 
 from .conformance.horovod_rows import horovodrun
-from .project import fit, run
+from .project import PACKAGE, fit, run
 
-pytest.importorskip("my_project.trainer.strategies.horovod", reason="its folder was deleted")
+FOLDER = f"{PACKAGE}.trainer.strategies.horovod"
+pytest.importorskip(FOLDER, reason="its folder was deleted")
 
 
 @pytest.mark.slow

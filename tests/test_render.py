@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from rendering import (
     DEFAULTS,
     NEXT_STEPS,
+    ROOT,
     TEMPLATE,
     braces_left,
     check_works,
@@ -139,6 +141,17 @@ def test_tests_are_in_form_whatever_the_package_is_called(tmp_path: Path, packag
     )
     assert lint("ruff", "check", "--no-cache", "tests", cwd=project) == ""
     assert lint("ruff", "format", "--no-cache", "--check", "tests", cwd=project) == ""
+
+
+def test_a_user_s_tests_are_few_and_no_file_of_tests_is_long(project: Path) -> None:
+    def lines(files: Iterable[Path]) -> dict[str, int]:
+        return {str(file): len(file.read_text("utf-8").splitlines()) for file in files}
+
+    own = lines((project / "tests").rglob("*.py"))
+    assert sum(own.values()) <= 4000
+    both = own | lines((ROOT / "tests").rglob("*.py"))
+    long = {name: count for name, count in both.items() if count > 400}
+    assert long == {}
 
 
 def test_derived_names(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ a test runs in processes of its own is found by its name alone: ``preemption_sub
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).resolve().parent
 DEFAULT = HERE.parents[1] / "build" / "test" / "my-project"
@@ -21,3 +24,26 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 pytest_plugins = ["tests.conftest"]
+
+
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own, no launch around; Python's path and torch's switches are put back."""
+    import torch
+
+    from bad_inputs import RANK
+    from my_project.trainer.run import environment
+
+    for name in [*RANK, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", *environment.KNOWN]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def nothing_runs(apart: None, tmp_path: Path) -> Iterator[None]:
+    """As ``apart``, and no run may have begun."""
+    yield
+    assert not (tmp_path / "runs").exists()

@@ -194,7 +194,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_resumed(
 
 
 def test_values_that_cannot_be_are_refused(root: Path) -> None:
-    from test_checkpoint import rewrite
+    from checkpoint_subject import rewrite
 
     newest = root / "run" / "checkpoints" / "step-00000006"
     whole = (newest / "state.json").read_text()

@@ -1,7 +1,6 @@
 """What ``test`` and ``predict`` write: into the run directory, never over something unsaid."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,7 @@ from tests.project import ROOT
 
 from my_project import cli
 
-
-@pytest.fixture(autouse=True)
-def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TRAINER_CLUSTER", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("apart")
 
 
 def command(name: str, *arguments: str) -> None:
@@ -27,7 +20,7 @@ def command(name: str, *arguments: str) -> None:
 
 
 @pytest.fixture
-def trained(_apart: None, capsys: pytest.CaptureFixture[str]) -> Path:
+def trained(apart: None, capsys: pytest.CaptureFixture[str]) -> Path:
     """A run of three steps with a checkpoint after each but the first; nothing is printed."""
     steps = ("--trainer.max_steps", "3", "--trainer.checkpoint_every_n_steps", "1")
     command("fit", "--trainer.run_name", "mine", "--trainer.loggers", "[]", *steps)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.project import ROOT
 
+from checkpoint_subject import rewrite
 from my_project.trainer import errors
 from my_project.trainer.checkpoint import reading as checkpoint
 from my_project.trainer.checkpoint import run_choice as choice
@@ -22,7 +23,6 @@ from my_project.trainer.checkpoint import run_directory
 from my_project.trainer.checkpoint import run_lock as locks
 from my_project.trainer.checkpoint import writing as writer
 from my_project.trainer.launch.cluster import Layout
-from test_checkpoint import rewrite
 
 
 def save(run: Path, *steps: int) -> Path:

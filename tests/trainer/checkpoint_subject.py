@@ -1,0 +1,48 @@
+"""Saves and reads small checkpoints, and changes them."""
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from my_project.trainer.checkpoint.reading import Checkpoint
+from my_project.trainer.checkpoint.writing import Checkpoints
+
+STATE = {"model": {"weight": torch.arange(6.0), "bias": torch.zeros(2)}, "epoch": 3}
+OWN = {"random/torch": torch.arange(16, dtype=torch.uint8)}
+
+
+def save(directory: Path, step: int = 1, state: Any = None, **options: Any) -> Path:
+    """Save one checkpoint and give its directory."""
+    writer = Checkpoints(directory, **options)
+    writer.save(step, STATE if state is None else state, OWN)
+    writer.close()
+    return directory / f"step-{step:08d}"
+
+
+def read(path: Path) -> Any:
+    """Everything that can be read of a checkpoint."""
+    found = Checkpoint(path)
+    found.check_contents()
+    found.own(0)
+    return found.state()
+
+
+def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    """Change the content of a checkpoint's state.json, under a checksum that is right."""
+    content = change(json.loads((path / "state.json").read_text())["content"])
+    frame(path, content if isinstance(content, str) else json.dumps(content))
+
+
+def frame(path: Path, content: str) -> None:
+    """Write a state.json around any content."""
+    checksum = zlib.crc32(content.encode())
+    text = f'{{"crc32": "{checksum:08x}", "content":\n{content}\n}}\n'
+    (path / "state.json").write_text(text)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())

@@ -1,0 +1,265 @@
+"""Checkpoints that somebody or something has changed are refused, and run no code."""
+
+import json
+import os
+import pickle
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint_subject import STATE, frame, names, read, rewrite, save
+from my_project.trainer.checkpoint import state_file
+from my_project.trainer.checkpoint.reading import Checkpoint
+from my_project.trainer.errors import CheckpointError
+
+# --- what somebody planted -------------------------------------------------------------------
+
+
+class Payload:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.canary),)
+
+
+def pickled(canary: Path) -> bytes:
+    """A payload, shown to work."""
+    data = pickle.dumps(Payload(canary))
+    pickle.loads(data)  # noqa: S301
+    assert canary.is_dir()
+    canary.rmdir()
+    return data
+
+
+def replace_with_pickle(file: Path, canary: Path) -> None:
+    file.write_bytes(pickled(canary))
+
+
+def replace_with_torch_save(file: Path, canary: Path) -> None:
+    torch.save(Payload(canary), file)
+
+
+def replace_at_the_same_size(file: Path, canary: Path) -> None:
+    size, data = file.stat().st_size, pickled(canary)
+    file.write_bytes(data.ljust(size, b"."))
+    assert file.stat().st_size == size
+
+
+def append(file: Path, canary: Path) -> None:
+    file.write_bytes(file.read_bytes() + pickled(canary))
+
+
+def prepend(file: Path, canary: Path) -> None:
+    file.write_bytes(pickled(canary) + file.read_bytes())
+
+
+def truncate(file: Path, canary: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def empty(file: Path, canary: Path) -> None:
+    file.write_bytes(b"")
+
+
+def remove(file: Path, canary: Path) -> None:
+    file.unlink()
+
+
+Attack = Callable[[Path, Path], None]
+ATTACKS: list[Attack] = [
+    replace_with_pickle,
+    replace_with_torch_save,
+    replace_at_the_same_size,
+    append,
+    prepend,
+    truncate,
+    empty,
+    remove,
+]
+
+
+def refused(path: Path) -> str:
+    """The one line that refuses a checkpoint."""
+    with pytest.raises(CheckpointError) as raised:
+        read(path)
+    (line,) = raised.value.problems
+    assert "\n" not in line
+    assert line.startswith(str(path))
+    return str(line)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_payload_in_any_file_is_refused_and_does_not_run(tmp_path: Path, attack: Attack) -> None:
+    good, canary = save(tmp_path / "good"), tmp_path / "canary"
+    assert "state.json" in names(good)
+    assert len(names(good)) > 1
+    for name in names(good):
+        planted = tmp_path / "planted"
+        shutil.copytree(good, planted)
+        attack(planted / name, canary)
+        assert name in refused(planted) or "damaged" in refused(planted)
+        assert not canary.exists()
+        shutil.rmtree(planted)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".metadata", "__0_0.distcp", "model.pt", "pytorch_model.bin", "x.safetensors.index.json"],
+)
+def test_an_added_file_is_refused(tmp_path: Path, name: str) -> None:
+    path, canary = save(tmp_path), tmp_path / "canary"
+    replace_with_pickle(path / name, canary)
+    assert refused(path) == f"{path}: {name} was not written by training; not read"
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_an_added_file_that_the_head_lists_is_refused_too(tmp_path: Path, name: str) -> None:
+    path, canary = save(tmp_path), tmp_path / "canary"
+    replace_with_pickle(path / name, canary)
+    data = (path / name).read_bytes()
+
+    def add(content: Any) -> Any:
+        content["head"]["files"][name] = [len(data), f"{zlib.crc32(data):08x}"]
+        return content
+
+    rewrite(path, add)
+    assert refused(path) == f"{path}: {name} was not written by training; not read"
+    assert not canary.exists()
+
+
+def test_an_added_safetensors_file_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    written = next(path.glob("*.safetensors"))
+    shutil.copy(written, path / "more.safetensors")
+    assert refused(path) == f"{path}: more.safetensors was not written by training; not read"
+
+
+def test_a_missing_file_and_a_wrong_size_are_named(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    written = next(path.glob("*.safetensors"))
+    size = written.stat().st_size
+    written.write_bytes(written.read_bytes() + b"more")
+    assert refused(path) == (f"{path}: {written.name} has {size + 4} bytes, {size} were written")
+    written.unlink()
+    assert refused(path) == f"{path}: {written.name} is missing"
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "5", "{}", '{"head": {"format": 2,', "[" * 9])
+def test_a_file_that_is_no_state_is_refused(tmp_path: Path, text: str) -> None:
+    path = save(tmp_path)
+    (path / "state.json").write_text(text)
+    assert refused(path) == f"{path / 'state.json'}: it is not a checkpoint's state"
+
+
+HEAD = {"format": state_file.FORMAT, "step": 1, "world_size": 1, "files": {}}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({}, "KeyError: 'head'"),
+        ([], "TypeError: list indices must be integers or slices, not str"),
+        ({"head": HEAD}, "KeyError: 'state'"),
+        ({"head": 5, "state": {}}, "TypeError: 'int' object is not subscriptable"),
+        ({"head": {**HEAD, "files": 5}, "state": {}}, "AttributeError: 'int' object has no"),
+        ({"head": {**HEAD, "files": {"a": [1]}}, "state": {}}, "TypeError: StoredFile.__init__()"),
+        ({"head": {**HEAD, "files": {"a": [-1, "0"]}}, "state": {}}, "size of a is -1, not a"),
+        ({"head": {**HEAD, "files": {"a": [1, 0]}}, "state": {}}, "checksum of a is 0"),
+        ({"head": {**HEAD, "step": -1}, "state": {}}, "step is -1, not a whole number from 0 to"),
+        ({"head": {**HEAD, "step": 10**20}, "state": {}}, f"step is {10**20}, not a whole number"),
+        ({"head": {**HEAD, "step": True}, "state": {}}, "step is True, not a whole number"),
+        ({"head": {**HEAD, "step": 1.0}, "state": {}}, "step is 1.0, not a whole number"),
+        ({"head": {**HEAD, "world_size": 0}, "state": {}}, "world_size is 0, not a whole number"),
+        ({"head": {**HEAD, "world_size": "x"}, "state": {}}, "world_size is 'x', not a whole"),
+        ({"head": {**HEAD, "step": 2}, "state": {}}, "of step 2, not of the step that the"),
+        ("[" * 100_000, "RecursionError: maximum recursion depth exceeded"),
+        ("[" * 100_000 + "]" * 100_000, "RecursionError: maximum recursion depth exceeded"),
+        ('{"head": {"format": 2,', "Expecting property name"),
+    ],
+)
+def test_a_head_that_cannot_be_is_refused(tmp_path: Path, content: Any, reason: str) -> None:
+    path = save(tmp_path)
+    rewrite(path, lambda _: content)
+    assert refused(path).startswith(f"{path / 'state.json'}: {reason}")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param('{"a": {"~tensor": "state/none"}}', id="tensor that is not there"),
+        pytest.param('{"a": {"~tensor": []}}', id="tensor without a name"),
+        pytest.param('{"a": {"~tuple": 5}}', id="tuple of a number"),
+        pytest.param('{"a": {"~dict": [[1]]}}', id="pair of one"),
+        pytest.param('{"a": {"~dict": [[[], 1]]}}', id="key that is a list"),
+        pytest.param('{"a": {"~counter": 5}}', id="counter of a number"),
+        pytest.param("[" * 600 + "]" * 600, id="deep"),
+        pytest.param("[" * 900 + "]" * 900, id="deeper"),
+        pytest.param("5", id="no dict but a number"),
+        pytest.param("[]", id="no dict but a list"),
+    ],
+)
+def test_a_state_of_another_shape_is_refused(tmp_path: Path, state: str) -> None:
+    path = save(tmp_path)
+    head = json.loads((path / "state.json").read_text())["content"]["head"]
+    frame(path, f'{{"head": {json.dumps(head)}, "state": {state}}}')
+    refused(path)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    rewrite(path, lambda content: {**content, "head": {**content["head"], "format": 3}})
+    line = f"{path / 'state.json'}: written in format {{}}; this trainer reads 2"
+    assert refused(path) == line.format(3)
+    (path / "state.json").write_text('{"head": {"format": 1, "world_size": 1, "files": {}}}')
+    assert refused(path) == line.format(1)
+
+
+# --- what has changed by itself ----------------------------------------------------------------
+
+
+def flip(file: Path, bit: int) -> None:
+    """Invert one bit of a file."""
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def test_no_flipped_bit_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    for file in sorted(path.iterdir()):
+        whole = file.read_bytes()
+        for byte in range(len(whole)):
+            bit = 8 * byte + byte % 8
+            flip(file, bit)
+            with pytest.raises(CheckpointError) as raised:
+                Checkpoint(path).check_contents()
+            (line,) = raised.value.problems
+            assert line.startswith(str(path)), bit
+            assert "\n" not in line
+            file.write_bytes(whole)
+        Checkpoint(path).check_contents()
+
+
+@pytest.mark.parametrize("name", ["state.json", "rank-00000.safetensors"])
+def test_a_file_of_another_step_is_refused(tmp_path: Path, name: str) -> None:
+    one, other = save(tmp_path, 1), save(tmp_path, 2, {**STATE, "epoch": 4, "model": {}})
+    shutil.copy(one / name, other / name)
+    with pytest.raises(CheckpointError):
+        Checkpoint(other).check_contents()
+
+
+def test_readers_share_the_files(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    flip(path / "rank-00000.safetensors", 800)
+    Checkpoint(path).check_contents(1, 2)  # the only file is the first reader's
+    with pytest.raises(CheckpointError, match="its content has changed since it was saved"):
+        Checkpoint(path).check_contents(0, 2)

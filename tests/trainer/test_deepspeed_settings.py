@@ -1,0 +1,254 @@
+"""DeepSpeed's configuration: what is taken, completed and refused before anything starts."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from tests.project import PACKAGE, fit, run
+
+from deepspeed_settings import problems, written
+from my_project import trainer
+from my_project.trainer import strategies
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.strategies.deepspeed import optimizers, settings
+from my_project.trainer.strategies.optimizers import Optimization, read_optimization
+from test_deepspeed import SHORT, STAGE_2
+
+
+@pytest.mark.needs("deepspeed")
+def test_checking_a_configuration_changes_no_variable(monkeypatch):
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    problems(
+        config={"zero_optimization": {"stage": 1}}
+    )  # what DeepSpeed's import itself sets stays
+    os.environ.pop("DS_ACCELERATOR", None)
+    before = dict(os.environ)
+    assert problems(config={"zero_optimization": {"stage": "x"}}, trainer={"max_steps": 1})
+    assert dict(os.environ) == before
+
+
+def test_a_configuration_is_a_dict_a_file_or_named_by_a_variable(tmp_path, monkeypatch):
+    own = {"zero_optimization": {"stage": 1}}
+    older = written(tmp_path / "older.json", {"zero_optimization": {"stage": 3}})
+    assert settings.read(None) is None
+    assert settings.read(own) == settings.read(written(tmp_path / "own.json", own)) == own
+    monkeypatch.setenv("PL_DEEPSPEED_CONFIG_PATH", older)
+    assert settings.read(None) == {"zero_optimization": {"stage": 3}}
+    monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", str(tmp_path / "own.json"))
+    assert settings.read(None) == own
+    assert settings.read({"bf16": {}}) == {"bf16": {}}
+
+
+def test_an_own_configuration_replaces_every_option():
+
+    ours = strategies.create("deepspeed", {"stage": 3, "reduce_bucket_size": 4_000})
+    theirs = strategies.create("deepspeed", {"stage": 3, "config": {"wall_clock_breakdown": False}})
+    assert ours.config["zero_optimization"]["stage"] == 3
+    assert ours.config["zero_optimization"]["reduce_bucket_size"] == 4_000
+    assert ours.shards_parameters
+    assert theirs.config == {"wall_clock_breakdown": False}
+    assert not theirs.shards_parameters
+
+
+def sizes(device_type: str, elements: int, **options: Any) -> tuple[Any, ...]:
+    """Of the buffers that DeepSpeed is given, and whether it averages beside backward."""
+    ours = strategies.create("deepspeed", options)
+    zero = settings.sized(settings.completed(ours.config), device_type, elements)[
+        "zero_optimization"
+    ]
+    ahead = ("prefetch_bucket_size", "max_live_parameters", "max_reuse_distance")
+    return (
+        zero["reduce_bucket_size"],
+        zero["allgather_bucket_size"],
+        *(zero[f"stage3_{name}"] for name in ahead),
+        zero["overlap_comm"],
+    )
+
+
+def test_buffers_are_as_small_as_ddp_s_on_cpus_and_deepspeed_s_own_on_gpus():
+    million = 10**6
+    large = 10_000 * million
+    small = (4 * million, 5 * million, 5 * million, 10 * million, 10 * million, False)
+    assert sizes("cpu", large) == sizes("cpu", large, stage=3) == small
+    own = (500 * million, 500 * million, 50 * million, 1000 * million, 1000 * million, True)
+    assert sizes("cuda", large) == sizes("cuda", large, stage=3) == own
+    # Several buckets of a smaller model, and none that is larger than it.
+    assert sizes("cuda", 124 * million)[:2] == (31 * million, 124 * million)
+    assert sizes("cuda", 9)[:2] == sizes("cpu", 9)[:2] == (10, 10)
+    assert sizes("cuda", 4 * million * 4 + 4)[0] == 4 * million + 2  # even
+    given = {"reduce_bucket_size": 8, "allgather_bucket_size": 6, "overlap_comm": False}
+    for device_type in ("cpu", "cuda"):
+        assert sizes(device_type, large, **given) == (8, 6, 6, 12, 12, False)
+
+
+def test_its_timer_that_waits_for_the_device_is_off_unless_asked_for():
+    assert settings.completed({})["timers"] == {"throughput": {"enabled": False}}
+    own = {"timers": {"throughput": {"enabled": True}}}
+    assert settings.completed(own)["timers"] == own["timers"]
+
+
+def test_clipping_is_off_unless_the_trainer_clips():
+    # DeepSpeed's own default is 1.0.
+    assert settings.completed({})["gradient_clipping"] == 0.0
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "broken.json").write_text("{")
+    missing, broken = tmp_path / "missing.json", tmp_path / "broken.json"
+    listed = written(tmp_path / "list.json", [1])
+    assert problems(config=str(missing)) == [
+        f"strategy_options.config={str(missing)!r}: no such file; give DeepSpeed's JSON file"
+    ]
+    assert problems(config=str(broken))[0].startswith(
+        f"strategy_options.config={str(broken)!r} is not JSON: "
+    )
+    assert problems(config=listed) == [
+        f"strategy_options.config={listed!r} holds a list; give a JSON object"
+    ]
+    assert problems(config=3) == [
+        "strategy_options.config=3: expected Mapping[str, Any] | str | PathLike[str] | None"
+    ]
+    monkeypatch.setenv("TRAINER_DEEPSPEED_CONFIG", str(missing))
+    assert problems() == [
+        f"TRAINER_DEEPSPEED_CONFIG={str(missing)!r}: no such file; give DeepSpeed's JSON file"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "parts"),
+    [
+        ({"gradient_clipping": 1.0}, {}, ["gradient_clipping=1.0", "gradient_clip_val=None"]),
+        ({"gradient_accumulation_steps": 4}, {}, ["accumulate_grad_batches=1"]),
+        ({"train_batch_size": 64}, {"global_batch_size": 32}, ["global_batch_size=32"]),
+        ({"train_micro_batch_size_per_gpu": 8}, {}, ["what the loader gives"]),
+        ({"fp16": {"enabled": True}}, {}, ["fp16 in the DeepSpeed configuration", "'16-mixed'"]),
+        ({"bf16": {"enabled": True}}, {}, ["bf16 in the DeepSpeed configuration", "'bf16-mixed'"]),
+        ({"tensor_parallel": {"autotp_size": 2}}, {}, ["splits batches over all processes"]),
+        ({"optimizer": {"params": {}}}, {}, ["optimizer in", "'type'"]),
+        ({"optimizer": {"type": "LBFGS"}}, {}, ["optimizer 'LBFGS'", "is not one of those"]),
+        ({"scheduler": {"type": "WarmupRL"}}, {}, ["'WarmupRL'", "did you mean 'WarmupLR'"]),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            {},
+            ["offload_param to 'nvme'", "use 'cpu'"],
+        ),
+        (
+            {"optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 2}},
+            {},
+            ["OneBitAdam", "ZeRO stage 2", "set zero_optimization.stage to 0"],
+        ),
+        (
+            {"optimizer": {"type": "OneBitAdam"}},
+            {"gradient_clip_val": 1.0},
+            ["OneBitAdam", "leave gradient_clip_val out"],
+        ),
+    ],
+)
+def test_a_contradiction_is_one_line(own, given, parts):
+    (line,) = problems(config=own, trainer=given)
+    assert all(part in line for part in parts), line
+
+
+def test_what_agrees_is_taken():
+    own = {
+        "gradient_clipping": 0.5,
+        "gradient_accumulation_steps": 2,
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": "auto",
+        "fp16": {"enabled": "auto"},
+        "bf16": {"enabled": False},
+    }
+    given = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2, "global_batch_size": 64}
+    assert problems(config=own, trainer=given) == []
+
+
+def test_all_mistakes_are_said_at_once():
+    own = {"gradient_clipping": 1.0, "fp16": {"enabled": True}, "scheduler": {}}
+    found = problems(config=own, trainer={"max_steps": 0})
+    assert [line.split(" ")[0] for line in found] == [
+        "max_steps=0:",
+        "gradient_clipping=1.0",
+        "fp16",
+        "scheduler",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "part"),
+    [
+        ("deepspeed", {"stage": 4}, "stage=4: give 0, 1, 2 or 3"),
+        ("deepspeed", {"offload_parameters": True}, "stage 2 does not shard them; use 3"),
+        ("deepspeed", {"stage": 0, "offload_optimizer": True}, "stage 0 shards nothing"),
+        ("deepspeed", {"reduce_bucket_size": 3}, "give an even number"),
+        ("deepspeed_stage_2", {"stage": 3}, "is set by the strategy's name"),
+        ("deepspeed_stage_2", {"config": {}}, "zero_optimization.stage=0"),
+        ("deepspeed_stage_4", {}, "is unknown; did you mean"),
+    ],
+)
+def test_options_that_cannot_be(strategy, options, part):
+    (line,) = problems(strategy, **options)
+    assert part in line
+
+
+@pytest.mark.needs("deepspeed")
+def test_what_deepspeed_itself_does_not_take_is_said_before_anything_starts():
+    own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": -1}}
+    assert problems(config=own) == [
+        "reduce_bucket_size in the DeepSpeed configuration: Input should be greater than 0"
+    ]
+    assert "has been removed" in problems(config={"elasticity": {"enabled": True}})[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "part"),
+    [
+        ({"optimizer": "two"}, None, "configure_optimizers gave 2 optimizers, and DeepSpeed steps"),
+        (
+            {"schedule": True},
+            {"optimizer": {"type": "Adam", "params": {"torch_adam": True}}},
+            "give a scheduler there too",
+        ),
+    ],
+)
+def test_one_optimizer_with_one_scheduler(given, own, part):
+    module = load_subject(**given)
+    with pytest.raises(ConfigurationError, match=part):
+        optimizers.configured(
+            own or {}, module, lambda: read_optimization(module.configure_optimizers())
+        )
+
+
+@pytest.mark.needs("deepspeed")
+def test_a_module_s_optimizers_are_not_asked_for_before_its_fit(monkeypatch):
+    module = load_subject()
+    monkeypatch.setattr(type(module), "configure_optimizers", lambda _: pytest.fail("was called"))
+    made = trainer.Trainer(accelerator="cpu", devices=2, max_steps=1, strategy="deepspeed")
+    made.check_fit(module)
+
+
+def load_subject(**given: Any) -> Any:
+    """A subject of the conformance tests."""
+    from tests.conformance.subject import make
+
+    return make(**given)
+
+
+def test_an_optimizer_that_cannot_be_divided_is_refused():
+    found = Optimization([torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])], [])
+    stage_2: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
+    (line,) = optimizers.problems_of(found, stage_2)
+    assert line.startswith("LBFGS cannot be sharded by ZeRO, which slices parameters")
+    assert optimizers.problems_of(found, {}) == []
+    assert optimizers.problems_of(found, {**stage_2, "zero_allow_untested_optimizer": True}) == []
+
+
+def test_without_deepspeed_one_line_says_how_to_install_it():
+    code = f"import sys; sys.modules['deepspeed'] = None; from {PACKAGE}.cli import main; main()"
+    done = run(["-c", code, *fit(*SHORT, *STAGE_2)[2:]])
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: strategy='deepspeed_stage_2' needs the package deepspeed, which is not installed: "
+        "make deepspeed, or pip install '.[deepspeed]'"
+    ]

@@ -1,0 +1,166 @@
+"""Older spellings that contradict newer ones, or have wrong values, are refused in one line."""
+
+from typing import Any
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from my_project.trainer.arguments import legacy
+from test_legacy import DEEPSPEED, NEWER, refusal
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"gpus": 8, "devices": 4},
+            "gpus=8 and devices=4 each select devices; give only devices",
+        ),
+        (
+            {"gpus": 2, "num_processes": 2},
+            "gpus=2 and num_processes=2 each select devices; give only devices",
+        ),
+        (
+            {"gpus": 2, "accelerator": "cpu"},
+            "accelerator='cpu' and gpus=2 contradict each other; give accelerator and devices",
+        ),
+        (
+            {"gpus": 0, "accelerator": "gpu"},
+            "accelerator='gpu' and gpus=0 contradict each other; give accelerator and devices",
+        ),
+        (
+            {"gpus": None, "accelerator": "gpu"},
+            "accelerator='gpu' and gpus=None contradict each other; give accelerator and devices",
+        ),
+        (
+            {"gpus": 2, "accelerator": "ddp_cpu"},
+            "accelerator='ddp_cpu' and gpus=2 contradict each other; give accelerator and devices",
+        ),
+        (
+            {"num_processes": 2, "accelerator": "gpu"},
+            "accelerator='gpu' and num_processes=2 contradict each other; give accelerator and "
+            "devices",
+        ),
+        (
+            {"distributed_backend": "ddp_cpu", "accelerator": "cuda"},
+            "distributed_backend='ddp_cpu' and accelerator='cuda' contradict each other; give "
+            "accelerator and devices",
+        ),
+        (
+            {"tpu_cores": 8, "accelerator": "gpu"},
+            "accelerator='gpu' and tpu_cores=8 contradict each other; give accelerator and devices",
+        ),
+        (
+            {"accelerator": "ddp", "gpus": 2, "strategy": "fsdp"},
+            "accelerator='ddp' and strategy='fsdp' each name a strategy; give only strategy",
+        ),
+        (
+            {"accelerator": "ddp", "gpus": 2, "distributed_backend": "dp"},
+            "accelerator='ddp' and distributed_backend='dp' each name a strategy; give only "
+            "strategy",
+        ),
+        (
+            {"accelerator": "dp", "gpus": 2, "plugins": "deepspeed"},
+            "accelerator='dp' and plugins='deepspeed' each name a strategy; give only strategy",
+        ),
+        (
+            {"accelerator": "ddp_spawn", "gpus": 2, "plugins": "deepspeed"},
+            "accelerator='ddp_spawn' and plugins='deepspeed' each name a strategy; give only "
+            "strategy",
+        ),
+        (
+            {"accelerator": "ddp", "gpus": 2, "plugins": "ddp_sharded", "strategy": "ddp"},
+            "accelerator='ddp' and plugins='ddp_sharded' and strategy='ddp' each name a strategy; "
+            "give only strategy",
+        ),
+        (
+            {"plugins": [DEEPSPEED], "strategy": "ddp"},
+            "plugins=DeepSpeedPlugin and strategy='ddp' each name a strategy; give only strategy",
+        ),
+        (
+            {"tpu_cores": 8, "strategy": "ddp"},
+            "tpu_cores=8 and strategy='ddp' each name a strategy; give only strategy",
+        ),
+        (
+            {"replace_sampler_ddp": True, "use_distributed_sampler": False},
+            "replace_sampler_ddp=True and use_distributed_sampler=False are two spellings of one "
+            "option; give only use_distributed_sampler alone",
+        ),
+        (
+            {"resume_from_checkpoint": "a", "resume": "b"},
+            "resume_from_checkpoint='a' and resume='b' are two spellings of one option; give only "
+            "resume alone",
+        ),
+        (
+            {"logger": False, "loggers": ["csv"]},
+            "logger=False and loggers=['csv'] are two spellings of one option; give only loggers "
+            "alone",
+        ),
+    ],
+)
+def test_a_contradiction_is_refused_in_one_line(given: Any, line: str) -> None:
+    assert refusal(**given) == [line]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"gpus": True}, "gpus=True: give a number, a list of indices, or None for the CPU"),
+        ({"gpus": False}, "gpus=False: give a number, a list of indices, or None for the CPU"),
+        ({"gpus": 1.5}, "gpus=1.5: give a number, a list of indices, or None for the CPU"),
+        ({"gpus": (0, 1)}, "gpus=(0, 1): give a number, a list of indices, or None for the CPU"),
+        ({"gpus": "auto"}, "gpus='auto': give a number, a list of indices, or None for the CPU"),
+        ({"num_processes": 0}, "num_processes=0: give a whole number of at least 1"),
+        ({"num_processes": True}, "num_processes=True: give a whole number of at least 1"),
+        ({"tpu_cores": 0}, "tpu_cores=0: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": True}, "tpu_cores=True: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": [0]}, "tpu_cores=[0]: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": [9]}, "tpu_cores=[9]: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": [1, 8]}, "tpu_cores=[1, 8]: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": "x,"}, "tpu_cores='x,': give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": ""}, "tpu_cores='': give how many, or one of them as [1] to [8]"),
+        ({"plugins": []}, "plugins=[]: give one, or strategy in its place"),
+        ({"plugins": ["a", "b"]}, "plugins=['a', 'b']: give one, or strategy in its place"),
+        (
+            {"plugins": ArgumentParser()},
+            "plugins=ArgumentParser: give a strategy, by its name or made; others are not taken",
+        ),
+        (
+            {"distributed_backend": "ddp3"},
+            "distributed_backend='ddp3' is unknown; did you mean 'ddp' or 'ddp2' or 'dp'?",
+        ),
+        (
+            {"precision": 64},
+            "precision=64 (double precision) is not built; use '32-true'",
+        ),
+        (
+            {"precision": "64"},
+            "precision='64' (double precision) is not built; use '32-true'",
+        ),
+        ({"amp_backend": "amp"}, "amp_backend='amp' is unknown; known: native"),
+        ({"replace_sampler_ddp": 1}, "replace_sampler_ddp=1: give True or False"),
+        (
+            {"resume_from_checkpoint": 3},
+            "resume_from_checkpoint=3: give a run directory or a checkpoint",
+        ),
+        ({"logger": 1}, "logger=1: loggers are given by name, say loggers=['csv', 'tensorboard']"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(given: Any, line: str) -> None:
+    assert refusal(**given) == [line]
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    lines = refusal(
+        gpus=8, devices=4, accelerator="ddp", strategy="fsdp", precision=64, amp_backend="apex"
+    )
+    assert [line.split("=")[0] for line in lines] == [
+        "accelerator",
+        "gpus",
+        "precision",
+        "amp_backend",
+    ]
+
+
+def test_the_defaults_that_translation_goes_by_are_the_trainer_s() -> None:
+    assert {name: NEWER[name] for name in legacy._DEFAULTS} == legacy._DEFAULTS

@@ -1,0 +1,67 @@
+"""Nothing in the sources unpickles or runs what it reads."""
+
+import ast
+
+import pytest
+from tests.project import PACKAGE, ROOT
+
+UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+RUNNERS = {"eval", "exec", "compile", "__import__"}
+LOADERS = {"torch.load", "yaml.load", "yaml.unsafe_load", "np.load", "numpy.load"}
+# Collectives of torch.distributed that unpickle what another process sent.
+OBJECTS = {
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+}
+
+
+def suspicious(tree: ast.AST) -> list[str]:
+    """What in a source could run what it reads."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [each.name for each in node.names if each.name in UNPICKLERS]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module] if node.module in UNPICKLERS else []
+            found += [each.name for each in node.names if each.name in OBJECTS]
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            safe = called == "torch.load" and keywords.get("weights_only") == "True"
+            bad = called.split(".")[-1] in OBJECTS or called in RUNNERS | LOADERS
+            found += [called] if bad and not safe else []
+    return found
+
+
+def test_nothing_in_the_sources_unpickles_or_runs_what_it_reads() -> None:
+    sources = sorted((ROOT / "src").rglob("*.py"))
+    assert len(sources) > 20
+    found = {
+        str(path.relative_to(ROOT)): suspicious(ast.parse(path.read_text())) for path in sources
+    }
+    assert {path: calls for path, calls in found.items() if calls} == {
+        # What a process has pickled itself for those that it starts, and what they send back.
+        f"src/{PACKAGE}/trainer/launch/functions.py": ["pickle"],
+        # Writes only, to find out what cannot be.
+        f"src/{PACKAGE}/trainer/launch/pickling.py": ["pickle"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import pickle", ["pickle"]),
+        ("from dill import loads", ["dill"]),
+        ("torch.load(f)", ["torch.load"]),
+        ("torch.load(f, weights_only=False)", ["torch.load"]),
+        ("torch.load(f, weights_only=True)", []),
+        ("eval(text)", ["eval"]),
+        ("module.eval()", []),
+        ("dist.all_gather_object(a, b)", ["dist.all_gather_object"]),
+    ],
+)
+def test_the_search_finds(source: str, found: list[str]) -> None:
+    assert suspicious(ast.parse(source)) == found

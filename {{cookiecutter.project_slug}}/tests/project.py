@@ -69,17 +69,9 @@ def run_nodes(
         return [run(arguments, timeout=timeout, **how)]
     port = free_port()
     with ThreadPoolExecutor(nodes) as executor:
-        variables = [
-            {
-                "RANK": str(node),
-                "WORLD_SIZE": str(nodes),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
-            for node in range(nodes)
-        ]
+        shared = {"WORLD_SIZE": str(nodes), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        variables = [{"RANK": str(node), **shared} for node in range(nodes)]
         each = partial(run, arguments, timeout=timeout, **how)
         return list(executor.map(lambda extra: each(extra=extra), variables))
 
@@ -90,17 +82,8 @@ def mpirun(processes: int) -> list[str]:
     # Two that begin at once fail over the folder that they would share.
     folder = tempfile.mkdtemp(prefix="mpi-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return [
-        "env",
-        f"TMPDIR={folder}",
-        "mpirun",
-        *as_root,
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "-np",
-        str(processes),
-    ]
+    command = ["env", f"TMPDIR={folder}", "mpirun", *as_root, "--oversubscribe"]
+    return [*command, "--bind-to", "none", "-np", str(processes)]
 
 
 def require(reason: str | None) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -22,6 +23,10 @@ sys.path[:0] = FOLDERS
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# How long an example takes says something of the machine, not of the code.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 pytest_plugins = ["tests.conftest"]
 

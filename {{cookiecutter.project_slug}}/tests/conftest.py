@@ -5,15 +5,11 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-import hypothesis
 import pytest
 
 from . import fork_server
 from .project import missing, require
 
-# How long an example takes says something of the machine, not of the code.
-hypothesis.settings.register_profile("unhurried", deadline=None)
-hypothesis.settings.load_profile("unhurried")
 # A shell has what it starts in the background ignore Ctrl-C, and all that this starts would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

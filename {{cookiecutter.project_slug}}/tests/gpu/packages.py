@@ -25,7 +25,6 @@ FOLDER = "build/gpu-tools"
 IMPORTED = {
     "numpy": "numpy",
     "docstring_parser": "docstring-parser",
-    "hypothesis": "hypothesis",
     "jsonargparse": "jsonargparse",
     "psutil": "psutil",
     "pytest": "pytest",
@@ -42,7 +41,7 @@ INSTALLED = sorted(
     {
         *(name for name in IMPORTED.values() if name != "numpy"),
         *("iniconfig", "lightning-utilities", "markdown-it-py", "mdurl", "nvidia-ml-py"),
-        *("packaging", "pluggy", "pygments", "sortedcontainers"),
+        *("packaging", "pluggy", "pygments"),
     }
 )
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")

@@ -46,9 +46,10 @@ def test_fit(trained: Path) -> None:
 
 def test_fit_on_two_processes(tmp_path: Path) -> None:
     options = ("--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.max_steps", "2")
-    done = run(fit(*options, "--trainer.run_name", "two"), cwd=tmp_path)
+    where = ("--trainer.default_root_dir", tmp_path, "--trainer.run_name", "two")
+    done = run(fit(*options, *where))
     assert done.returncode == 0, done.stderr
-    (attempt,) = json.loads((tmp_path / "runs" / "two" / "run.json").read_text())["attempts"]
+    (attempt,) = json.loads((tmp_path / "two" / "run.json").read_text())["attempts"]
     assert attempt["layout"]["world_size"] == 2
 
 

@@ -14,11 +14,12 @@ pytest.importorskip(FOLDER, reason="its folder was deleted")
 @pytest.mark.needs("fairscale")
 def test_it_trains_the_digits_on_two_processes(tmp_path):
     strategy = ("--trainer.strategy", "fairscale_fsdp", "--trainer.accelerator", "cpu")
-    steps = ("--trainer.max_epochs", "4", "--trainer.run_name", "run", "--trainer.loggers", "[csv]")
-    done = run(fit(*strategy, *steps, "--trainer.devices", "2"), engine="fairscale", cwd=tmp_path)
+    steps = ("--trainer.max_epochs", "4", "--trainer.loggers", "[csv]")
+    where = ("--trainer.default_root_dir", tmp_path, "--trainer.run_name", "run")
+    done = run(fit(*strategy, *steps, *where, "--trainer.devices", "2"), engine="fairscale")
     assert done.returncode == 0, done.stderr
-    (attempt,) = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["attempts"]
+    (attempt,) = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
     assert attempt["layout"]["world_size"] == 2
-    rows = (tmp_path / "runs" / "run" / "metrics.csv").read_text().splitlines()[1:]
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]
     accuracies = [float(row.split(",")[3]) for row in rows if ",val_accuracy," in row]
     assert accuracies[-1] > 0.8

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.project import PACKAGE, fit, run
+from tests.project import PACKAGE, ROOT, fit, run
 from torch import Tensor, nn
 
 from checkpointed_subject import FEATURES, Model
@@ -19,7 +19,7 @@ SHORT = [
     *("--trainer.log_every_n_steps", "1", "--model.dropout", "0", "--trainer.run_name", "run"),
 ]
 GPT = [
-    *("--config", Path(__file__).parent.parent / "configs" / "gpt.yaml"),
+    *("--config", ROOT / "configs" / "gpt.yaml"),
     *("--model.width", "16", "--model.layers", "3", "--model.heads", "2", "--data.batch_size", "4"),
     *("--data.context", "16", "--model.context", "16"),
     *("--trainer.max_steps", "6", "--trainer.accelerator", "cpu"),

@@ -154,7 +154,7 @@ def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_ranks(tmp_path
     [
         ("Twice", SHARDED, "layers.0.weight is in two optimizers"),
         ("Double", SHARDED, "has parameters of torch.float32, torch.float64"),
-        ("Double", IN_UNITS, "layers.1.weight is torch.float64; FairScale takes"),
+        ("Double", IN_UNITS, "layers.1.weight is torch.float64; FairScale requires"),
         ("ByWholes", IN_UNITS, "Adafactor needs full parameters"),
         ("Changing", SHARDED, "side.weight was used in a micro-batch of this step but not in its"),
         ("Changing", IN_UNITS, "side.weight was used in a micro-batch of this step but not in its"),

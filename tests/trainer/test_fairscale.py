@@ -73,7 +73,7 @@ def test_a_model_that_is_easily_got_wrong(tmp_path, alone, options, devices):
     # On four ranks, each has one sample: gradients then lie in the memory of others.
     notes = fitted(tmp_path / "run", "Odd", devices, **options)
     assert difference(tmp_path / "run", alone) < 1e-5
-    # The process that has trained goes on with the same module.
+    # The same process trains the module again.
     expected = json.loads((alone / "notes-0.json").read_text())["tested"]
     for rank in notes:
         assert rank["tested"] == pytest.approx(expected, abs=1e-5)

@@ -53,7 +53,7 @@ def test_a_name_outside_the_folder_would_be_found():
     assert naming({"DDPZERO1"}, SOURCE / FOLDERS / "fsdp") != []
 
 
-# --- an engine whose folder is deleted ---------------------------------------------------------------
+# --- an engine whose folder is deleted -----------------------------------------------------------
 
 # Lists all names, makes each strategy, and trains a step.
 REMOVED = """

@@ -27,8 +27,14 @@ def rows_files() -> Iterator[ModuleType]:
     for path in sorted(Path(__file__).parent.glob("*_rows.py")):
         module = importlib.import_module(f".{path.stem}", __package__)
         engine = getattr(module, "ENGINE", None)
-        if engine is None or importlib.util.find_spec(f"{strategies.__name__}.{engine.name}"):
+        if engine is None or _has_source(f"{strategies.__name__}.{engine.name}"):
             yield module
+
+
+def _has_source(package: str) -> bool:
+    # A folder that only has __pycache__ left is found too, as a namespace package without origin.
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 for _module in rows_files():

@@ -162,4 +162,4 @@ def test_an_engine_is_removed_by_deleting_its_folder(renders: Renders, tmp_path:
         project, *PYTEST, "-q", "tests/conformance", "-k", "row or single_device-0-sgd"
     )
     assert re.search(r"\b3 passed\b", said), said
-    assert "deepspeed" not in in_project(project, *PYTEST, "--collect-only", "-q")
+    assert "deepspeed_stage" not in in_project(project, *PYTEST, "--collect-only", "-q")

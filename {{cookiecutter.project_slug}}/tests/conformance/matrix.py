@@ -12,14 +12,11 @@ from types import ModuleType
 
 from my_project.trainer import strategies
 
-from .rows import Engine, Launch, Portable, Row
+from .rows import Engine, Portable, Row
 
 MATRIX: dict[str, Row] = {}
 PORTABLE: dict[str, Portable] = {}
 ENGINES: list[Engine] = []
-
-# Strategies that are wrong on purpose, in the properties of the closest bound and of the widest.
-FAULTY_ROW = Row((Launch(2),), only=("sgd", "bf16", "bf16 true", "fp16 true"))
 
 
 def rows_files() -> Iterator[ModuleType]:

@@ -17,8 +17,7 @@ from my_project import trainer
 from my_project.trainer import strategies
 from my_project.trainer.checkpoint import reading as checkpoint
 
-from .faults import FAULTS
-from .matrix import FAULTY_ROW, MATRIX
+from .matrix import MATRIX
 from .rows import PROPERTIES, Launch, Row
 from .subject import GLOBAL_BATCH, make
 
@@ -39,12 +38,11 @@ def train_row(folder: Path, row: Row, name: str, launch: Launch, ways: Sequence[
         given = {"strategy_options": {**row.options, **also}, "run_name": name_of_run}
         options = {**chosen, **one.trainer, **given}
         train(folder / f"{way}.safetensors", one.subject, options)
-        if name not in FAULTS:
-            options["run_name"] += "-interrupted"
-            stop = {"max_steps": STOP, "checkpoint_every_n_steps": 1}
-            stopped = train(folder / f"{way}-stopped.safetensors", one.subject, options | stop)
-            resume = {"resume": str(stopped)}
-            train(folder / f"{way}-resumed.safetensors", one.subject, options | resume)
+        options["run_name"] += "-interrupted"
+        stop = {"max_steps": STOP, "checkpoint_every_n_steps": 1}
+        stopped = train(folder / f"{way}-stopped.safetensors", one.subject, options | stop)
+        resume = {"resume": str(stopped)}
+        train(folder / f"{way}-resumed.safetensors", one.subject, options | resume)
 
 
 def train_references(folder: Path, pieces: int, readers: int, ways: Sequence[str]) -> None:
@@ -99,12 +97,10 @@ def _losses(directory: Path) -> torch.Tensor:
 
 def main(folder: Path, name: str, *rest: str) -> None:
     """Train a row's launch by its number, or references for pieces and readers."""
-    for fault, strategy in FAULTS.items():
-        trainer.register(fault, strategy)
     if name == "reference":
         train_references(folder, int(rest[0]), int(rest[1]), rest[2:])
     else:
-        row = MATRIX.get(name, FAULTY_ROW)
+        row = MATRIX[name]
         train_row(folder, row, name, row.launches[int(rest[0])], rest[1:])
 
 

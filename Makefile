@@ -116,6 +116,8 @@ gpu-project: $(TOOLS)  ## render the project for test-gpu and bench-gpu; INSTALL
 GPU_VENV := $(CURDIR)/build/venv-cuda
 GPU_TOOLS ?= $(CURDIR)/build/gpu-tools
 REPORT ?= $(CURDIR)/docs/gpu.md
+test-gpu: export GPU_CHECKS := $(CURDIR)/tests/trainer/gpu
+test-gpu: export RENDERED_PROJECT := $(abspath $(IN_GPU_PROJECT))
 test-gpu: $(if $(GPU_PROJECT),,gpu-project)  ## test a rendered project on one GPU (ten minutes), and write docs/gpu.md
 	$(IN_PROJECT) '$(IN_GPU_PROJECT)' test-gpu VENV='$(GPU_VENV)' GPU_TOOLS='$(GPU_TOOLS)' REPORT='$(REPORT)'
 

@@ -4,12 +4,12 @@ They run in the project's environment. `tests.project` and other helpers are the
 a test runs in processes of its own is found by its name alone: ``preemption_subject.Slow``.
 """
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -24,9 +24,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-# How long an example takes says something of the machine, not of the code.
-hypothesis.settings.register_profile("unhurried", deadline=None)
-hypothesis.settings.load_profile("unhurried")
+# `make test-gpu` runs the checks in gpu/ where hypothesis need not be installed.
+if importlib.util.find_spec("hypothesis") is not None:
+    import hypothesis
+
+    # How long an example takes says something of the machine, not of the code.
+    hypothesis.settings.register_profile("unhurried", deadline=None)
+    hypothesis.settings.load_profile("unhurried")
 
 pytest_plugins = ["tests.conftest"]
 

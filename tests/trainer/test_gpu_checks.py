@@ -14,49 +14,80 @@ from tests.gpu.run import Part, parts, run_part
 from tests.project import ROOT, run
 
 DRY = {"GPU_TESTS_ON": "cpu"}
-DRY_RUN = ["-m", "pytest", "tests/gpu", "-m", "gpu", "-p", "no:cacheprovider", "-q", "-rfE", "-k"]
+OWN = "tests/gpu"
+HERE = Path(__file__).parent / "gpu"
+
+
+def checks(folder: str | Path, words: str) -> list[str]:
+    """The command that runs some of a folder's checks: the project's own, or the template's."""
+    command = ["-m", "pytest", str(folder), "-m", "gpu", "-p", "no:cacheprovider"]
+    return [*command, "-q", "-rsfE", "-k", words]
 
 
 # --- the checks ----------------------------------------------------------------------------------
 
 
-def test_some_checks_pass_on_the_cpu():
-    words = "[fsdp-32-true] or [None-fsdp-32-true] or fault or activations or single_device-False"
-    done = run([*DRY_RUN, f"not compiled and ({words})"], extra=DRY)
+@pytest.mark.parametrize(
+    ("folder", "words", "counts"),
+    [
+        (OWN, "not compiled and ([fsdp-32-true] or fault)", "4 passed"),
+        (HERE, "None-fsdp-32-true or activations or single_device-False", "3 skipped"),
+    ],
+    ids=["own", "template"],
+)
+def test_some_checks_pass_on_the_cpu(folder, words, counts):
+    done = run(checks(folder, words), extra=DRY)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "4 passed, 3 skipped" in done.stdout
+    assert counts in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.needs("deepspeed", "fairscale", "horovod")
-def test_all_checks_pass_on_the_cpu():
+@pytest.mark.parametrize(
+    ("folder", "counts"),
+    [(OWN, r"\d{3} passed"), (HERE, r"\d passed, \d\d skipped")],
+    ids=["own", "template"],
+)
+def test_all_checks_pass_on_the_cpu(folder, counts):
     """In one precision; compiled steps and the digits have tests of their own."""
     words = "not compiled and not digits and not -16-mixed and not -bf16-mixed and not 16-true"
     # A new interpreter, from which the fork servers can be asked.
-    done = run([*DRY_RUN, words], extra=DRY, fresh=True)
+    done = run(checks(folder, words), extra=DRY, fresh=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert re.search(r"\n\d{3} passed, \d\d skipped", done.stdout), done.stdout[-3000:]
+    assert re.search(rf"\n{counts}", done.stdout), done.stdout[-3000:]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_each_check_is_skipped_with_the_reason():
-    done = run([*DRY_RUN, "raises or waiting", "-rs"], extra={"GPU_TESTS_ON": "", "CI": "true"})
+@pytest.mark.parametrize(
+    ("folder", "words", "count"),
+    [(OWN, "sharding", 4), (HERE, "waiting", 22)],
+    ids=["own", "template"],
+)
+def test_without_a_gpu_each_check_is_skipped_with_the_reason(folder, words, count):
+    done = run(checks(folder, words), extra={"GPU_TESTS_ON": "", "CI": "true"})
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" not in done.stdout
     reason = f"torch {torch.__version__} (a CPU build) sees no GPU here"
     assert re.search(
-        rf"SKIPPED \[22\] tests/gpu/conftest.py:\d+: {re.escape(reason)}\n", done.stdout
+        rf"SKIPPED \[{count}\] .*tests/gpu/conftest.py:\d+: {re.escape(reason)}\n", done.stdout
     )
 
 
-def test_every_file_of_checks_is_run_by_make_test_gpu():
-    run_by_it = {name for part in parts() for name in part.files}
-    marked = {
-        str(path.relative_to(ROOT))
-        for path in ROOT.glob("tests/**/test_*.py")
-        if "pytest.mark.gpu" in path.read_text() and path != Path(__file__)
-    }
-    assert run_by_it == marked
+def test_every_file_of_checks_is_run_by_make_test_gpu(monkeypatch):
+    def files() -> set[Path]:
+        return {ROOT / name for part in parts() for name in part.files}
+
+    def marked(folder: Path) -> set[Path]:
+        found = {
+            path for path in folder.rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()
+        }
+        return found - {Path(__file__)}
+
+    own = marked(ROOT / "tests")
+    assert files() == own
+    monkeypatch.setenv("GPU_CHECKS", str(HERE))  # as the template's `make test-gpu` does
+    assert files() == own | marked(HERE)
+    assert marked(HERE.parent) == marked(HERE)
 
 
 # --- the processes that run them -----------------------------------------------------------------

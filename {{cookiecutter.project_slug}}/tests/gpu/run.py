@@ -4,6 +4,7 @@ usage: python -m tests.gpu.run [--device cuda|cpu] [--report FILE] [-k WORDS]
 
 A process that a GPU's error ends costs the check that it was in: another one does the rest. The
 page is written after each process, so that what was found survives whatever ends the command.
+GPU_CHECKS can name another folder whose checks are run too.
 """
 
 from __future__ import annotations
@@ -61,19 +62,19 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """Return them in their order: strategies first, each engine alone, failures last."""
+    """Return them in their order: strategies first, each engine alone, another folder's last."""
     from .strategies import engines  # after `main` has looked which packages are missing
 
     strategies = "tests/gpu/test_strategies.py"
     by_engine = [" or ".join(names) for names in engines().values()]
     own = sorted(f"tests/gpu/{path.name}" for path in HERE.glob("test_*.py"))
-    last = "tests/gpu/test_failures.py"
-    rest = [name for name in own if name not in (strategies, last)]
+    others = os.environ.get("GPU_CHECKS")
+    more = sorted(map(str, Path(others).glob("test_*.py"))) if others else []
     return [
         Part((strategies,), " and ".join(f"not ({words})" for words in by_engine)),
-        *(Part((name,)) for name in rest),
-        Part((last,)),
+        *(Part((name,)) for name in own if name != strategies),
         *(Part((strategies,), words) for words in by_engine),
+        *(Part((name,)) for name in more),
     ]
 
 

@@ -1,6 +1,6 @@
 """Fails on the GPU in one way; started by test_failures.py.
 
-``python -m tests.gpu.failing_subject KIND FOLDER``; ``struck`` in the folder says when it failed:
+``python -m gpu.failing_subject KIND FOLDER``; ``struck`` in the folder says when it failed:
 
 ``raises``      the only rank raises, with a kernel queued that takes half a minute
 ``hangs``       the only rank waits for an all-reduce that does not come to its turn
@@ -13,14 +13,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.gpu import device
+from tests.gpu.subject import Sequences
 from torch import Tensor
 
 from my_project import trainer
 from my_project.trainer.run import device_choice
 from my_project.trainer.strategies import process_group
-
-from . import device
-from .subject import Sequences
 
 STEP = 2
 TIMEOUT = 5.0

@@ -4,13 +4,12 @@ import os
 
 import pytest
 import torch
+from tests.gpu import device
+from tests.gpu.subject import Sequences
+from tests.gpu.training import train
 
 from my_project.trainer.errors import ConfigurationError
 from my_project.trainer.launch.devices import idle_gpus
-
-from . import device
-from .subject import Sequences
-from .training import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

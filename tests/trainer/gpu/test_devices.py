@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from tests.gpu import device
+from tests.project import PACKAGE, run
 
 from my_project.trainer.launch.devices import accelerator, idle_gpus
-
-from ..project import PACKAGE, run
-from . import device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

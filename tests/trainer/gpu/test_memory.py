@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.matrix import PORTABLE
+from tests.gpu import device
+from tests.gpu.strategies import needing, shards_parameters
+from tests.gpu.training import train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from my_project import trainer
 from my_project.trainer.memory import activation_checkpointing
-
-from ..conformance.matrix import PORTABLE
-from . import device
-from .strategies import needing, shards_parameters
-from .training import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 WIDTH = 1024 if device.IS_GPU else 32

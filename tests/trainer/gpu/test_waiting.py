@@ -1,12 +1,11 @@
 """Steps that record nothing never wait for the GPU: torch raises where one does."""
 
 import pytest
+from tests.gpu import device
+from tests.gpu.strategies import options
+from tests.gpu.subject import Sequences
+from tests.gpu.training import train
 from torch import Tensor
-
-from . import device
-from .strategies import options
-from .subject import Sequences
-from .training import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 STEPS = 8

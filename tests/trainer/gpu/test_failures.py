@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.gpu import device
+from tests.project import run
 
-from ..project import run
-from . import device
 from .failing_subject import LONG, TIMEOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
@@ -20,7 +20,7 @@ def fail(
     kind: str, folder: Path, **variables: str
 ) -> tuple["subprocess.CompletedProcess[str]", float]:
     """The ended run, and the seconds from its failure to its end."""
-    arguments = ["-m", "tests.gpu.failing_subject", kind, folder]
+    arguments = ["-m", "gpu.failing_subject", kind, folder]
     done = run(arguments, extra=variables, fresh=True, timeout=LONG)
     ended, struck = time.time(), folder / "struck"
     assert struck.exists(), done.stderr

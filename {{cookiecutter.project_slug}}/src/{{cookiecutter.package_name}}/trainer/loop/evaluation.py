@@ -86,6 +86,7 @@ def _evaluation_mode(module: nn.Module, strategy: Strategy) -> Iterator[None]:
     try:
         yield
     finally:
+        strategy.end_evaluation()
         randomness.set_full_state(state, strategy.devices)
         for child, mode in modes:
             child.training = mode

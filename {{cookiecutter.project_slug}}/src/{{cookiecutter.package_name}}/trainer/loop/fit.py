@@ -64,6 +64,7 @@ class FitLoop:
             self._guard.check()
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
+            self.fit.strategy.end_fit()
             self._write_last_values()
             self._validate_once()
         finally:

@@ -37,7 +37,8 @@ class Strategy:
 
     The trainer calls :meth:`connect`, then :meth:`setup`; for each micro-batch
     :meth:`forward_backward`; for each step :meth:`clip_gradients`, :meth:`optimizer_step` for each
-    optimizer, :meth:`end_step` and :meth:`zero_grad`; and at the end :meth:`teardown`.
+    optimizer, :meth:`end_step` and :meth:`zero_grad`; and at the end :meth:`end_fit` and
+    :meth:`teardown`.
     """
 
     limits: Limits = Limits()
@@ -206,6 +207,9 @@ class Strategy:
     def begin_evaluation(self) -> None:
         """Synchronize buffers, so that the result does not depend on which rank reads a sample."""
 
+    def end_evaluation(self) -> None:
+        """Called after an evaluation, also a failed one: training continues as before it."""
+
     def move(self, batch: Any) -> Any:
         """Move a batch to the module's device, and cast it to its data type."""
         if not self._moves:
@@ -239,6 +243,9 @@ class Strategy:
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Reset the gradients of an optimizer's parameters."""
         optimizer.zero_grad(set_to_none=True)
+
+    def end_fit(self) -> None:
+        """Called once all steps are made and saved: leave the trained weights in the module."""
 
     # --- all processes -------------------------------------------------------------------------
 

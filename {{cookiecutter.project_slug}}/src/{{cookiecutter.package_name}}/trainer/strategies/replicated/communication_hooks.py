@@ -91,7 +91,7 @@ class CommunicationHook:
     def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore a state of :meth:`state`, on the device of the gradients."""
         powersgd = self._powersgd
-        if powersgd is None or not state:
+        if powersgd is None or "iteration" not in state:  # or saved by another strategy
             return
         powersgd.iter, position = state["iteration"].tolist()
         keys = state["random"].numpy().astype(np.uint32)

@@ -1,13 +1,14 @@
 """Trains under strategies that average parameters; started by test_local_sgd.py.
 
-``python -m local_sgd_worker fit RANKS FOLDER`` trains every case, once through and once resumed in
-the middle of a period. ``… resume RANKS FOLDER`` resumes the checkpoint of ``FOLDER/from`` there.
+``python -m local_sgd_worker fit RANKS FOLDER`` trains every case once through, and those with a
+``stop`` once resumed in the middle of a period. ``… resume RANKS FOLDER STRATEGY…`` resumes the
+checkpoint ``FOLDER/from`` under strategies.
 """
 
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Case:
         schedule: a scheduler that steps with each step.
         manual: two networks that the step trains by hand.
         dtype: of the parameters.
-        stop: the step from which it is resumed, in the middle of a period.
+        stop: a step in the middle of a period, from which it is resumed; 0: it is not.
     """
 
     strategy: str
@@ -46,12 +47,12 @@ class Case:
     schedule: bool = False
     manual: bool = False
     dtype: torch.dtype = torch.float64
-    stop: int = 4
+    stop: int = 0
 
 
 CLIPPED = {"gradient_clip_val": 0.3}
 CASES = {
-    "sgd": Case("local_sgd", {"every_n_steps": 5}, CLIPPED, norm=True),
+    "sgd": Case("local_sgd", {"every_n_steps": 5}, CLIPPED, norm=True, stop=4),
     "adam": Case(
         "local_sgd",
         {"every_n_steps": 4, "warmup_steps": 3},
@@ -66,7 +67,7 @@ CASES = {
         {"every_n_steps": 5, "outer_learning_rate": 0.5, "outer_momentum": 0.0},
         schedule=True,
     ),
-    "manual": Case("local_sgd", {"every_n_steps": 3, "warmup_steps": 2}, manual=True),
+    "manual": Case("local_sgd", {"every_n_steps": 3, "warmup_steps": 2}, manual=True, stop=4),
     "bf16": Case(
         "local_sgd", {"every_n_steps": 5}, {"precision": "bf16-mixed"}, dtype=torch.float32
     ),
@@ -76,7 +77,15 @@ EQUAL = {
     "every step": Case("local_sgd", {"every_n_steps": 1}, norm=True, schedule=True),
     "ddp": Case("ddp", norm=True, schedule=True),
 }
-RESUMED = "adam"  # under other strategies, and on other numbers of ranks
+RESUMED = "adam"
+PERIOD = CASES[RESUMED].options
+# Under which, and on other numbers of ranks, its checkpoint is resumed.
+RESUMES = {
+    "local_sgd": ("local_sgd", PERIOD),
+    "diloco": ("diloco", PERIOD),
+    "ddp": ("ddp", {}),
+    "PowerSGD": ("ddp", {"communication_hook": "powersgd"}),
+}
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -87,7 +96,10 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 class Subject(trainer.TrainingModule):
-    """Two layers; notes what each step reads. A frozen parameter is infinite."""
+    """Two layers; notes what each step reads.
+
+    Two parameters have no gradient: one is infinite, the other follows one that is trained.
+    """
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -102,6 +114,7 @@ class Subject(trainer.TrainingModule):
         for parameter in (*self.first.parameters(), *self.last.parameters()):
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
         self.frozen = nn.Parameter(torch.tensor([0.1, -torch.inf]), requires_grad=False)
+        self.teacher = nn.Parameter(torch.zeros(2), requires_grad=False)
         self.to(case.dtype)
         self.reads: list[tuple[int, list[int], int]] = []
 
@@ -115,10 +128,15 @@ class Subject(trainer.TrainingModule):
             return [mse_loss(hidden[:, :2], y), mse_loss(self.last(hidden.detach()), y)]
         return [mse_loss(self.last(self.norm(hidden)), y)]
 
+    def teach(self) -> None:
+        """Have the teacher follow the last layer's bias."""
+        self.teacher.data.lerp_(self.last.bias.data, 0.25)
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         index, x, y = batch
         self.reads.append((self.trainer.global_step, index.tolist(), self.trainer.batch_samples))
         losses = self.losses(x, y)
+        self.teach()
         if not self.case.manual:
             return losses[0]
         for loss, optimizer in zip(losses, self.optimizers(), strict=True):
@@ -191,29 +209,37 @@ def write(subject: Subject, run: Any, folder: Path, name: str) -> None:
     path.write_text(json.dumps({"state": state, "reads": subject.reads}))
 
 
+def short(name: str) -> str:
+    """The name of a case's run."""
+    return name.replace(", ", "-").replace(" ", "-")
+
+
 def fit_all(ranks: int, folder: Path) -> None:
     """Train each case; those that are resumed stop in the middle of a period first."""
     for name, case in (CASES | EQUAL).items():
-        short = name.replace(", ", "-").replace(" ", "-")
-        write(*fit(case, folder, ranks, run_name=short), folder, name)
-        if name in CASES:
-            _, stopped = fit(case, folder, ranks, run_name=f"{short}-stopped", max_steps=case.stop)
-            resume = {"resume": str(stopped.run_directory), "run_name": f"{short}-resumed"}
+        run_name = short(name)
+        write(*fit(case, folder, ranks, run_name=run_name), folder, name)
+        if case.stop:
+            stop = {"max_steps": case.stop, "run_name": f"{run_name}-stopped"}
+            _, stopped = fit(case, folder, ranks, **stop)
+            resume = {"resume": str(stopped.run_directory), "run_name": f"{run_name}-resumed"}
             write(*fit(case, folder, ranks, **resume), folder, f"{name}, resumed")
 
 
-def resume_all(ranks: int, folder: Path) -> None:
-    """Resume one checkpoint under strategies, for a step."""
+def resume_all(ranks: int, folder: Path, names: list[str]) -> None:
+    """Resume one checkpoint under strategies, until the period in which it was saved has ended."""
     case = CASES[RESUMED]
-    for strategy in ("local_sgd", "diloco", "ddp"):
-        options = case.options if strategy == case.strategy else {}
-        resumed = Case(strategy, options, case.trainer, adam=True, schedule=True)
-        arguments = {"resume": str(folder / "from"), "max_steps": case.stop + 1}
-        name = f"{strategy} on {ranks}"
-        run_name = name.replace(" ", "-")
-        write(*fit(resumed, folder, ranks, run_name=run_name, **arguments), folder, name)
+    for name in names:
+        strategy, options = RESUMES[name]
+        resumed = replace(case, strategy=strategy, options=options)
+        how = {"resume": str(folder / "from"), "max_steps": case.stop + 2, "run_name": name}
+        write(*fit(resumed, folder, ranks, **how), folder, name)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"fit": fit_all, "resume": resume_all}[sys.argv[1]](int(sys.argv[2]), Path(sys.argv[3]))
+    command, count, where, *rest = sys.argv[1:]
+    if command == "fit":
+        fit_all(int(count), Path(where))
+    else:
+        resume_all(int(count), Path(where), rest)

@@ -3,7 +3,7 @@
 import csv
 import json
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,18 @@ import torch
 from tests.project import run
 from torch import Tensor, nn
 
-from local_sgd_worker import CASES, EQUAL, EPOCHS, RESUMED, STEPS, Case, Subject, data
+from local_sgd_worker import (
+    CASES,
+    EPOCHS,
+    EQUAL,
+    RESUMED,
+    RESUMES,
+    STEPS,
+    Case,
+    Subject,
+    data,
+    short,
+)
 from my_project import trainer
 from my_project.trainer.checkpoint.reading import Checkpoint
 
@@ -65,13 +76,18 @@ class Simulation:
         """Make a step, counted from 1."""
         samples = sum(count for rank in own for _, _, count in rank)
         warmup = self.case.options.get("warmup_steps", 0)
+        losses: list[list[Tensor]] = [[], []]  # for each optimizer
+        for model, rank in zip(self.models, own, strict=True):
+            for _, index, count in rank:
+                x, y = (each[index].to(self.case.dtype) for each in data())
+                with torch.autocast("cpu", enabled=self.case.dtype == torch.float32):
+                    found = model.losses(x, y)
+                model.teach()
+                for part, loss in enumerate(found):
+                    losses[part].append(loss * count * self.ranks / samples)
         for part in range(2 if self.case.manual else 1):
-            for model, rank in zip(self.models, own, strict=True):
-                for _, index, count in rank:
-                    x, y = (each[index].to(self.case.dtype) for each in data())
-                    with torch.autocast("cpu", enabled=self.case.dtype == torch.float32):
-                        loss = model.losses(x, y)[part]
-                    (loss * count * self.ranks / samples).backward()
+            for loss in losses[part]:
+                loss.backward()
             if number <= warmup:
                 for same in zip(*map(trained, self.models), strict=True):
                     gradients = [each.grad for each in same if each.grad is not None]
@@ -96,7 +112,7 @@ class Simulation:
     def synchronize(self) -> None:
         """Average, make an outer step, and give all ranks the result and rank 0's buffers."""
         average = self.average()
-        means = [average[name] for name in names(self.models[0])]
+        means = [average[name] for name in moving(self.models[0])]
         if self.case.strategy == "diloco":
             for start, mean in zip(self.starts, means, strict=True):
                 start.grad = start - mean
@@ -112,19 +128,21 @@ class Simulation:
     def average(self) -> dict[str, Tensor]:
         """The mean of parameters, and rank 0's buffers."""
         states = [each.state_dict() for each in self.models]
-        mean = {name: torch.stack([each[name] for each in states]).mean(0) for name in names(self)}
+        mean = {
+            name: torch.stack([each[name] for each in states]).mean(0)
+            for name in moving(self.models[0])
+        }
         return {**deepcopy(dict(states[0])), **mean}
 
 
+def moving(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that training changes, by name."""
+    return {name: each for name, each in model.named_parameters() if name != "frozen"}
+
+
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters that are not frozen."""
-    return [each for each in model.parameters() if each.requires_grad]
-
-
-def names(of: Any) -> list[str]:
-    """Names of parameters that are not frozen."""
-    model = of.models[0] if isinstance(of, Simulation) else of
-    return [name for name, each in model.named_parameters() if each.requires_grad]
+    """Parameters that training changes."""
+    return list(moving(model).values())
 
 
 def read(folder: Path, name: str, ranks: int) -> tuple[list[dict[str, Tensor]], Reads]:
@@ -148,8 +166,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: A
 
 def checkpoint(folder: Path, name: str, step: int) -> Checkpoint:
     """A run's checkpoint of a step."""
-    short = name.replace(", ", "-").replace(" ", "-")
-    return Checkpoint(folder / short / "checkpoints" / f"step-{step:08d}")
+    return Checkpoint(folder / short(name) / "checkpoints" / f"step-{step:08d}")
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
@@ -183,8 +200,7 @@ def test_equals_its_simulation(trained_by, name):
 
 def validated(folder: Path, name: str, simulation: Simulation) -> None:
     """Each validation was of the average."""
-    short = name.replace(", ", "-").replace(" ", "-")
-    with (folder / short / "metrics.csv").open() as file:
+    with (folder / short(name) / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["name"] == "val_loss"]
     assert len(rows) == STEPS
     x, y = (each.to(simulation.case.dtype) for each in data())
@@ -194,10 +210,12 @@ def validated(folder: Path, name: str, simulation: Simulation) -> None:
         model.eval()
         with torch.no_grad(), torch.autocast("cpu", enabled=x.dtype == torch.float32):
             expected = float(model.losses(x, y)[0])
-        assert float(row["value"]) == pytest.approx(expected, rel=2e-3 if x.dtype == torch.float32 else 1e-6)
+        # Rounded to bfloat16 in other batches than here, with autocast.
+        bound = 2e-3 if x.dtype == torch.float32 else 1e-6
+        assert float(row["value"]) == pytest.approx(expected, rel=bound)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.stop])
 def test_resumes_to_the_last_bit_in_the_middle_of_a_period(trained_by, name):
     folder, ranks = trained_by
     stop = checkpoint(folder, f"{name}-stopped", CASES[name].stop).state()
@@ -212,7 +230,7 @@ def test_resumes_to_the_last_bit_in_the_middle_of_a_period(trained_by, name):
     assert equal(whole.state(), resumed.state())
     ends, _ = read(folder, name, ranks)
     again, _ = read(folder, f"{name}, resumed", ranks)
-    assert all(torch.equal(one[key], two[key]) for one, two in zip(ends, again, strict=True) for key in one)
+    assert equal(ends, again)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -235,16 +253,50 @@ def test_averaged_after_every_step_sgd_is_that_of_ddp(trained_by):
     assert_close(one, other, torch.float64)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_other_strategies_and_numbers_of_ranks_resume_from_the_average(
-    trained_by, tmp_path, ranks
-):
-    folder, before = trained_by
-    case = CASES[RESUMED]
-    saved = checkpoint(folder, RESUMED, case.stop)
-    (tmp_path / "from").symlink_to(saved.path)
-    done = run(["-m", "local_sgd_worker", "resume", str(ranks), tmp_path])
+def resume(folder: Path, saved: Path, ranks: int, *names: str) -> None:
+    """Have a checkpoint resumed under strategies."""
+    (folder / "from").symlink_to(saved)
+    done = run(["-m", "local_sgd_worker", "resume", str(ranks), folder, *names])
     assert done.returncode == 0, done.stderr
+
+
+def resumed_from_average(folder: Path, before: int, name: str, ranks: int, reads: Reads):
+    """What so many ranks compute that all start from the average and rank 0's optimizer state."""
+    case = CASES[RESUMED]
+    first = Simulation(case, before)
+    first.run(read(folder, RESUMED, before)[1], 0, case.stop)
+    strategy, options = RESUMES[name]
+    options = {**case.options, **options} if options else {"warmup_steps": STEPS}
+    other = Simulation(replace(case, strategy=strategy, options=options), ranks)
+    for model, (optimizer,) in zip(other.models, other.optimizers, strict=True):
+        model.load_state_dict(first.averages[-1])
+        optimizer.load_state_dict(deepcopy(first.optimizers[0][0].state_dict()))
+    for scheduler in other.schedulers:
+        scheduler.load_state_dict(first.schedulers[0].state_dict())
+    for own, start in zip(other.starts, first.starts, strict=True):
+        own.copy_(start)  # the period continues
+    other.run(reads, case.stop, case.stop + 2)
+    return other.averages[-1]
+
+
+def test_other_strategies_and_numbers_of_ranks_resume_from_the_average(trained_by, tmp_path):
+    folder, before = trained_by
+    ranks, names = before // 2, ["local_sgd", "diloco", "ddp"]
+    resume(tmp_path, checkpoint(folder, RESUMED, CASES[RESUMED].stop).path, ranks, *names)
+    for name in names:
+        (end, *_), reads = read(tmp_path, name, ranks)
+        expected = resumed_from_average(folder, before, name, ranks, reads)
+        assert_close(end, expected, torch.float64)
+
+
+@pytest.mark.slow
+def test_a_compression_with_state_starts_anew(trained_by, tmp_path):
+    folder, ranks = trained_by
+    resume(tmp_path, checkpoint(folder, RESUMED, CASES[RESUMED].stop).path, ranks, "PowerSGD")
+    (end, *_), reads = read(tmp_path, "PowerSGD", ranks)
+    # It compresses from step 1000 on.
+    expected = resumed_from_average(folder, ranks, "ddp", ranks, reads)
+    assert_close(end, expected, torch.float64)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,10 @@ REPLICAS_REFUSE = {
     **dict.fromkeys(("manual", "sparse, manual"), "training_step runs once per replica"),
     "sync batchnorm": "a replica normalizes with its own part of the batch",
 }
+# Parameters that are averaged after each step are one process' if steps are linear in gradients.
+LINEAR = ("sgd", "scheduler", "scaled rate", "drop last", "uneven", "accumulation", "batchnorm")
+EACH_STEP = {"every_n_steps": 1}
+WITHOUT_MOMENTUM = {**EACH_STEP, "outer_momentum": 0.0, "outer_learning_rate": 1.0}
 
 # The subject is small: so are its units.
 SMALL_UNITS = {"unit_parameters": 100}
@@ -68,6 +72,11 @@ ROWS = {
         reads_by_node=True,
     ),
     "ddp_zero1": Row(TWO_AND_THREE),
+    "local_sgd": Row(TWO_AND_THREE, options=EACH_STEP, only=(*LINEAR, "bf16", "fp16")),
+    "local_sgd, warmup": Row(
+        SLOWLY, "local_sgd", {"warmup_steps": 99}, refused={"sync batchnorm": "in every forward"}
+    ),
+    "diloco": Row(SLOWLY, options=WITHOUT_MOMENTUM, only=LINEAR),
     "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS, refused=NO_SPARSE),
     "fsdp, offload": Row(
         SLOWLY_ON_FOUR,

@@ -289,7 +289,7 @@ def test_other_strategies_and_numbers_of_ranks_resume_from_the_average(trained_b
         assert_close(end, expected, torch.float64)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("trained_by", [pytest.param(4, marks=pytest.mark.slow)], indirect=True)
 def test_a_compression_with_state_starts_anew(trained_by, tmp_path):
     folder, ranks = trained_by
     resume(tmp_path, checkpoint(folder, RESUMED, CASES[RESUMED].stop).path, ranks, "PowerSGD")
@@ -320,10 +320,10 @@ def test_a_compression_with_state_starts_anew(trained_by, tmp_path):
             ],
         ),
         (
-            "local_sgd",
+            "diloco",
             {"find_unused_parameters": True},
             [
-                "strategy_options: local_sgd has no option 'find_unused_parameters': it is not "
+                "strategy_options: diloco has no option 'find_unused_parameters': it is not "
                 "needed: ranks may use different parameters"
             ],
         ),

@@ -58,9 +58,7 @@ class DiLoCo(LocalSGD):
         self.outer_momentum = outer_momentum
         self._momenta: dict[str, Tensor] = {}
 
-    def advance(
-        self, names: Sequence[str], starts: list[Tensor], progress: list[Tensor]
-    ) -> None:
+    def advance(self, names: Sequence[str], starts: list[Tensor], progress: list[Tensor]) -> None:
         # The update of torch.optim.SGD(nesterov=True), which subtracts a gradient.
         momenta = [
             self._momenta.setdefault(name, torch.zeros_like(start))

@@ -140,9 +140,7 @@ class LocalSGD(Replicated):
         self.start_equal(self.module.buffers())
         self._has_diverged = False
 
-    def advance(
-        self, names: Sequence[str], starts: list[Tensor], progress: list[Tensor]
-    ) -> None:
+    def advance(self, names: Sequence[str], starts: list[Tensor], progress: list[Tensor]) -> None:
         """Make a period's first parameters the next period's, in place.
 
         Args:

@@ -47,7 +47,7 @@ STRATEGIES: dict[str, str] = {
     **dict.fromkeys(("tensor_parallel", "model_parallel", "megatron"), _TENSOR_PARALLEL),
     **dict.fromkeys(("context_parallel", "sequence_parallel"), _TENSOR_PARALLEL),
     **dict.fromkeys(("parameter_server", "ps"), _ASYNCHRONOUS),
-    **dict.fromkeys(("local_sgd", "diloco", "hivemind", "collaborative"), _ASYNCHRONOUS),
+    **dict.fromkeys(("hivemind", "collaborative"), _ASYNCHRONOUS),
     **dict.fromkeys(("ray", "ray_ddp", "ray_spawn", "dask", "spark"), _SCHEDULER),
     **dict.fromkeys(
         ("fsdp_native", "fsdp2", "fully_shard"), "is PyTorch's FSDP; use strategy='fsdp'"

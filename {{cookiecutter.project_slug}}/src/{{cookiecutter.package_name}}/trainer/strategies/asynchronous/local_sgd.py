@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...checkpoint import fill
-from ...checkpoint.state_file import Packing, check_count, unpack
+from ...checkpoint import MOST_STEPS, check_count, fill
+from ...checkpoint.state_file import Packing, unpack
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ...module import TrainingModule
@@ -250,7 +250,7 @@ class LocalSGD(Replicated):
 
         On another number of ranks, the period continues from the average.
         """
-        self._steps = check_count("steps", saved["steps"], 0, 2**63)
+        self._steps = check_count("steps", saved["steps"], 0, MOST_STEPS)
         self._begin_period()
         self._has_diverged = bool(saved["starts"])
         for name, each in saved["starts"].items():

@@ -104,6 +104,18 @@ class Precision:
         if name == "16-mixed":
             self.scaler = _Scaler(device_type)
 
+    def skip_together(self) -> None:
+        """Skip a step on all ranks if one finds an overflow: each has only its own gradients.
+
+        Call this before the first step, and before the process group is initialized.
+        """
+        # The import takes the current process group as a default argument. Without one, the default
+        # group at the time of the call is used.
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        if self.scaler is not None:
+            self.scaler = ShardedGradScaler(self.device_type)
+
     def cast(self, module: nn.Module) -> None:
         """Cast a module's floating-point parameters and buffers to their data type, in place."""
         # Not with Module.to, which would make complex buffers real, and also cast the state of

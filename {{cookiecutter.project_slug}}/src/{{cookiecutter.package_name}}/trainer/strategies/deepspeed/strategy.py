@@ -157,7 +157,7 @@ class DeepSpeed(ProcessGroupStrategy):
     ) -> None:
         process.load(own_devices[0], layout)
         if settings.is_one_bit_adam(self.config):
-            scaler.skip_together(precision)
+            precision.skip_together()
         super().connect(layout, own_devices, precision)
         process.adopt_process_group()
 

@@ -34,7 +34,6 @@ from ..recast import recasting
 from ..step import Stage, StepModule
 from .checks import check_owned, not_averaged
 from .parameter_shards import Contents, Shard, leave_cut, make_whole
-from .scaler import skip_together
 from .sharded import PACKAGES
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         from . import units  # noqa: F401
         from .on_cpu import without_streams
 
-        skip_together(precision)
+        precision.skip_together()
         super().connect(layout, own_devices, precision)
         if self.device.type == "cpu":
             self._around.enter_context(without_streams())

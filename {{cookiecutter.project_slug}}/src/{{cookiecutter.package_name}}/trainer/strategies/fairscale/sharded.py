@@ -26,7 +26,6 @@ from ..optimizers import Optimization
 from ..precision import Precision
 from ..replicated.replicated import Replicated
 from .checks import check_owned, not_averaged
-from .scaler import skip_together
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -78,7 +77,7 @@ class DDPSharded(Replicated):
         # Import before there is a process group, which would become a default argument.
         from . import replica  # noqa: F401
 
-        skip_together(precision)
+        precision.skip_together()
         super().connect(layout, own_devices, precision)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:

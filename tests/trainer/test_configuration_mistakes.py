@@ -61,6 +61,12 @@ pytestmark = pytest.mark.usefixtures("nothing_runs")
             id="unknown option of a strategy",
         ),
         pytest.param(
+            ["--trainer.strategy=fsdp", "--trainer.strategy_options.accumulate_in_parts=false"],
+            "strategy_options: fsdp has no option 'accumulate_in_parts': it is called "
+            "reduce_every_microbatch now",
+            id="former option of a strategy",
+        ),
+        pytest.param(
             ["--trainer.strategy=single_device", "--trainer.strategy_options.bucket=3"],
             "strategy_options: single_device has no option 'bucket'; it has none",
             id="option of a strategy without any",

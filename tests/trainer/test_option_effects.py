@@ -14,6 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.utils.data import DataLoader, TensorDataset
 
 from my_project.trainer import Trainer, TrainingModule
+from my_project.trainer.checkpoint import is_sharded
 from my_project.trainer.data import sampling
 from my_project.trainer.launch.cluster import Layout
 from my_project.trainer.strategies.fsdp import fsdp
@@ -214,16 +215,28 @@ def test_fsdp_offloads_and_reshards_as_configured(offload: bool, reshard: bool) 
         assert call.kwargs["reshard_after_forward"] is reshard
 
 
-@pytest.mark.parametrize("in_parts", [True, False])
-def test_fsdp_shards_accumulated_gradients_or_only_those_of_a_step(in_parts: bool) -> None:
-    strategy = fsdp.FSDP(accumulate_in_parts=in_parts, unit_classes=["Linear"])
+@pytest.mark.parametrize("every", [True, False])
+def test_fsdp_shards_accumulated_gradients_or_only_those_of_a_step(every: bool) -> None:
+    strategy = fsdp.FSDP(reduce_every_microbatch=every, unit_classes=["Linear"])
     module = Layers()
     with set_up(strategy, module):
         sharded: list[bool] = []
         for synchronize in (False, False, True):
             strategy.forward_backward(torch.ones(1, 2), 0, weight=0.5, synchronize=synchronize)
             sharded.append(all(each.grad is not None for each in module.parameters()))
-        assert sharded == [in_parts, in_parts, True]
+        assert sharded == [every, every, True]
+
+
+def test_fsdp_saves_shards_of_what_an_evaluation_has_gathered() -> None:
+    strategy = fsdp.FSDP(reshard_after_forward=False, unit_classes=["Linear"])
+    module = Layers()
+    with set_up(strategy, module) as optimization:
+        with torch.no_grad():
+            strategy.forward("training", torch.ones(1, 2), 0)
+        assert not any(map(is_sharded, module.parameters()))
+        state = strategy.state(optimization)
+        assert all(map(is_sharded, state["model"].values()))
+        assert state["optimizers"][0]["param_groups"][0]["params"] == list(state["model"])
 
 
 @pytest.fixture

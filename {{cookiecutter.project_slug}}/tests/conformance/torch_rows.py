@@ -93,7 +93,7 @@ ROWS = {
     "fsdp, whole gradients": Row(
         SLOWLY_ON_FOUR,
         "fsdp",
-        {**SMALL_UNITS, "accumulate_in_parts": False, "reshard_after_forward": False},
+        {**SMALL_UNITS, "reduce_every_microbatch": False, "reshard_after_forward": False},
         only=(*ONE_OPTIMIZER, "experts, clipped"),
     ),
     "hsdp": Row(SLOWLY_ON_FOUR, options={**SMALL_UNITS, "shard_size": 2}, refused=NO_SPARSE),

@@ -51,7 +51,7 @@ class Strategy:
     """Options that are set by the name of the strategy."""
 
     lacks: ClassVar[Mapping[str, str]] = {}
-    """Options of other strategies that it does not have, each with a reason and an alternative."""
+    """Options that it does not have (of other strategies, older names), each with an alternative."""
 
     lost_peer_errors: ClassVar[Sequence[str]] = ()
     """Names of an engine's exceptions that only report the loss of a peer."""

@@ -6,7 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -63,7 +63,7 @@ class FSDP(ProcessGroupStrategy):
             it is given, else ``"float32"``.
         reshard_after_forward: Reshard (free) a unit after its forward, and gather it again for its
             backward. False: faster, but all parameters stay in memory in between.
-        accumulate_in_parts: With gradient accumulation, reduce and shard gradients after each
+        reduce_every_microbatch: With gradient accumulation, reduce and shard gradients after each
             micro-batch. False: less communication, but each process holds full gradients.
         find_unused_parameters: For models that do not use all parameters in every step, also if
             ranks differ. All units are then gathered for the whole step, and gradients are not
@@ -75,6 +75,9 @@ class FSDP(ProcessGroupStrategy):
     """
 
     shards_parameters: bool = True
+    lacks: ClassVar[Mapping[str, str]] = {
+        "accumulate_in_parts": "it is called reduce_every_microbatch now"
+    }
     step: Any = None
     roots: Sequence[nn.Module] = ()
     same_use: SameUse | None = None
@@ -88,7 +91,7 @@ class FSDP(ProcessGroupStrategy):
         parameter_dtype: str | None = None,
         reduce_dtype: str | None = None,
         reshard_after_forward: bool = True,
-        accumulate_in_parts: bool = True,
+        reduce_every_microbatch: bool = True,
         find_unused_parameters: bool = False,
         timeout_seconds: float = 600.0,
     ) -> None:
@@ -104,7 +107,7 @@ class FSDP(ProcessGroupStrategy):
         )
         self.calls: AutocastCalls | None = None
         self.reshard_after_forward = reshard_after_forward
-        self.accumulate_in_parts = accumulate_in_parts
+        self.reduce_every_microbatch = reduce_every_microbatch
         self.find_unused_parameters = find_unused_parameters
         self._used: set[str] = set()
 
@@ -238,8 +241,8 @@ class FSDP(ProcessGroupStrategy):
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         # In manual optimization, accumulated gradients are visible to the optimizer and saved.
-        in_parts = self.accumulate_in_parts or not self.module.automatic_optimization
-        self._set_gradient_sync(synchronize or in_parts)
+        reduce = self.reduce_every_microbatch or not self.module.automatic_optimization
+        self._set_gradient_sync(synchronize or reduce)
         if self.find_unused_parameters:
             loss = self._with_unused(loss)
         elif self.same_use is not None:
@@ -287,14 +290,6 @@ class FSDP(ProcessGroupStrategy):
                 parameter.grad = None
         self._used.clear()
 
-    def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        self._reshard()
-        return super().state(optimization)
-
-    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
-        self._reshard()
-        super().load_state(state, optimization)
-
     def load_model(self, saved: Mapping[str, Any]) -> None:
         sharded_state.load_model(self.module, saved)
 
@@ -320,11 +315,6 @@ class FSDP(ProcessGroupStrategy):
     def _units(self) -> list[FSDPModule]:
         modules = () if self.step is None else self.step.modules()
         return [each for each in modules if isinstance(each, FSDPModule)]
-
-    def _reshard(self) -> None:
-        """Reshard what an evaluation has gathered, because no backward does so."""
-        for unit in self._units():
-            unit.reshard()
 
 
 def _children(module: nn.Module) -> list[nn.Module]:

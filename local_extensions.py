@@ -148,7 +148,7 @@ def _partition_fault(answer: str) -> str | None:
 
 def _gpus_fault(answer: str) -> str | None:
     if answer not in GPU_COUNTS:
-        return f"a whole number from 0 to {GPU_COUNTS[-1]} is wanted"
+        return f"give a whole number from 0 to {GPU_COUNTS[-1]}"
     return None
 
 
@@ -256,9 +256,7 @@ def checked(answer: object, name: str) -> str:
     """Return the answer as the rule of that name reads it, or raise AnswerRefused."""
     rule = RULES[name]
     if not isinstance(answer, str):  # a list, a dict or a null from a user's configuration
-        refuse(
-            name, None if answer is None else type(answer).__name__, "one line of text is wanted"
-        )
+        refuse(name, None if answer is None else type(answer).__name__, "give one line of text")
     answer = rule.read(answer)
     if not answer and not rule.may_be_empty:
         refuse(name, answer, "it may not be empty")
@@ -316,7 +314,7 @@ def refuse_unknown_keys() -> None:
     """Refuse a `key=value` of cookiecutter's command line that is no question of this template.
 
     Cookiecutter itself ignores a misspelled key and renders with the default. Private keys
-    (`__checked_version=…`) are refused too: nobody has to set them by hand.
+    (`__checked_version=…`) are refused too: nobody has to set them.
     """
     command = click.get_current_context(silent=True)
     given = command.params.get("extra_context") if command else None

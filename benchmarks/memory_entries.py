@@ -12,7 +12,7 @@ class Entry:
 
     Args:
         name: in the report.
-        divided: of parameters, gradients, and optimizer state: what each rank holds a part of.
+        sharded: which of parameters, gradients and optimizer state are sharded over the ranks.
         script: MiB above the base that a plain script took on four ranks, for a model of as
             many parameters: after a step, and at most; ``None``: none was written. FSDP2's still
             held its gradients after a step.
@@ -23,7 +23,7 @@ class Entry:
     """
 
     name: str
-    divided: tuple[bool, bool, bool]
+    sharded: tuple[bool, bool, bool]
     script: tuple[float, float] | None
     strategy: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -48,8 +48,8 @@ class Entry:
         """MiB of parameters, gradients and optimizer state on a rank."""
         sizes = {"parameters": 4, "gradients": 4, "optimizer": self.optimizer_bytes}
         return {
-            kind: size * parameters / (ranks if divided else 1) / 2**20
-            for (kind, size), divided in zip(sizes.items(), self.divided, strict=True)
+            kind: size * parameters / (ranks if sharded else 1) / 2**20
+            for (kind, size), sharded in zip(sizes.items(), self.sharded, strict=True)
         }
 
 
@@ -59,34 +59,34 @@ DEEPSPEED = ("deepspeed",)
 # In fp32 too DeepSpeed steps a copy of the parameters.
 MASTER_COPY = 12
 
-DIVIDE_NONE, DIVIDE_ALL = (False, False, False), (True, True, True)
-DIVIDE_OPTIMIZER, DIVIDE_GRADIENTS = (False, False, True), (False, True, True)
+SHARD_NONE, SHARD_ALL = (False, False, False), (True, True, True)
+SHARD_OPTIMIZER, SHARD_GRADIENTS = (False, False, True), (False, True, True)
 
 ENTRIES = (
-    Entry("ddp", DIVIDE_NONE, (1542, 1590)),
-    Entry("ddp_zero1", DIVIDE_OPTIMIZER, (965, 1013)),
-    Entry("ddp_sharded", DIVIDE_GRADIENTS, (725, 900), imports=FAIRSCALE),
-    Entry("fairscale_fsdp", DIVIDE_ALL, None, imports=FAIRSCALE),
+    Entry("ddp", SHARD_NONE, (1542, 1590)),
+    Entry("ddp_zero1", SHARD_OPTIMIZER, (965, 1013)),
+    Entry("ddp_sharded", SHARD_GRADIENTS, (725, 900), imports=FAIRSCALE),
+    Entry("fairscale_fsdp", SHARD_ALL, None, imports=FAIRSCALE),
     Entry(
         "deepspeed_stage_1",
-        DIVIDE_OPTIMIZER,
+        SHARD_OPTIMIZER,
         (724, 1142),
         imports=DEEPSPEED,
         optimizer_bytes=MASTER_COPY,
     ),
     Entry(
         "deepspeed_stage_2",
-        DIVIDE_GRADIENTS,
+        SHARD_GRADIENTS,
         (724, 1107),
         imports=DEEPSPEED,
         optimizer_bytes=MASTER_COPY,
     ),
     Entry(
         "deepspeed_stage_3",
-        DIVIDE_ALL,
+        SHARD_ALL,
         (535, 1001),
         imports=DEEPSPEED,
         optimizer_bytes=MASTER_COPY,
     ),
-    Entry("fsdp", DIVIDE_ALL, (394, 454), imports=("torch.distributed.fsdp",)),
+    Entry("fsdp", SHARD_ALL, (394, 454), imports=("torch.distributed.fsdp",)),
 )

@@ -28,7 +28,7 @@ def options(command: list[str], name: str) -> list[str]:
     return [word.partition("=")[2] for word in command if word.startswith(f"--{name}=")]
 
 
-def test_labels_name_the_source_the_licence_and_the_base(repository: Path) -> None:
+def test_labels_name_the_source_the_license_and_the_base(repository: Path) -> None:
     git(repository, "remote", "add", "origin", "https://me:canary@example.org/lab/train.git")
     command = build_image.command("my-project:0.1.0", "cpu")
     oci = "org.opencontainers.image"

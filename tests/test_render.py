@@ -102,7 +102,7 @@ def test_every_license(tmp_path: Path, name: str, expression: str, first: str) -
     assert metadata(project)["License-Expression"] == expression
 
 
-def test_the_licences_tested_are_all() -> None:
+def test_the_licenses_tested_are_all() -> None:
     licenses = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
     assert local_extensions.RULES["license"].choices == licenses
 

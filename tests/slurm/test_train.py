@@ -64,7 +64,7 @@ def test_horovod_is_started_by_mpirun(on_cluster: Project) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["hsdp", "deepspeed_stage_3"])
-def test_parameters_are_divided_over_tasks(on_cluster: Project, strategy: str) -> None:
+def test_parameters_are_sharded_over_tasks(on_cluster: Project, strategy: str) -> None:
     fit = (*PLAIN, "--model.dropout=0", "--trainer.max_epochs=1")
     job = on_cluster.submit("train.sh", *fit, f"--trainer.strategy={strategy}", sbatch=NODES)
     alone = on_cluster.fit_alone(f"alone-{strategy}", *fit)

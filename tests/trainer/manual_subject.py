@@ -1,4 +1,4 @@
-"""Models that optimize by hand, and what they see of it on each rank.
+"""Models with manual optimization, and what they see of it on each rank.
 
 ``python -m manual_subject PROCESSES FOLDER [OPTION VALUE …]`` trains them all, each rank
 writing a file a model; options are the trainer's.
@@ -25,7 +25,7 @@ SAMPLES = 48
 
 
 class ByHand(trainer.TrainingModule):
-    """A regression, stepped by hand; the same weights and data in every process.
+    """A regression with manual optimization; the same weights and data in every process.
 
     Args:
         accumulate: batches of an optimizer step.
@@ -84,7 +84,7 @@ class Accumulates(ByHand):
 
 
 class Clips(ByHand):
-    """Clips by hand: the norm in one batch, each value in the next."""
+    """Clips in its own step: the norm in one batch, each value in the next."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()

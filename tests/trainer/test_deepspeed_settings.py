@@ -235,7 +235,7 @@ def load_subject(**given: Any) -> Any:
     return make(**given)
 
 
-def test_an_optimizer_that_cannot_be_divided_is_refused():
+def test_an_optimizer_that_cannot_be_sharded_is_refused():
     found = Optimization([torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])], [])
     stage_2: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
     (line,) = optimizers.problems_of(found, stage_2)

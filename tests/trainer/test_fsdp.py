@@ -20,7 +20,7 @@ from processes import at_root
 from sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
 
 ON_THREE = pytest.param("fsdp", 3, marks=pytest.mark.slow)
-DIVIDED = pytest.mark.parametrize(
+SHARDED = pytest.mark.parametrize(
     ("strategy", "devices"),
     [("fsdp", 2), ON_THREE, pytest.param("hsdp", 3, marks=pytest.mark.slow)],
 )
@@ -40,29 +40,29 @@ def results(tmp_path_factory: pytest.TempPathFactory):
     return folder
 
 
-@DIVIDED
+@SHARDED
 @pytest.mark.parametrize("words", [(), ("meta",)])
 def test_tied_weights_train_and_predict_as_in_one_process(results, strategy, devices, words):
     alone = load_file(results("single_device", 1, *words) / "weights.safetensors")
-    divided = load_file(results(strategy, devices, *words) / "weights.safetensors")
+    sharded = load_file(results(strategy, devices, *words) / "weights.safetensors")
     assert alone["predictions"].shape == (SAMPLES, TOKENS)
-    assert alone.keys() == divided.keys()
+    assert alone.keys() == sharded.keys()
     for key, value in alone.items():
-        assert torch.allclose(value, divided[key], rtol=0, atol=2e-5), key
-    assert torch.equal(divided["tokens.weight"], divided["head.weight"])
+        assert torch.allclose(value, sharded[key], rtol=0, atol=2e-5), key
+    assert torch.equal(sharded["tokens.weight"], sharded["head.weight"])
 
 
-@DIVIDED
+@SHARDED
 def test_validation_counts_each_sample_once(results, strategy, devices):
     alone = json.loads((results("single_device", 1) / "values.json").read_text())
-    divided = json.loads((results(strategy, devices) / "values.json").read_text())
-    assert divided["count"] == alone["count"] == SAMPLES
-    assert divided["largest"] == alone["largest"]
-    assert divided["accuracy"] == pytest.approx(alone["accuracy"], abs=1e-6)
-    assert divided["val_loss"] == pytest.approx(alone["val_loss"], abs=1e-5)
+    sharded = json.loads((results(strategy, devices) / "values.json").read_text())
+    assert sharded["count"] == alone["count"] == SAMPLES
+    assert sharded["largest"] == alone["largest"]
+    assert sharded["accuracy"] == pytest.approx(alone["accuracy"], abs=1e-6)
+    assert sharded["val_loss"] == pytest.approx(alone["val_loss"], abs=1e-5)
 
 
-@DIVIDED
+@SHARDED
 def test_no_thread_of_a_process_group_is_left(results, strategy, devices):
     # One of gloo's may abort the end of the interpreter.
     for rank in range(devices):
@@ -72,17 +72,17 @@ def test_no_thread_of_a_process_group_is_left(results, strategy, devices):
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("fsdp", 2), ON_THREE])
-def test_a_rank_holds_its_part_of_everything(results, strategy, devices):
+def test_a_rank_holds_its_shard_of_everything(results, strategy, devices):
     folder = results(strategy, devices)
     held = [json.loads((folder / f"held-{rank}.json").read_text()) for rank in range(devices)]
     whole = sum(each.numel() for each in Tied().parameters())
     assert sum(each["parameters"] for each in held) == whole
     assert sum(each["states"] for each in held) == 2 * whole
-    # Parameters are cut along their first dimension: into rows, which may not divide evenly.
+    # Parameters are sharded along their first dimension: into rows, which may not divide evenly.
     assert max(each["parameters"] for each in held) <= whole / devices + 12 * 4 * WIDTH
 
 
-def test_a_module_that_lies_in_parts_is_not_tested_in_silence(tmp_path):
+def test_a_module_that_is_still_sharded_is_refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         f"from {PACKAGE}.trainer import Trainer\n"
@@ -149,8 +149,8 @@ def test_a_gpt_of_twelve_layers_has_twelve_units_and_the_root_on_gpus():
     assert len(strategy._choose_units(gpt)) == 37
 
 
-class InParts(trainer.TrainingModule):
-    """Is optimized by hand, and has parameters where they cannot be divided."""
+class ManualChildren(trainer.TrainingModule):
+    """Manual optimization, and parameters where they cannot be sharded."""
 
     automatic_optimization = False
 
@@ -168,10 +168,10 @@ class InParts(trainer.TrainingModule):
         self.parts[1].bias = self.parts[0].bias
 
 
-def test_by_hand_each_parameter_lies_in_one_part():
+def test_with_manual_optimization_each_parameter_is_in_one_child():
     run_of = trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1)
     with pytest.raises(trainer.ConfigurationError) as caught:
-        run_of.check_fit(InParts())
+        run_of.check_fit(ManualChildren())
     assert [line.split(" of the")[0] for line in caught.value.problems] == [
         "own is in none",
         "parts.0.bias is in 2",
@@ -203,10 +203,10 @@ def test_torchs_own_transformer_trains_and_validates_as_in_one_process(
         done = run(["-m", "attention_subject", *arguments])
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout.splitlines()[-1]))
-    alone, divided = found
-    assert alone.keys() == divided.keys() >= {"loss", "val_loss"}
-    assert divided["loss"] == pytest.approx(alone["loss"], abs=bound)
-    assert divided["val_loss"] == pytest.approx(alone["val_loss"], abs=bound)
+    alone, sharded = found
+    assert alone.keys() == sharded.keys() >= {"loss", "val_loss"}
+    assert sharded["loss"] == pytest.approx(alone["loss"], abs=bound)
+    assert sharded["val_loss"] == pytest.approx(alone["val_loss"], abs=bound)
 
 
 def test_units_by_class():

@@ -1,4 +1,4 @@
-"""The adversarial networks that come with the project: two optimizers, stepped by hand."""
+"""The adversarial networks that come with the project: two optimizers, manual optimization."""
 
 import csv
 import json

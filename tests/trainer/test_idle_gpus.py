@@ -122,7 +122,7 @@ class NVML:
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
         self.calls: list[str] = []
-        self.divided: dict[int, int] = {0: 0}
+        self.mig: dict[int, int] = {0: 0}
 
     def nvmlInit(self) -> None:
         self.calls.append("init")
@@ -151,9 +151,9 @@ class NVML:
         return [object()] * (2 - handle)
 
     def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
-        if handle not in self.divided:
+        if handle not in self.mig:
             raise self.NVMLError("Not Supported")
-        return (self.divided[handle], 0)
+        return (self.mig[handle], 0)
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         return SimpleNamespace(free=(handle + 1) * GIB)
@@ -177,8 +177,8 @@ def test_gpus_are_read_in_torch_s_order(nvml: NVML, monkeypatch: pytest.MonkeyPa
     assert nvml.calls == ["init", "shutdown"]
 
 
-def test_a_gpu_that_is_divided_is_refused(nvml: NVML, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml.divided[1] = 1
+def test_a_gpu_in_mig_mode_is_refused(nvml: NVML, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.mig[1] = 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert len(idle_gpus.read_gpus()) == 1
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""A model that does not fit a rank is trained where its parameters are divided."""
+"""A model that does not fit a rank is trained where its parameters are sharded."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def test_it_does_not_fit_under_ddp(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_3"])
-def test_it_fits_where_parameters_are_divided(tmp_path, expected, strategy):
+def test_it_fits_where_parameters_are_sharded(tmp_path, expected, strategy):
     if strategy.startswith("deepspeed"):
         require(missing("deepspeed"))
     done = train(tmp_path, strategy, LIMIT_MIB)

@@ -63,7 +63,7 @@ def test_a_collective_that_does_not_complete_is_told_with_the_rank_that_hangs(tm
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[-1] == (
-        "rank 1 hangs: rank 0 waited in vain (nccl:all_reduce did not complete within 5 s; the "
+        "rank 1 hangs: rank 0 timed out (nccl:all_reduce did not complete within 5 s; the "
         "strategy's timeout_seconds sets how long)"
     )
     assert [line for line in lines if line.endswith(" in wait_for_ever")]

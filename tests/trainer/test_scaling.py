@@ -58,7 +58,7 @@ def test_without_a_warm_up_the_factor_is_there_at_once(target: float, step: int)
     accumulate=st.integers(1, 16),
     more=st.integers(0, 1023),
 )
-def test_a_global_batch_is_divided_or_refused(
+def test_a_global_batch_is_split_or_refused(
     each: int, replicas: int, accumulate: int, more: int
 ) -> None:
     shares = replicas * accumulate

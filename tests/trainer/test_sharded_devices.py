@@ -126,7 +126,7 @@ class Counts(nn.Module):
 
 
 class Own(trainer.TrainingModule):
-    """Holds all kinds of state itself, beside a layer that is divided."""
+    """Holds all kinds of state itself, beside a layer that is sharded."""
 
     def __init__(self, automatic: bool) -> None:
         super().__init__()
@@ -206,11 +206,11 @@ def test_deepspeed_puts_steps_on_the_device_too(saved):
         shape=lambda parameter: parameter.shape,
         relink=lambda: None,
     )
-    divided = deepspeed_state.ShardedState(layer, slices, optimizer, [["weight"]])
+    sharded = deepspeed_state.ShardedState(layer, slices, optimizer, [["weight"]])
     # As stage 3 leaves it between steps.
     optimizer.param_groups[0]["params"] = []
-    divided._load_groups(saved["param_groups"])
-    divided._load_values(saved["state"])
+    sharded._load_groups(saved["param_groups"])
+    sharded._load_values(saved["state"])
     values = optimizer.state[flat]
     assert {name: each.device for name, each in values.items()} == dict.fromkeys(values, META)
     assert {"step", *KEYS} == values.keys()

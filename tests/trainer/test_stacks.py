@@ -113,7 +113,7 @@ def test_a_rank_that_waits_for_its_gpu_is_not_said_to_hang(tmp_path, monkeypatch
     for on_gpu, fates in ((True, "rank 2 hangs"), (False, "rank 1 hangs, rank 2 hangs")):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda on_gpu=on_gpu: on_gpu)
         told = guard.describe_hang("timed out")
-        assert told.splitlines()[-1] == f"{fates}: rank 0 waited in vain (timed out)"
+        assert told.splitlines()[-1] == f"{fates}: rank 0 timed out (timed out)"
 
 
 def test_a_process_that_cannot_be_asked_is_said_to(tmp_path):

@@ -27,7 +27,7 @@ STRATEGIES = pytest.mark.parametrize("name", strategies.names())
 
 
 def readers(name: str, devices: int, nodes: int) -> int:
-    """Among how many a global batch is divided: as the requirements have it, not the code."""
+    """The number of data-parallel replicas, as the requirements say, not the code."""
     return {"single_device": 1, "dp": 1, "ddp2": nodes}.get(name, devices * nodes)
 
 

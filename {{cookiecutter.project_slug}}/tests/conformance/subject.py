@@ -140,7 +140,7 @@ class Regression(Base):
 
 
 class Adversarial(Base):
-    """Two networks against each other, stepped by hand in every second batch."""
+    """Two networks against each other, with manual steps in every second batch."""
 
     automatic_optimization = False
 

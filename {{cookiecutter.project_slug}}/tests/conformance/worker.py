@@ -82,7 +82,7 @@ def train(result: Path, subject: Mapping[str, Any], options: Mapping[str, Any]) 
 
 
 def _weights(module: Any, run: Any) -> dict[str, torch.Tensor]:
-    """Whole, whether the strategy keeps them so or in parts."""
+    """The full tensors, whether the strategy shards them or not."""
     state = module.state_dict()
     if run._plan.strategy.shards_parameters:
         state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]

@@ -44,13 +44,13 @@ class _Scaler(torch.amp.GradScaler):
             # torch would copy the scale to the CPU without synchronizing, and read it at once.
             scale, overflow, *rest = arguments
             arguments = (scale.cpu(), overflow.cpu(), *rest)
-        divided = [each for each in parameters if is_sharded(each)]
+        sharded = [each for each in parameters if is_sharded(each)]
         whole = [each for each in parameters if not is_sharded(each)]
-        if not divided or not whole:
+        if not sharded or not whole:
             return super()._unscale_grads_(optimizer, *arguments)
         with _without_gradients(whole):
             overflows = super()._unscale_grads_(optimizer, *arguments)
-        with _without_gradients(divided):
+        with _without_gradients(sharded):
             others = super()._unscale_grads_(optimizer, *arguments)
         for device, overflow in others.items():
             overflows[device] = torch.maximum(overflow, overflows.get(device, overflow))

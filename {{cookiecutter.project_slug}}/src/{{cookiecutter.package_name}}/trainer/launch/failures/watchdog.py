@@ -168,7 +168,7 @@ class Watchdog:
         lines += [state.details for state in states if state.details]
         # A rank that entered the collective late has not waited long enough to notice the loss.
         lost = [state for state in states if not state.is_waiting] or states
-        waited = f"{_names(sorted(self._losses))} waited in vain ({reason})"
+        waited = f"{_names(sorted(self._losses))} timed out ({reason})"
         return "\n".join([*lines, f"{', '.join(state.summary for state in lost)}: {waited}"])
 
     def kill_hung_peers_at_exit(self) -> None:

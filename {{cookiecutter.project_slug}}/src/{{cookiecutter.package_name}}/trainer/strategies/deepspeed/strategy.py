@@ -85,7 +85,7 @@ class DeepSpeed(ProcessGroupStrategy):
     engine: Any = None
     zero: Any = None
     slices: FlatSlices | ParameterSlices
-    divided: ShardedState | None = None
+    sharded: ShardedState | None = None
     same_use: SameUse | None = None
     _accumulates = False
 
@@ -213,7 +213,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def _find_shards(self, module: TrainingModule, groups: list[list[str]]) -> Optimizer:
         """Locate the shards of DeepSpeed, and the optimizer that steps them."""
         self.zero = self.engine.optimizer if self.stage else None
-        self.divided = None
+        self.sharded = None
         optimizer: Optimizer = self.engine.basic_optimizer
         if self.zero is None:
             # Without ZeRO, the engine scales losses and steps with it.
@@ -221,7 +221,7 @@ class DeepSpeed(ProcessGroupStrategy):
             return optimizer
         optimizer = self.zero.optimizer  # an Adagrad is created again
         self.slices = ParameterSlices(self.zero) if self.stage == 3 else FlatSlices(self.zero)
-        self.divided = ShardedState(module, self.slices, optimizer, groups)
+        self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         self.same_use.watch(process.gathered(module) if self.stage == 3 else {})
         return optimizer
@@ -289,11 +289,11 @@ class DeepSpeed(ProcessGroupStrategy):
     # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
-        return super().state(optimization) if self.divided is None else self.divided.state()
+        return super().state(optimization) if self.sharded is None else self.sharded.state()
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
-        if self.divided is not None:
-            self.divided.load(state)
+        if self.sharded is not None:
+            self.sharded.load(state)
             return
         for name, parameter in self.module.named_parameters():
             if parameter.numel() == 0 and name in state["model"]:  # freed by stage 3
@@ -329,7 +329,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if self.same_use is not None:
             self.same_use.close()
             self.same_use = None
-        engine, self.engine, self.zero, self.divided = self.engine, None, None, None
+        engine, self.engine, self.zero, self.sharded = self.engine, None, None, None
         if engine is not None:
             engine.destroy()
             process.clean(self.module, self._untouched)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rendering import ROOT, make_repository, render
+from rendering import ROOT, TEMPLATE, make_repository, render
 
 # Tests of the trainer run in the environment of a rendered project.
 collect_ignore = ["trainer"]
 # Scripts that are imported from the template's folder would leave files there and in renders.
 sys.dont_write_bytecode = True
+# Other commands do not prevent it, and cookiecutter would copy what they have left.
+for folder in list(TEMPLATE.rglob("__pycache__")):
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,6 +15,8 @@ PROJECT_VENV := $(CURDIR)/build/venv
 PROJECT_LOCKS := {{cookiecutter.project_slug}}/requirements
 BENCH_LOCKS = benchmarks/requirements.txt $(foreach name,torch torch-cpu cuda,'$(PROJECT_LOCKS)/$(name).txt')
 BENCH_TOOLS := $(BENCH)/.ready-$(shell cat $(BENCH_LOCKS) | cksum | tr ' ' -)
+# What the trainer's tests need in it besides; a project does not have these packages.
+TRAINER_TOOLS := $(PROJECT_VENV)/.trainer-$(shell cksum < tests/trainer/requirements.txt | tr ' ' -)
 # A package index with torch's CPU build, tried before all others, and for torch only.
 TORCH_INDEX ?=
 export TORCH_INDEX
@@ -53,6 +55,9 @@ project: $(TOOLS)  ## render a project into build/test, with its environment in 
 	rm -rf build/test
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project setup VENV=$(PROJECT_VENV)
+	@[ -e '$(TRAINER_TOOLS)' ] || { $(call install,$(PROJECT_VENV),tests/trainer/requirements.txt); }
+	@rm -f $(PROJECT_VENV)/.trainer-*
+	@touch '$(TRAINER_TOOLS)'
 
 test: lint test-template project  ## check and test the template, then a rendered project and its trainer
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
@@ -165,7 +170,7 @@ docs: $(TOOLS)  ## update the generated parts of the docs: the table of options 
 	$(BIN)/python tests/options_table.py
 	$(BIN)/python tests/structure_table.py
 
-# torch and its dependencies in the benchmarks come from the project's locks.
+# torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command 'make lock'
 lock: $(TOOLS)  ## update all locks from their .in files, including those of the rendered project
@@ -173,6 +178,9 @@ lock: $(TOOLS)  ## update all locks from their .in files, including those of the
 	$(LOCK) --output-file requirements.txt requirements.in
 	$(LOCK) --output-file benchmarks/requirements.txt benchmarks/requirements.in --no-emit-package torch \
 		$$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' '$(PROJECT_LOCKS)/cuda.txt')
+	$(LOCK) --output-file tests/trainer/requirements.txt tests/trainer/requirements.in \
+		--constraint '$(PROJECT_LOCKS)/cpu.txt' --constraint '$(PROJECT_LOCKS)/dev.txt' \
+		$$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' '$(PROJECT_LOCKS)/cpu.txt' '$(PROJECT_LOCKS)/dev.txt')
 
 clean:  ## remove everything that these commands have created
 	rm -rf build $(VENV)

@@ -18,6 +18,8 @@ from tools import TOOLS
 REQUIREMENTS = TEMPLATE / "requirements"
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
 PROJECT = ("torch.txt", "cpu.txt", "cuda.txt", "dev.txt")
+# Installed into the environment of a rendered project.
+TRAINER_TESTS = ROOT / "tests" / "trainer" / "requirements.txt"
 
 
 def dry_run(platform: str, python: str, *locks: Path, folder: Path) -> None:
@@ -44,7 +46,7 @@ def dry_run(platform: str, python: str, *locks: Path, folder: Path) -> None:
 def test_the_project_s_locks_resolve(platform: str, python: str, tmp_path: Path) -> None:
     """On the public index alone, plain torch and all of its libraries."""
     locks = [REQUIREMENTS / name for name in PROJECT]
-    dry_run(platform, python, *locks, folder=tmp_path)
+    dry_run(platform, python, *locks, TRAINER_TESTS, folder=tmp_path)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -57,8 +59,9 @@ def test_the_template_s_locks_resolve(platform: str, tmp_path: Path) -> None:
 def test_no_package_has_two_versions_for_one_machine() -> None:
     """Locks that are installed side by side agree."""
     pinned: dict[str, set[str]] = {}
-    for name in (*PROJECT, "deepspeed.txt", "etcd.txt"):
-        found = lock.entries((REQUIREMENTS / name).read_text(encoding="utf-8"))
+    locks = [REQUIREMENTS / name for name in (*PROJECT, "deepspeed.txt", "etcd.txt")]
+    for path in (*locks, TRAINER_TESTS):
+        found = lock.entries(path.read_text(encoding="utf-8"))
         for package, entries in found.items():
             pinned.setdefault(package, set()).update(entry.split()[0] for entry in entries)
     assert {name: versions for name, versions in pinned.items() if len(versions) > 1} == {}
@@ -99,8 +102,8 @@ def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
 
 
 def test_every_lock_has_hashes_and_no_addresses() -> None:
-    locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt"]
-    assert len(locks) == 10
+    locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS]
+    assert len(locks) == 11
     entry = r"[a-z0-9-]+==[^ ;]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     for path in [*locks, ROOT / "benchmarks" / "requirements.txt"]:
         text = path.read_text(encoding="utf-8")
@@ -109,7 +112,8 @@ def test_every_lock_has_hashes_and_no_addresses() -> None:
 
 def test_every_lock_has_what_its_source_asks_for() -> None:
     of_cpu = {"cpu.txt", "cuda.txt", "torch.txt"}
-    for source in [*REQUIREMENTS.glob("*.in"), ROOT / "requirements.in"]:
+    own = [ROOT / "requirements.in", TRAINER_TESTS.with_suffix(".in")]
+    for source in [*REQUIREMENTS.glob("*.in"), *own]:
         names = of_cpu if source.name == "cpu.in" else {f"{source.stem}.txt"}
         texts = [source.with_name(name).read_text(encoding="utf-8") for name in names]
         locked = {name for text in texts for name in lock.entries(text)}

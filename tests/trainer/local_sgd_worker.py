@@ -71,6 +71,13 @@ CASES = {
     "bf16": Case(
         "local_sgd", {"every_n_steps": 5}, {"precision": "bf16-mixed"}, dtype=torch.float32
     ),
+    "fp16": Case(
+        "local_sgd",
+        {"every_n_steps": 5},
+        {"precision": "16-mixed", **CLIPPED},
+        dtype=torch.float32,
+        stop=4,
+    ),
 }
 # Both are trained from start to end, and compared.
 EQUAL = {

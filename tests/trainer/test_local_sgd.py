@@ -52,6 +52,8 @@ class Simulation:
             for each, own in zip(self.models, made, strict=True)
             if self.case.schedule
         ]
+        scales = self.case.trainer.get("precision") == "16-mixed"
+        self.scalers = [torch.amp.GradScaler("cpu", enabled=scales) for _ in made]
         self.new_starts()
 
     def new_starts(self) -> None:
@@ -77,14 +79,14 @@ class Simulation:
         samples = sum(count for rank in own for _, _, count in rank)
         warmup = self.case.options.get("warmup_steps", 0)
         losses: list[list[Tensor]] = [[], []]  # for each optimizer
-        for model, rank in zip(self.models, own, strict=True):
+        for model, rank, scaler in zip(self.models, own, self.scalers, strict=True):
             for _, index, count in rank:
                 x, y = (each[index].to(self.case.dtype) for each in data())
-                with torch.autocast("cpu", enabled=self.case.dtype == torch.float32):
+                with autocast(self.case):
                     found = model.losses(x, y)
                 model.teach()
                 for part, loss in enumerate(found):
-                    losses[part].append(loss * count * self.ranks / samples)
+                    losses[part].append(scaler.scale(loss * count * self.ranks / samples))
         for part in range(2 if self.case.manual else 1):
             for loss in losses[part]:
                 loss.backward()
@@ -93,11 +95,14 @@ class Simulation:
                     gradients = [each.grad for each in same if each.grad is not None]
                     for each in same if gradients else ():
                         each.grad = torch.stack(gradients).mean(0)
-            for model, optimizers in zip(self.models, self.optimizers, strict=True):
+            every = zip(self.models, self.optimizers, self.scalers, strict=True)
+            for model, optimizers, scaler in every:
                 bound = self.case.trainer.get("gradient_clip_val")
+                scaler.unscale_(optimizers[part])
                 if bound is not None:
                     nn.utils.clip_grad_norm_(trained(model), bound)
-                optimizers[part].step()
+                scaler.step(optimizers[part])
+                scaler.update()
                 optimizers[part].zero_grad()
         for scheduler in self.schedulers:
             scheduler.step()
@@ -133,6 +138,13 @@ class Simulation:
             for name in moving(self.models[0])
         }
         return {**deepcopy(dict(states[0])), **mean}
+
+
+def autocast(case: Case) -> torch.autocast:
+    """The context of a forward, which does nothing in full precision."""
+    precision = case.trainer.get("precision")
+    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    return torch.autocast("cpu", dtype, enabled=precision is not None)
 
 
 def moving(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -208,7 +220,7 @@ def validated(folder: Path, name: str, simulation: Simulation) -> None:
         model = Subject(simulation.case)
         model.load_state_dict(simulation.averages[int(row["step"]) - 1])
         model.eval()
-        with torch.no_grad(), torch.autocast("cpu", enabled=x.dtype == torch.float32):
+        with torch.no_grad(), autocast(simulation.case):
             expected = float(model.losses(x, y)[0])
         # Rounded to bfloat16 in other batches than here, with autocast.
         bound = 2e-3 if x.dtype == torch.float32 else 1e-6

@@ -176,3 +176,28 @@ def test_without_fairscale_one_line_says_how_to_install_it(name):
         f"error: strategy={name!r} needs the package fairscale, which is not installed: "
         "make fairscale, or pip install '.[fairscale]'"
     ]
+
+
+AFTER_A_FIT = """
+import sys
+from pathlib import Path
+from my_project.trainer import Trainer
+from sharding_subject import Tied
+folder, strategy = sys.argv[1:]
+options = {"max_steps": 1, "loggers": [], "enable_progress_bar": False}
+run = Trainer(accelerator="cpu", strategy=strategy, default_root_dir=folder, **options)
+run.fit(Tied(folder))
+print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs("fairscale")
+@pytest.mark.parametrize("strategy", ["ddp_sharded", "fairscale_fsdp"])
+def test_no_thread_of_a_process_group_is_left(tmp_path, strategy):
+    # FairScale, if imported while there is a group, keeps it in default arguments of functions.
+    done = run(["-c", AFTER_A_FIT, tmp_path, strategy], extra=at_root(), fresh=True)
+    assert done.returncode == 0, done.stderr
+    threads = done.stdout.splitlines()[-1]
+    assert "python" in threads
+    assert "gloo" not in threads

@@ -51,7 +51,7 @@ class Strategy:
     """Options that are set by the name of the strategy."""
 
     lacks: ClassVar[Mapping[str, str]] = {}
-    """Options that it does not have (of other strategies, older names), each with an alternative."""
+    """Options that it does not have (of other strategies, older names), with an alternative."""
 
     lost_peer_errors: ClassVar[Sequence[str]] = ()
     """Names of an engine's exceptions that only report the loss of a peer."""

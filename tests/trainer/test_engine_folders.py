@@ -12,7 +12,7 @@ from tests.project import PACKAGE, ROOT, run
 
 from my_project import trainer
 from my_project.tasks import gan
-from my_project.trainer import launch, strategies
+from my_project.trainer import launch, legacy, strategies
 from my_project.trainer.launch.cluster import detection
 from my_project.trainer.launch.failures import reports
 
@@ -61,7 +61,7 @@ import json, sys
 import torch
 from torch.utils.data import DataLoader
 from PACKAGE import strategy_help
-from PACKAGE.trainer import Trainer, TrainingModule, strategies
+from PACKAGE.trainer import Trainer, TrainingModule, legacy as names, strategies
 from PACKAGE.trainer.arguments import legacy, other_trainers
 from PACKAGE.trainer.launch.cluster import detection
 from PACKAGE.trainer.run import environment
@@ -95,6 +95,7 @@ print(json.dumps({
     "variables": sorted(environment.KNOWN),
     "modes": sorted(legacy.MODES),
     "elsewhere": other_trainers.STRATEGIES,
+    "plugins": [name for name in dir(names) if getattr(names, name)],
     "weights": [trained(name) for name in sys.argv[1:]],
 }))
 """.replace("PACKAGE", PACKAGE)
@@ -134,6 +135,8 @@ def test_an_engine_is_removed_with_its_folder(tmp_path, removed):
     assert not launchers & set(found["sources"])
     assert not {name for one in removed for name in declared(one).variables} & {*found["variables"]}
     assert not {name for one in removed for name in declared(one).older_modes} & {*found["modes"]}
+    plugins = {name for one in removed for name in declared(one).plugins}
+    assert set(found["plugins"]) == set(dir(legacy)) - plugins
     assert [
         text for text in found["elsewhere"].values() for name in gone if f"'{name}'" in text
     ] == []

@@ -6,7 +6,7 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from my_project.trainer.arguments import legacy
-from test_legacy import DEEPSPEED, NEWER, refusal
+from test_legacy import NEWER, OBJECT, refusal
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ from test_legacy import DEEPSPEED, NEWER, refusal
             "give only strategy",
         ),
         (
-            {"plugins": [DEEPSPEED], "strategy": "ddp"},
-            "plugins=DeepSpeedPlugin and strategy='ddp' each name a strategy; give only strategy",
+            {"plugins": [OBJECT], "strategy": "ddp"},
+            "plugins=SingleDevice and strategy='ddp' each name a strategy; give only strategy",
         ),
         (
             {"tpu_cores": 8, "strategy": "ddp"},

@@ -14,6 +14,7 @@ from typing import Any, cast
 from . import launch
 from .arguments import legacy, paths, values
 from .arguments.keywords import Keywords, collects_keywords
+from .arguments.plugins import Plugin
 from .data import Data, randomness, sources
 from .errors import ConfigurationError
 from .launch import interruption, outcome
@@ -98,7 +99,8 @@ class Trainer:
         gpus: Older spelling of ``devices``, with its own rules; ``None`` and 0 mean the CPU.
         num_processes: Older spelling of ``devices`` on CPUs.
         tpu_cores: Older spelling of ``devices`` on TPUs.
-        plugins: Older spelling of ``strategy``, like ``accelerator="ddp"``.
+        plugins: Older spelling of ``strategy``, like ``accelerator="ddp"``; a name, or an object
+            such as those in ``legacy.py``.
         distributed_backend: Older spelling of ``strategy``.
         replace_sampler_ddp: Older spelling of ``use_distributed_sampler``.
         amp_backend: Only ``"native"``: apex has removed its mixed precision.
@@ -116,7 +118,7 @@ class Trainer:
         accelerator: str | None = "auto",
         devices: int | str | list[int] | None = "auto",
         num_nodes: int | None = None,
-        strategy: str | Strategy | None = "auto",
+        strategy: str | Strategy | Plugin | None = "auto",
         strategy_options: dict[str, Any] | None = None,
         precision: int | str = "32-true",
         matmul_precision: str | None = None,
@@ -155,7 +157,7 @@ class Trainer:
         gpus: int | str | list[int] | None = legacy.NOT_GIVEN,
         num_processes: int | None = None,
         tpu_cores: int | str | list[int] | None = None,
-        plugins: str | list[Any] | Strategy | None = None,
+        plugins: str | list[Any] | Strategy | Plugin | None = None,
         distributed_backend: str | None = None,
         replace_sampler_ddp: bool | None = None,
         amp_backend: str | None = None,

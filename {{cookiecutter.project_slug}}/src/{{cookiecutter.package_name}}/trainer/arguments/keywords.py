@@ -86,6 +86,7 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options to check if the translation failed: those that it does not change."""
     kept = {name: value for name, value in given.items() if name not in legacy.ARGUMENTS}
     accelerator = given["accelerator"]
-    if other_trainers.about("accelerator", accelerator) is not None:
+    is_mode = isinstance(accelerator, str) and accelerator in legacy.MODES
+    if not is_mode and other_trainers.about("accelerator", accelerator) is not None:
         return kept | _PLAIN | {"accelerator": accelerator}
     return kept | _PLAIN

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError, Problems, shown
-from . import other_trainers
+from . import other_trainers, plugins
 from .options import Options
+from .plugins import Plugin
 
 # A string, so that the types of arguments need not include another type.
 NOT_GIVEN = "not given"
@@ -131,14 +132,30 @@ def _strategy(older: _Values, newer: _Values) -> dict[str, Any]:
         named["plugins"] = _plugin(older["plugins"])
     if "tpu_cores" in older:
         named["tpu_cores"] = older["tpu_cores"]
-    if not named:
+    wanted = newer["strategy"]
+    if not named and not isinstance(wanted, Plugin):
         return {}
-    if newer["strategy"] != "auto":
-        named["strategy"] = newer["strategy"]
+    if not _is_auto(wanted):
+        named["strategy"] = wanted
     strategy = _combined(named)
     if strategy is None:
         raise ConfigurationError(f"{_listed(named)} each name a strategy; give only strategy")
-    return {"strategy": strategy}
+    name, plugin = strategy
+    return {"strategy": name} if plugin is None else _translated(name, plugin, newer)
+
+
+def _is_auto(strategy: Any) -> bool:
+    return isinstance(strategy, str) and strategy == "auto"
+
+
+def _translated(strategy: str, plugin: Plugin, newer: _Values) -> dict[str, Any]:
+    current = plugin.current(strategy)
+    if newer.get("strategy_options"):
+        raise ConfigurationError(
+            f"strategy_options={_shown(newer['strategy_options'])} and {_shown(plugin)} each set "
+            "options of the strategy; give only one of them"
+        )
+    return current
 
 
 def _modes(older: _Values, newer: _Values) -> dict[str, str]:
@@ -152,15 +169,26 @@ def _is_mode(value: Any) -> bool:
     return isinstance(value, str) and value in MODES
 
 
-def _combined(named: _Values) -> Any:
-    """The strategy that a mode and a plugin mean together, or None."""
+def _combined(named: _Values) -> tuple[Any, Plugin | None] | None:
+    """The strategy that a mode and a plugin mean together, and the plugin; or None."""
     modes = [MODES[mode].strategy for name, mode in named.items() if name in _MODE_ARGUMENTS]
-    plugin = named.get("plugins")
+    given = named.get("plugins", named.get("strategy"))
+    plugin = _made(given)
+    own = given if plugin is None else plugin.strategy
     if len(named) == 1:
-        return modes[0] if modes else named.get("plugins", "xla")
-    if len(named) > 2 or not modes or plugin is None:
+        return (modes[0] if modes else own or "xla"), plugin
+    if len(named) > 2 or not modes or "plugins" not in named:
         return None
-    return {"ddp": plugin, "ddp_spawn": SPAWNED.get(str(plugin))}.get(modes[0])
+    spawned = SPAWNED.get(own) if isinstance(own, str) else None
+    strategy = {"ddp": own, "ddp_spawn": spawned}.get(modes[0])
+    return None if strategy is None else (strategy, plugin)
+
+
+def _made(given: Any) -> Plugin | None:
+    """The plugin that a value is or names; None: another one."""
+    if isinstance(given, str) and given in plugins.NAMES:
+        return plugins.NAMES[given]()
+    return given if isinstance(given, Plugin) else None
 
 
 def _plugin(value: Any) -> Any:
@@ -168,6 +196,8 @@ def _plugin(value: Any) -> Any:
         if len(value) != 1:
             raise ConfigurationError(f"plugins={_shown(value)}: give one, or strategy in its place")
         value = value[0]
+    if _made(value) is not None:
+        return value
     if line := other_trainers.about("plugins", value):
         raise ConfigurationError(line)
     # Checked by method: the class Strategy is in a folder above this one.

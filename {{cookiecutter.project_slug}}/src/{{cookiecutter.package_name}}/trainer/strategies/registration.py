@@ -11,6 +11,12 @@ from .base import Launcher, Strategy
 from .limits import Limits
 
 
+def imported(path: str) -> Any:
+    """Import ``"module:name"``, with the module's full path."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A strategy's name in the registry: a class, or a class with a preset.
@@ -37,8 +43,7 @@ class Entry:
         """The class; imports it."""
         if not isinstance(self.strategy, str):
             return self.strategy
-        module, _, name = self.strategy.partition(":")
-        found: type[Strategy] = getattr(importlib.import_module(module), name)
+        found: type[Strategy] = imported(self.strategy)
         return found
 
     @property
@@ -76,6 +81,9 @@ class Registration:
         other_names: Names of such strategies in other trainers, each with what to use instead.
         older_modes: Former values of ``accelerator`` and ``distributed_backend``.
         spawned_plugins: Former values of ``plugins``, each with its strategy under ``ddp_spawn``.
+        plugins: Names of former plugin classes, each with ``"module:Class"`` in the declaring
+            folder: subclasses of :class:`~.plugins.Plugin`, for ``trainer.legacy``.
+        plugin_names: Former values of ``plugins`` that mean one of these plugins, by its class.
     """
 
     strategies: Mapping[str, Entry]
@@ -84,3 +92,5 @@ class Registration:
     other_names: Mapping[str, str] = field(default_factory=dict)
     older_modes: Mapping[str, Mode] = field(default_factory=dict)
     spawned_plugins: Mapping[str, str] = field(default_factory=dict)
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    plugin_names: Mapping[str, str] = field(default_factory=dict)

@@ -6,17 +6,20 @@ folder removes its names; no other file has to change.
 
 import importlib
 import pkgutil
+from functools import partial
 
-from ..arguments import legacy, other_trainers
+from ..arguments import legacy, other_trainers, plugins
+from ..arguments.plugins import Plugin
 from ..errors import ConfigurationError, one_line, shown
 from ..launch import cluster
 from .base import Strategy
-from .registration import Entry, Registration
+from .registration import Entry, Registration, imported
 
 # First in the help, because they need no package but torch.
 _FIRST = ("replicated", "fsdp")
 
 _ENTRIES: dict[str, Entry] = {}
+_PLUGINS: dict[str, str] = {}
 variables: list[str] = []
 """Environment variables that the folders read."""
 
@@ -64,6 +67,17 @@ def _imported(path: str) -> type[Strategy]:
     return found
 
 
+def plugin_names() -> list[str]:
+    """Names of all plugin classes of older trainers."""
+    return list(_PLUGINS)
+
+
+def plugin(name: str) -> type[Plugin]:
+    """The plugin class of a name in :func:`plugin_names`; imports it."""
+    found: type[Plugin] = imported(_PLUGINS[name])
+    return found
+
+
 def discover(package: str, path: list[str]) -> None:
     """Add the strategies that the folders and files of a package declare.
 
@@ -91,3 +105,10 @@ def _add(package: str, declared: Registration) -> None:
     other_trainers.STRATEGIES.update(declared.other_names)
     legacy.MODES.update(declared.older_modes)
     legacy.SPAWNED.update(declared.spawned_plugins)
+    _PLUGINS.update({name: f"{package}.{path}" for name, path in declared.plugins.items()})
+    for value, name in declared.plugin_names.items():
+        plugins.NAMES[value] = partial(_make_plugin, name)
+
+
+def _make_plugin(name: str) -> Plugin:
+    return plugin(name)()

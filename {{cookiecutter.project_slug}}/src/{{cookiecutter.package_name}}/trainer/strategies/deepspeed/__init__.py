@@ -54,4 +54,6 @@ REGISTRATION = Registration(
     cluster_sources=[SOURCE],
     variables=VARIABLES,
     other_names=_OTHER_NAMES,
+    plugins={"DeepSpeedPlugin": "plugins:DeepSpeedPlugin"},
+    plugin_names={"deepspeed": "DeepSpeedPlugin"},
 )

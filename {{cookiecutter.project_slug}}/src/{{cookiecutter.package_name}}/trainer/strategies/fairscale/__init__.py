@@ -27,4 +27,8 @@ REGISTRATION = Registration(
         },
     },
     spawned_plugins=dict.fromkeys(("ddp_sharded", "ddp_sharded_spawn"), "ddp_sharded_spawn"),
+    plugins={
+        "DDPShardedPlugin": "plugins:DDPShardedPlugin",
+        "DDPSpawnShardedPlugin": "plugins:DDPSpawnShardedPlugin",
+    },
 )

@@ -12,4 +12,5 @@ REGISTRATION = Registration(
     cluster_sources=[SOURCE],
     # accelerator='horovod' without GPUs was Horovod on CPUs.
     older_modes={"horovod": Mode("horovod", on_cpu=True)},
+    plugins={"HorovodPlugin": "plugins:HorovodPlugin"},
 )

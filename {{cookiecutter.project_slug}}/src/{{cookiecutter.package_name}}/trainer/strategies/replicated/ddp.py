@@ -4,7 +4,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class DDP(Replicated):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
+    lacks: ClassVar[Mapping[str, str]] = {
+        "gradient_as_bucket_view": "gradients always are views of its buckets; leave it out",
+        "broadcast_buffers": "rank 0's buffers are broadcast before each step; leave it out",
+    }
     wrapped: DistributedDataParallel | None = None
 
     def __init__(

@@ -1,0 +1,304 @@
+"""Plugins of older trainers mean a strategy and its options, and run as their documents say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.project import run
+
+from legacy_subject import Extended, Model, NotWrapped, OwnDDP
+from my_project.trainer import Trainer, TrainingModule, legacy, strategies
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.strategies import registry
+from processes import at_root
+from test_legacy import layout, refusal, translate
+
+
+def plugin(name: str, *arguments: Any, **options: Any) -> Any:
+    """A plugin by the name of its class."""
+    if name not in registry.plugin_names():
+        pytest.skip(f"the folder that declares {name} was deleted")
+    return getattr(legacy, name)(*arguments, **options)
+
+
+SIZES = {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8}
+OFFLOAD = {"offload_optimizer": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "strategy", "expected"),
+    [
+        ("DDPPlugin", {}, "ddp", {}),
+        (
+            "DDPPlugin",
+            {"find_unused_parameters": True, "bucket_cap_mb": 5},
+            "ddp",
+            {"find_unused_parameters": True, "bucket_cap_mb": 5},
+        ),
+        ("DDPSpawnPlugin", {"static_graph": True}, "ddp_spawn", {"static_graph": True}),
+        ("DDP2Plugin", {}, "ddp2", {}),
+        ("DataParallelPlugin", {}, "dp", {}),
+        ("DDPShardedPlugin", {}, "ddp_sharded", {}),
+        (
+            "DDPSpawnShardedPlugin",
+            {"reduce_fp16": True},
+            "ddp_sharded_spawn",
+            {"reduce_fp16": True},
+        ),
+        ("HorovodPlugin", {"compression": "fp16"}, "horovod", {"compression": "fp16"}),
+        # "By default we enable ZeRO-Offload."
+        ("DeepSpeedPlugin", {}, "deepspeed", OFFLOAD),
+        (
+            "DeepSpeedPlugin",
+            SIZES,
+            "deepspeed",
+            {**OFFLOAD, **dict.fromkeys(SIZES, 500_000_000)},
+        ),
+        (
+            "DeepSpeedPlugin",
+            {"cpu_offload": False, "stage": 3},
+            "deepspeed",
+            {"offload_optimizer": False, "stage": 3},
+        ),
+        (
+            "DeepSpeedPlugin",
+            {"zero_optimization": False},
+            "deepspeed",
+            {"offload_optimizer": False, "stage": 0},
+        ),
+        # "Custom DeepSpeed Config": "All plugin default parameters will be ignored"
+        (
+            "DeepSpeedPlugin",
+            {"config": {"zero_optimization": {"stage": 2}}},
+            "deepspeed",
+            {"config": {"zero_optimization": {"stage": 2}}},
+        ),
+        ("DeepSpeedPlugin", {"config": "a.json"}, "deepspeed", {"config": "a.json"}),
+    ],
+)
+def test_a_plugin_means_a_strategy_and_its_options(
+    name: str, options: Any, strategy: str, expected: Any
+) -> None:
+    given = plugin(name, **options)
+    for way in ({"plugins": given}, {"plugins": [given]}, {"strategy": given}):
+        translated = translate(**way)
+        assert (translated["strategy"], translated["strategy_options"]) == (strategy, expected)
+    assert all(
+        type(translated["strategy_options"][each]) is type(expected[each]) for each in expected
+    )
+
+
+def test_the_first_argument_of_deepspeed_is_its_configuration() -> None:
+    config = {"zero_optimization": {"stage": 2}}
+    translated = translate(plugins=plugin("DeepSpeedPlugin", config))
+    assert translated["strategy_options"] == {"config": config}
+
+
+def test_a_string_means_the_same_as_its_plugin() -> None:
+    if "DeepSpeedPlugin" not in registry.plugin_names():
+        pytest.skip("its folder was deleted")
+    by_name, made = translate(plugins="deepspeed"), translate(plugins=plugin("DeepSpeedPlugin"))
+    assert by_name == made
+    assert translate(strategy="deepspeed")["strategy_options"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "strategy"),
+    [
+        ("DDPPlugin", "ddp", "ddp"),
+        ("DDPPlugin", "ddp_spawn", "ddp_spawn"),
+        ("DDPShardedPlugin", "ddp", "ddp_sharded"),
+        ("DDPShardedPlugin", "ddp_spawn", "ddp_sharded_spawn"),
+        ("DeepSpeedPlugin", "ddp", "deepspeed"),
+    ],
+)
+def test_a_mode_and_a_plugin_mean_one_strategy(name: str, mode: str, strategy: str) -> None:
+    given = {"accelerator": mode, "gpus": 4, "plugins": [plugin(name)]}
+    assert layout(**given) == ("gpu", [0, 1, 2, 3], strategy, None)
+
+
+def test_every_plugin_names_a_strategy_that_exists() -> None:
+    for name in registry.plugin_names():
+        declared = registry.plugin(name)
+        assert declared.__name__ == name
+        assert declared.strategy in strategies.names()
+        strategies.create(
+            *(translate(plugins=declared())[each] for each in ("strategy", "strategy_options"))
+        )
+
+
+class Hooked(legacy.DDPPlugin):
+    """Overrides what a strategy's own methods do here."""
+
+    def pre_dispatch(self) -> None:
+        pass
+
+    def reduce(self, tensor: Any) -> Any:
+        return tensor
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        (
+            lambda: {"plugins": legacy.DDPPlugin(), "strategy": "fsdp"},
+            ["plugins=DDPPlugin and strategy='fsdp' each name a strategy; give only strategy"],
+        ),
+        (
+            lambda: {"strategy": legacy.DDPPlugin(), "accelerator": "ddp"},
+            ["accelerator='ddp' and strategy=DDPPlugin each name a strategy; give only strategy"],
+        ),
+        (
+            lambda: {"plugins": legacy.DDPPlugin(), "accelerator": "dp"},
+            ["accelerator='dp' and plugins=DDPPlugin each name a strategy; give only strategy"],
+        ),
+        (
+            lambda: {"plugins": [legacy.DDPPlugin(), "ddp2"]},
+            ["plugins=[DDPPlugin, 'ddp2']: give one, or strategy in its place"],
+        ),
+        (
+            lambda: {"plugins": legacy.DDPPlugin(), "strategy_options": {"static_graph": True}},
+            [
+                "strategy_options={'static_graph': True} and DDPPlugin each set options of the "
+                "strategy; give only one of them"
+            ],
+        ),
+        (
+            lambda: {"plugins": legacy.DDPPlugin(num_nodes=2)},
+            ["DDPPlugin(num_nodes=…): give num_nodes to Trainer"],
+        ),
+        (
+            lambda: {"plugins": Hooked()},
+            [
+                "Hooked.pre_dispatch would not be called; override setup(module, configure) of a "
+                "strategy, in a class of your own that you give as strategy=…",
+                "Hooked.reduce would not be called; override reduce(tensor, how) of a strategy, in "
+                "a class of your own that you give as strategy=…",
+            ],
+        ),
+        (
+            lambda: {"plugins": plugin("DeepSpeedPlugin", allgather_bucket_size=5e-1)},
+            ["allgather_bucket_size=0.5: give a whole number of elements"],
+        ),
+        (
+            lambda: {"plugins": plugin("DeepSpeedPlugin", {"steps_per_print": 1}, stage=2)},
+            ["DeepSpeedPlugin: config replaces stage; set them there"],
+        ),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(given: Any, lines: list[str]) -> None:
+    assert refusal(**given()) == lines
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"gradient_as_bucket_view": True},
+            "strategy_options: ddp has no option 'gradient_as_bucket_view': gradients always are "
+            "views of its buckets; leave it out",
+        ),
+        (
+            {"find_unused": True},
+            "strategy_options: ddp has no option 'find_unused'; did you mean "
+            "'find_unused_parameters'?",
+        ),
+        (
+            {"find_unused_parameters": "yes"},
+            "strategy_options.find_unused_parameters='yes': expected bool",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["DDPPlugin", "OwnDDP"])
+def test_invalid_options_are_the_trainer_s_to_report(kind: str, options: Any, line: str) -> None:
+    cls = OwnDDP if kind == "OwnDDP" else legacy.DDPPlugin
+    with pytest.raises(ConfigurationError) as raised:
+        Trainer(plugins=cls(**options), accelerator="ddp_cpu", num_processes=2, max_steps=1)
+    assert raised.value.problems == [line]
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_a_name_that_does_not_exist_says_what_does() -> None:
+    for name, text in (
+        ("DDPPlugn", "there is no DDPPlugn; did you mean 'DDPPlugin' or"),
+        ("NeptuneLogger", "'NeptuneLogger' is not built; use 'csv' or 'tensorboard'"),
+        ("ModelCheckpoint", "ModelCheckpoint: checkpoints are saved by the trainer"),
+    ):
+        with pytest.raises(ImportError, match=text) as raised:
+            getattr(legacy, name)
+        assert "\n" not in str(raised.value)
+    assert not hasattr(legacy, "__wrapped__")
+
+
+def test_a_hook_that_would_not_be_called_is_refused_where_its_class_is_made() -> None:
+    hook = lambda self, *arguments: None  # noqa: E731
+    body = {"optimizer_zero_grad": hook, "validation_epoch_end": hook, "training_step": hook}
+    with pytest.raises(ConfigurationError) as raised:
+        type("Net", (legacy.LightningModule,), body)
+    assert raised.value.problems == [
+        "Net.validation_epoch_end would not be called: log in the step, or use "
+        "on_validation_epoch_end",
+        "Net.optimizer_zero_grad would not be called: gradients are set to None after each step; "
+        "leave it out",
+    ]
+    with pytest.raises(ConfigurationError, match=r"Data\.prepare_data would not be called: create"):
+        type("Data", (legacy.LightningDataModule,), {"prepare_data": hook})
+    assert isinstance(Model(), TrainingModule)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def trained(folder: Path, plugin: str | None, **options: Any) -> dict[str, torch.Tensor]:
+    """Weights after a fit with a global batch of 4, on 2 processes if there is a plugin."""
+    folder.mkdir()
+    given: dict[str, Any] = {"global_batch_size": 4, "gpus": 0}
+    if plugin is not None:
+        given |= {"accelerator": "ddp_cpu", "num_processes": 2}
+    arguments = json.dumps([given, plugin, options])
+    done = run(["-m", "legacy_subject", arguments], cwd=folder, extra=at_root())
+    assert done.returncode == 0, done.stderr
+    weights: dict[str, torch.Tensor] = torch.load(folder / "weights.pt")
+    return weights
+
+
+def test_overridden_methods_make_the_process_group_and_the_wrapper(tmp_path: Path) -> None:
+    alone = trained(tmp_path / "alone", None)
+    own = trained(tmp_path / "own", "OwnDDP")
+    extended = {"find_unused_parameters": True, "bucket_cap_mb": 5}
+    added = trained(tmp_path / "extended", "Extended", **extended)
+    for name, value in alone.items():
+        assert (value - own[name]).abs().max() < 1e-6
+        assert (value - added[name]).abs().max() < 1e-6
+    for rank in (0, 1):
+        for kind in ("own", "extended"):
+            assert (tmp_path / kind / f"connected-{rank}").read_text() == "2"
+        assert (tmp_path / "own" / f"wrapped-{rank}").exists()
+        assert (tmp_path / "extended" / f"wrapped-{rank}").read_text() == "5"
+
+
+def test_a_method_that_forgets_its_work_is_named(apart: None) -> None:
+    trainer = Trainer(
+        plugins=NotWrapped(), accelerator="ddp_cpu", max_steps=1, logger=False, seed=1
+    )
+    with pytest.raises(
+        Exception, match=r"NotWrapped\.configure_ddp must set self\.model to a Dist"
+    ):
+        trainer.fit(Model(), legacy_data())
+
+
+def legacy_data() -> Any:
+    """Its data module."""
+    from legacy_subject import Numbers
+
+    return Numbers()
+
+
+def test_methods_are_called_in_spawned_processes_too() -> None:
+    given = {"accelerator": "ddp_spawn", "gpus": 2, "plugins": Extended()}
+    made = translate(**given)["strategy"]
+    assert (made.launcher, made.limits.max_nodes) == ("spawn", 1)

@@ -1,0 +1,11 @@
+"""The plugin of older trainers that means Horovod."""
+
+from typing import ClassVar
+
+from ...arguments.plugins import Plugin
+
+
+class HorovodPlugin(Plugin):
+    """Older spelling of ``strategy="horovod"``, with its options."""
+
+    strategy: ClassVar[str] = "horovod"

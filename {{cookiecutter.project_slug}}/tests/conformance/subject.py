@@ -106,17 +106,16 @@ class Regression(Base):
     ) -> None:
         super().__init__(**base)
         self.optimizer, self.schedule = optimizer, schedule
-        self.first = nn.Sequential(nn.Linear(6, 16), nn.Tanh())
-        self.norm = nn.Identity() if not norm else nn.BatchNorm1d(16)
-        self.second = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+        between = nn.Identity() if not norm else nn.BatchNorm1d(16)
+        first, second = (nn.Linear(6, 16), nn.Tanh()), (nn.Linear(16, 16), nn.Tanh())
+        self.sequential_module = nn.Sequential(*first, between, *second, nn.Linear(16, 3))
         self.start()
         if norm and self.pieces > 1:
-            state = self.norm.state_dict()
-            self.norm = NormInPieces(16, self.pieces)
-            self.norm.load_state_dict(state)
+            self.sequential_module[2] = NormInPieces(16, self.pieces)
+            self.sequential_module[2].load_state_dict(between.state_dict())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.norm(self.first(x)))
+        return self.sequential_module(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -127,8 +126,8 @@ class Regression(Base):
     def configure_optimizers(self) -> Any:
         if self.optimizer == "two":
             return [
-                torch.optim.SGD(self.first.parameters(), lr=0.05, momentum=0.9),
-                torch.optim.Adam(self.second.parameters(), lr=0.01),
+                torch.optim.SGD(self.sequential_module[:2].parameters(), lr=0.05, momentum=0.9),
+                torch.optim.Adam(self.sequential_module[3:].parameters(), lr=0.01),
             ]
         if self.optimizer == "adam":
             return torch.optim.Adam(self.parameters(), lr=0.01)

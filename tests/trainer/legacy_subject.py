@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from my_project.trainer import legacy
+from my_project.trainer.checkpoint import reading as checkpoint
 from my_project.trainer.legacy import DDPPlugin, LightningDataModule, LightningModule
 
 
@@ -84,7 +85,8 @@ def main(arguments: dict[str, Any], plugin: str | None, options: dict[str, Any])
     trainer = legacy.Trainer(max_epochs=2, logger=False, enable_progress_bar=False, **arguments)
     trainer.fit(model, Numbers())
     if trainer.global_rank == 0:
-        torch.save(model.sequential_module.state_dict(), "weights.pt")
+        saved = checkpoint.Checkpoint(checkpoint.resolve(trainer.run_directory))
+        torch.save(saved.state()["model"], "weights.pt")
 
 
 if __name__ == "__main__":

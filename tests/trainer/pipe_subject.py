@@ -99,6 +99,7 @@ def compared(root: Path) -> dict[str, Any]:
     fit(root, alone)
     for name, options in {
         "default": {},
+        "except last": {"checkpoint": "except_last"},
         "balance": {"balance": [4, 2]},
         "time": {"balance": "time", "checkpoint": "never"},
         "odd": {"microbatches": 5, "checkpoint": "always"},

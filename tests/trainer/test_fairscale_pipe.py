@@ -29,7 +29,7 @@ def test_it_computes_what_one_device_computes(tmp_path: Path) -> None:
     )
     assert found.pop("resumed") == 0.0
     assert {name for name, value in found.items() if not value < 1e-6} == set()
-    assert len(found) == 9
+    assert len(found) == 10
 
 
 class Own(nn.Sequential):
@@ -92,7 +92,11 @@ def unchanged(model: Net) -> None:
             {"checkpoint": "alway"},
             "checkpoint='alway' is unknown; did you mean 'always'",
         ),
-        (unchanged, {"balance": "size"}, "FairScale measures the memory of GPUs; use 'parameters'"),
+        (
+            unchanged,
+            {"balance": "memory"},
+            "FairScale measures the memory of GPUs; use 'parameters'",
+        ),
     ],
 )
 def test_what_it_cannot_divide_is_refused(

@@ -25,6 +25,7 @@ def plugin(name: str, *arguments: Any, **options: Any) -> Any:
 
 SIZES = {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8}
 OFFLOAD = {"offload_optimizer": True}
+PIPELINE = {"microbatches": 8, "checkpoint": "except_last"}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,20 @@ OFFLOAD = {"offload_optimizer": True}
             {"config": {"zero_optimization": {"stage": 2}}},
         ),
         ("DeepSpeedPlugin", {"config": "a.json"}, "deepspeed", {"config": "a.json"}),
+        # "Sequential Model Parallelism with Checkpointing"
+        (
+            "RPCSequentialPlugin",
+            {"balance": [1, 1, 1, 1]},
+            "sequential",
+            {"stages": 4, "balance": [1, 1, 1, 1], **PIPELINE},
+        ),
+        ("RPCSequentialPlugin", {}, "sequential", {"balance": "memory", **PIPELINE}),
+        (
+            "RPCSequentialPlugin",
+            {"balance_mode": "balance_by_time", "microbatches": 2, "checkpoint": "always"},
+            "sequential",
+            {"balance": "time", "microbatches": 2, "checkpoint": "always"},
+        ),
     ],
 )
 def test_a_plugin_means_a_strategy_and_its_options(
@@ -96,12 +111,19 @@ def test_the_first_argument_of_deepspeed_is_its_configuration() -> None:
     assert translated["strategy_options"] == {"config": config}
 
 
-def test_a_string_means_the_same_as_its_plugin() -> None:
-    if "DeepSpeedPlugin" not in registry.plugin_names():
-        pytest.skip("its folder was deleted")
-    by_name, made = translate(plugins="deepspeed"), translate(plugins=plugin("DeepSpeedPlugin"))
-    assert by_name == made
-    assert translate(strategy="deepspeed")["strategy_options"] is None
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("deepspeed", "DeepSpeedPlugin"),
+        ("rpc_sequential", "RPCSequentialPlugin"),
+        ("ddp_sequential", "RPCSequentialPlugin"),
+    ],
+)
+def test_a_string_means_the_same_as_its_plugin(value: str, name: str) -> None:
+    made = translate(plugins=plugin(name))
+    assert translate(plugins=value) == translate(plugins=[value]) == made
+    assert made["strategy_options"]
+    assert translate(strategy=value)["strategy_options"] is None
 
 
 @pytest.mark.parametrize(
@@ -112,6 +134,7 @@ def test_a_string_means_the_same_as_its_plugin() -> None:
         ("DDPShardedPlugin", "ddp", "ddp_sharded"),
         ("DDPShardedPlugin", "ddp_spawn", "ddp_sharded_spawn"),
         ("DeepSpeedPlugin", "ddp", "deepspeed"),
+        ("RPCSequentialPlugin", "ddp", "sequential"),
     ],
 )
 def test_a_mode_and_a_plugin_mean_one_strategy(name: str, mode: str, strategy: str) -> None:
@@ -279,6 +302,14 @@ def test_overridden_methods_make_the_process_group_and_the_wrapper(tmp_path: Pat
             assert (tmp_path / kind / f"connected-{rank}").read_text() == "2"
         assert (tmp_path / "own" / f"wrapped-{rank}").exists()
         assert (tmp_path / "extended" / f"wrapped-{rank}").read_text() == "5"
+
+
+def test_a_module_is_divided_as_the_documents_say(tmp_path: Path) -> None:
+    plugin("RPCSequentialPlugin")
+    alone = trained(tmp_path / "alone", None)
+    divided = trained(tmp_path / "divided", "RPCSequentialPlugin", balance=[2, 2])
+    assert alone.keys() == divided.keys()
+    assert max((value - divided[name]).abs().max() for name, value in alone.items()) < 1e-6
 
 
 def test_a_method_that_forgets_its_work_is_named(apart: None) -> None:

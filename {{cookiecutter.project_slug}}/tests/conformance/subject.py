@@ -106,13 +106,13 @@ class Regression(Base):
     ) -> None:
         super().__init__(**base)
         self.optimizer, self.schedule = optimizer, schedule
-        between = nn.Identity() if not norm else nn.BatchNorm1d(16)
-        first, second = (nn.Linear(6, 16), nn.Tanh()), (nn.Linear(16, 16), nn.Tanh())
-        self.sequential_module = nn.Sequential(*first, between, *second, nn.Linear(16, 3))
+        normalize = nn.BatchNorm1d(16) if norm else nn.Identity()
+        layers = [nn.Linear(6, 16), nn.Tanh(), normalize, nn.Linear(16, 16), nn.Tanh()]
+        self.sequential_module = nn.Sequential(*layers, nn.Linear(16, 3))
         self.start()
         if norm and self.pieces > 1:
             self.sequential_module[2] = NormInPieces(16, self.pieces)
-            self.sequential_module[2].load_state_dict(between.state_dict())
+            self.sequential_module[2].load_state_dict(normalize.state_dict())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.sequential_module(x)
@@ -126,7 +126,7 @@ class Regression(Base):
     def configure_optimizers(self) -> Any:
         if self.optimizer == "two":
             return [
-                torch.optim.SGD(self.sequential_module[:2].parameters(), lr=0.05, momentum=0.9),
+                torch.optim.SGD(self.sequential_module[:3].parameters(), lr=0.05, momentum=0.9),
                 torch.optim.Adam(self.sequential_module[3:].parameters(), lr=0.01),
             ]
         if self.optimizer == "adam":

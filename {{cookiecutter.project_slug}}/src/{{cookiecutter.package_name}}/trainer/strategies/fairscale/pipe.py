@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from .stages import Stages
 
 ATTRIBUTE = "sequential_module"
-BALANCES = ("parameters", "time", "size")
+BALANCES = ("parameters", "time", "memory")
 CHECKPOINT = ("never", "except_last", "always")
-_CHUNKS = 8  # of a batch, by default
 
 _BALANCE = "strategy_options.balance"
 _THREADS = "a thread per device runs the stages; use strategy='ddp'"
@@ -44,11 +43,14 @@ class FairScalePipe(Strategy):
 
     Args:
         balance: Number of layers on each device, as a list; or how it is chosen: ``"parameters"``,
-            equal numbers of parameters; ``"time"`` or ``"size"`` (GPUs only), equal times or memory
-            of each layer, which FairScale measures with the first batch.
+            about equal numbers of parameters; ``"time"`` or ``"memory"`` (GPUs only), about equal
+            times or memory of the layers, which FairScale measures with the first batch.
         microbatches: Number of micro-batches per batch; fewer if it has fewer samples.
-        checkpoint: Recompute activations in backward: ``"never"``, ``"always"``, or
-            ``"except_last"``: of all micro-batches but the last, which saves no memory there.
+        checkpoint: ``"never"``, ``"except_last"`` or ``"always"``: of which micro-batches stages
+            keep only their inputs, and recompute activations in backward.
+
+    Raises:
+        ConfigurationError: Invalid options; one line each.
     """
 
     limits: Limits = Limits(
@@ -67,8 +69,8 @@ class FairScalePipe(Strategy):
     def __init__(
         self,
         balance: list[int] | str = "parameters",
-        microbatches: int = _CHUNKS,
-        checkpoint: str = "except_last",
+        microbatches: int = 4,
+        checkpoint: str = "never",
     ) -> None:
         problems = Problems()
         if isinstance(balance, str) and balance not in BALANCES:
@@ -89,9 +91,9 @@ class FairScalePipe(Strategy):
 
     def problems(self, options: Options) -> list[str]:
         lines, devices = [], options.devices
-        if self.balance == "size" and choose_accelerator(options.accelerator) == "cpu":
+        if self.balance == "memory" and choose_accelerator(options.accelerator) == "cpu":
             lines.append(
-                f"{_BALANCE}='size': FairScale measures the memory of GPUs; use 'parameters' or "
+                f"{_BALANCE}='memory': FairScale measures the memory of GPUs; use 'parameters' or "
                 "'time'"
             )
         if isinstance(devices, list):

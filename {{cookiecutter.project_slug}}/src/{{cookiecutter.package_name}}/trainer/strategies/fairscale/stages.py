@@ -26,7 +26,7 @@ class Stages:
     Args:
         sequential: The module; its layers are moved to the devices.
         devices: A device for each stage.
-        balance: Number of layers of each stage; or ``"parameters"``, ``"time"`` or ``"size"``.
+        balance: Number of layers of each stage; or ``"parameters"``, ``"time"`` or ``"memory"``.
         microbatches: Number of micro-batches.
         checkpoint: ``"never"``, ``"except_last"`` or ``"always"``.
 

@@ -1,4 +1,4 @@
-"""Trains models with FairScale's Pipe and without it, and compares them, for test_fairscale_pipe.py."""
+"""Trains models with FairScale's Pipe and without it, for test_fairscale_pipe.py."""
 
 import json
 import sys

@@ -248,7 +248,7 @@ def test_all_mistakes_from_python_are_told_at_once() -> None:
             gradient_clip_val=float("nan"), precision="double", accelerator="mps",
         )  # fmt: skip
     assert set(raised.value.problems) == {
-        "strategy=5: expected str | Strategy | None",
+        "strategy=5: expected str | Strategy | Plugin | None",
         "num_nodes='2': expected int | None",
         "max_epochs=True: expected int | None",
         "seed=None: expected int",

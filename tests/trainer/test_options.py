@@ -13,7 +13,7 @@ from my_project import trainer
 from my_project.trainer import launch
 from my_project.trainer.arguments import legacy
 from my_project.trainer.arguments.options import Options
-from my_project.trainer.arguments.plugins import Plugin
+from my_project.trainer.arguments.plugin import Plugin
 from my_project.trainer.launch.devices import idle_gpus
 from my_project.trainer.run import device_choice
 from my_project.trainer.strategies import Strategy

@@ -14,7 +14,7 @@ from typing import Any, cast
 from . import launch
 from .arguments import legacy, paths, values
 from .arguments.keywords import Keywords, collects_keywords
-from .arguments.plugins import Plugin
+from .arguments.plugin import Plugin
 from .data import Data, randomness, sources
 from .errors import ConfigurationError
 from .launch import interruption, outcome

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError, Problems, shown
-from . import other_trainers, plugins
+from . import other_trainers
 from .options import Options
-from .plugins import Plugin
+from .plugin import Plugin
 
 # A string, so that the types of arguments need not include another type.
 NOT_GIVEN = "not given"
@@ -73,6 +73,8 @@ MODES = {
 _HARDWARE = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 # Strategies to which plugins changed ddp_spawn; with ddp, the plugin itself names the strategy.
 SPAWNED: dict[str, str] = {}
+# Former values of plugins that had options of their own, and what creates the plugin they mean.
+PLUGINS: dict[str, Callable[[], Plugin]] = {}
 _PRECISIONS = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 
 
@@ -186,8 +188,8 @@ def _combined(named: _Values) -> tuple[Any, Plugin | None] | None:
 
 def _made(given: Any) -> Plugin | None:
     """The plugin that a value is or names; None: another one."""
-    if isinstance(given, str) and given in plugins.NAMES:
-        return plugins.NAMES[given]()
+    if isinstance(given, str) and given in PLUGINS:
+        return PLUGINS[given]()
     return given if isinstance(given, Plugin) else None
 
 

@@ -82,7 +82,7 @@ class Registration:
         older_modes: Former values of ``accelerator`` and ``distributed_backend``.
         spawned_plugins: Former values of ``plugins``, each with its strategy under ``ddp_spawn``.
         plugins: Names of former plugin classes, each with ``"module:Class"`` in the declaring
-            folder: subclasses of :class:`~.plugins.Plugin`, for ``trainer.legacy``.
+            folder: subclasses of :class:`~.plugin.Plugin`, for ``trainer.legacy``.
         plugin_names: Former values of ``plugins`` that mean one of these plugins, by its class.
     """
 

@@ -8,8 +8,8 @@ import importlib
 import pkgutil
 from functools import partial
 
-from ..arguments import legacy, other_trainers, plugins
-from ..arguments.plugins import Plugin
+from ..arguments import legacy, other_trainers
+from ..arguments.plugin import Plugin
 from ..errors import ConfigurationError, one_line, shown
 from ..launch import cluster
 from .base import Strategy
@@ -107,7 +107,7 @@ def _add(package: str, declared: Registration) -> None:
     legacy.SPAWNED.update(declared.spawned_plugins)
     _PLUGINS.update({name: f"{package}.{path}" for name, path in declared.plugins.items()})
     for value, name in declared.plugin_names.items():
-        plugins.NAMES[value] = partial(_make_plugin, name)
+        legacy.PLUGINS[value] = partial(_make_plugin, name)
 
 
 def _make_plugin(name: str) -> Plugin:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ...arguments.plugins import Plugin
+from ...arguments.plugin import Plugin
 from ...errors import ConfigurationError, shown
 
 _SIZES = ("allgather_bucket_size", "reduce_bucket_size")

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from ...arguments.plugins import Plugin
+from ...arguments.plugin import Plugin
 
 
 class DDPShardedPlugin(Plugin):

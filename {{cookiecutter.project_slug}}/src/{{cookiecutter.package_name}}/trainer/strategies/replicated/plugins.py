@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ...arguments.plugins import Plugin
+from ...arguments.plugin import Plugin
 from ...errors import UserError
 from ...launch import rendezvous
 from ...launch.cluster import Layout

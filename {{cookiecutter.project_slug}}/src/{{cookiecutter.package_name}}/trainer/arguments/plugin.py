@@ -3,7 +3,7 @@
 A strategy's folder declares the plugins that mean its strategies.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -96,7 +96,3 @@ class Plugin:
             for method in methods
             if method not in self.called and hasattr(self, method)
         ]
-
-
-# Former values of ``plugins``, and what creates the plugin that they mean.
-NAMES: dict[str, Callable[[], Plugin]] = {}

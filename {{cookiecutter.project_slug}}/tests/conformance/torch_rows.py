@@ -96,6 +96,17 @@ ROWS = {
         {**SMALL_UNITS, "reduce_every_microbatch": False, "reshard_after_forward": False},
         only=(*ONE_OPTIMIZER, "experts, clipped"),
     ),
+    # Its default is asynchronous, which equals nothing.
+    "parameter_server": Row(
+        TWO_AND_FOUR,
+        options={"max_staleness": 0, "servers": 2},
+        refused={
+            **NO_SPARSE,
+            **dict.fromkeys(("manual", "sparse, manual"), "optimizers step on the servers"),
+            "sync batchnorm": "there is no process group",
+            "fp16": "a gradient scaler must see",
+        },
+    ),
     "hsdp": Row(SLOWLY_ON_FOUR, options={**SMALL_UNITS, "shard_size": 2}, refused=NO_SPARSE),
 }
 
@@ -107,4 +118,5 @@ PORTABLE = {
     "ddp_zero1": Portable(),
     "fsdp": Portable(),
     "hsdp": Portable(Launch(4), Launch(2)),
+    "parameter_server": Portable(),
 }

@@ -156,9 +156,9 @@ def _write(
     try:
         files = _write_own(partial, chunks)
     except OSError as error:
-        problem = _reason(error)
+        problem = f"{_reason(error)} (rank {collectives.rank()})"
     reports = collectives.gather([problem, files], group)
-    problems = [f"{each[0]} (rank {rank})" for rank, each in enumerate(reports) if each[0]]
+    problems = [each[0] for each in reports if each[0]]
     problem = problems[0] if problems else None
     if collectives.rank() == 0 and problem is None:
         merged = {name: StoredFile(*each) for part in reports for name, each in part[1].items()}

@@ -5,13 +5,21 @@ has, and ``failures/`` reports what ended it. Imports ``arguments`` and ``errors
 """
 
 from .external import run_external
-from .failures.reports import RankError, describe, end_hung, end_process, is_reported
+from .failures.reports import (
+    RankError,
+    allow_loss,
+    describe,
+    end_hung,
+    end_process,
+    is_reported,
+)
 from .functions import run_in_processes
 from .inherited import drop_inherited_variables
 from .subprocesses import is_interactive, supervise_copies
 
 __all__ = [
     "RankError",
+    "allow_loss",
     "describe",
     "drop_inherited_variables",
     "end_hung",

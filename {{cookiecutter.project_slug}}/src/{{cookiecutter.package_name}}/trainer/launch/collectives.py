@@ -1,16 +1,41 @@
-"""Collectives that also work without a process group: each value is then already the result.
+"""Collectives over the process group, or over a channel of a strategy that has none.
 
-They run on the device of the given tensor. Nothing is pickled: ranks exchange tensors or JSON.
+Without both, each value is already the result. They run on the device of the given tensor. Nothing
+is pickled: ranks exchange tensors or JSON.
 """
 
 import json
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 How = Literal["mean", "sum", "min", "max"]
+
+
+class Channel(Protocol):
+    """Carries collectives where there is no process group, and ranks may be lost.
+
+    ``world_size``: number of ranks at the start.
+    """
+
+    rank: int
+    world_size: int
+
+    def exchange(self, content: bytes) -> Mapping[int, bytes]:
+        """Give this rank's bytes; receive those of all ranks, by rank, except lost ranks."""
+        ...
+
+
+_channel: Channel | None = None
+
+
+def use(channel: Channel | None) -> None:
+    """Carry collectives over a channel from now on; ``None``: over the process group."""
+    global _channel  # noqa: PLW0603
+    _channel = channel
 
 
 def is_active() -> bool:
@@ -20,11 +45,15 @@ def is_active() -> bool:
 
 def rank() -> int:
     """The rank of this process; 0 without a process group."""
+    if _channel is not None:
+        return _channel.rank
     return dist.get_rank() if is_active() else 0
 
 
 def world_size() -> int:
-    """The number of processes; 1 without a process group."""
+    """The number of processes at the start; 1 without a process group."""
+    if _channel is not None:
+        return _channel.world_size
     return dist.get_world_size() if is_active() else 1
 
 
@@ -32,6 +61,8 @@ def all_reduce(tensor: Tensor, how: How = "sum") -> Tensor:
     """Reduce over all ranks into a new tensor of the same shape; on one rank, return ``tensor``."""
     if world_size() == 1:
         return tensor
+    if _channel is not None:
+        return _reduced(torch.stack(_exchanged(_channel, tensor, tensor.shape)), how)
     operation = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(how, dist.ReduceOp.SUM)
     result = tensor.detach().clone()
     dist.all_reduce(result, operation)
@@ -48,6 +79,8 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
     """
     if world_size() == 1:
         return [tensor]
+    if _channel is not None:
+        return _exchanged(_channel, tensor, (-1, *tensor.shape[1:]))
     size = torch.tensor([tensor.shape[0]], device=tensor.device)
     sizes = [torch.zeros_like(size) for _ in range(world_size())]
     dist.all_gather(sizes, size, group)
@@ -63,6 +96,8 @@ def all_gather_equal(tensor: Tensor) -> list[Tensor]:
     """Like :func:`all_gather`, for tensors of equal shape: the host need not wait for lengths."""
     if world_size() == 1:
         return [tensor]
+    if _channel is not None:
+        return _exchanged(_channel, tensor, tensor.shape)
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
     dist.all_gather(parts, tensor)
     return parts
@@ -72,6 +107,9 @@ def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     """Broadcast rank 0's JSON value to all ranks."""
     if world_size() == 1:
         return value
+    if _channel is not None:
+        content = json.dumps(value).encode() if rank() == 0 else b""
+        return json.loads(_channel.exchange(content)[0])
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     size = torch.tensor([len(text)])
     dist.broadcast(size, src=0, group=group)
@@ -82,9 +120,12 @@ def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather every rank's JSON value, in rank order."""
+    """Gather every rank's JSON value, in rank order; those of lost ranks are left out."""
     if world_size() == 1:
         return [value]
+    if _channel is not None:
+        found = _channel.exchange(json.dumps(value).encode())
+        return [json.loads(found[each]) for each in sorted(found)]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     return [json.loads(bytes(each.tolist())) for each in all_gather(text, group)]
 
@@ -93,3 +134,24 @@ def barrier() -> None:
     """Wait for all ranks."""
     # All-reduce a CPU tensor instead of calling dist.barrier(), which selects a device itself.
     all_reduce(torch.zeros(1))
+
+
+def _exchanged(channel: Channel, tensor: Tensor, shape: Sequence[int]) -> list[Tensor]:
+    """The tensors of all ranks that are not lost, in rank order."""
+    own = tensor.detach().cpu().contiguous().reshape(-1)
+    found = channel.exchange(own.view(torch.uint8).numpy().tobytes())
+    parts = [_tensor(found[each], own) for each in sorted(found)]
+    return [part.reshape(shape).to(tensor.device) for part in parts]
+
+
+def _tensor(content: bytes, like: Tensor) -> Tensor:
+    if not content:  # which frombuffer refuses
+        return like.new_empty(0)
+    return torch.frombuffer(bytearray(content), dtype=like.dtype)
+
+
+def _reduced(stacked: Tensor, how: How) -> Tensor:
+    if how in ("min", "max"):
+        return stacked.amin(0) if how == "min" else stacked.amax(0)
+    total = stacked.sum(0)
+    return total / len(stacked) if how == "mean" else total

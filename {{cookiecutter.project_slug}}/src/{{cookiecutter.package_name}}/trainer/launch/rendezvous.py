@@ -107,11 +107,12 @@ def _private_file(layout: Layout, timeout: datetime.timedelta) -> Path | None:
         _publish(address_file, str(folder))
     else:
         folder = Path(_await_address(address_file, timeout))
-        _check_private(folder)
+        check_private(folder)
     return folder / "store"
 
 
-def _check_private(folder: Path) -> None:
+def check_private(folder: Path) -> None:
+    """Raise UserError if others than this user can open a folder that rank 0 has created."""
     try:
         found = folder.lstat()
     except OSError:

@@ -59,14 +59,21 @@ class Recorder:
     Args:
         reduce: The strategy's reduction of a tensor over ranks.
         device: Where values are kept until they are shown.
+        steps_together: False does not reduce values of a step: other ranks may be at another one.
     """
 
-    def __init__(self, reduce: Callable[[Tensor, How], Tensor], device: torch.device) -> None:
+    def __init__(
+        self,
+        reduce: Callable[[Tensor, How], Tensor],
+        device: torch.device,
+        steps_together: bool = True,
+    ) -> None:
         self.context = BatchContext()
         """Of the batch whose step runs: set by the loop, before each."""
         self._ignores = False
         self.latest: dict[str, Any] = {}
         self._reduce = reduce
+        self._steps_together = steps_together
         self._device = device
         self._step: dict[str, _Total] = {}
         self._epoch: dict[str, _Total] = {}
@@ -93,6 +100,11 @@ class Recorder:
                 return  # the common case: the step's value will not be shown
             value = value.detach()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
+            if collectives.world_size() > 1 and not collectives.is_active():
+                raise UserError(
+                    f"log({name!r}): a metric object is reduced over a process group, which this "
+                    "strategy does not have; log the number of each batch"
+                )
             self._metrics[name] = value
             return
         if self._ignores:
@@ -132,6 +144,8 @@ class Recorder:
     def take_step(self) -> dict[str, float]:
         """Values of the step, reduced over micro-batches and ranks."""
         totals, self._step = self._step, {}
+        if not self._steps_together:
+            return _values(totals, _unchanged)
         return self._reduced(totals)
 
     def take_epoch(self) -> dict[str, float]:
@@ -148,7 +162,7 @@ class Recorder:
         synced = {name: total for name, total in totals.items() if total.synced}
         local = {name: total for name, total in totals.items() if not total.synced}
         synced = self._agreed(synced)
-        return _values(synced, self._reduce) | _values(local, lambda tensor, how: tensor)
+        return _values(synced, self._reduce) | _values(local, _unchanged)
 
     def _agreed(self, totals: dict[str, _Total]) -> dict[str, _Total]:
         """Use rank 0's names in rank 0's order on every rank; a rank without samples takes part."""
@@ -211,6 +225,10 @@ class Recorder:
                 total.to(self._device),
                 float(weight),
             )
+
+
+def _unchanged(tensor: Tensor, how: How) -> Tensor:
+    return tensor
 
 
 def _values(

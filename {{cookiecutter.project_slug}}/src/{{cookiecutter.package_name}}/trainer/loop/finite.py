@@ -119,7 +119,7 @@ class FiniteGuard:
         rank = collectives.rank() if found is not None else math.inf
         rank = _smallest(torch.tensor(float(rank), dtype=torch.float64))
         if rank < math.inf:
-            name = collectives.gather(found)[int(rank)]
+            name = next(each for each in collectives.gather(found) if each is not None)
             self._refuse(
                 f"parameter {name} is not finite (NaN or infinite) on rank {int(rank)} after step "
                 f"{self._position.global_step}, and is not saved"

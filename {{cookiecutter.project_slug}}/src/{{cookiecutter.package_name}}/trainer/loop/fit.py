@@ -37,9 +37,9 @@ class FitLoop:
         self.checkpoints = checkpoints
         self.validate = validate
         self.rate_factor = rate_factor
-        self.preemption = Preemption()
-        self.samples_per_second: float | None = None
         strategy = fit.strategy
+        self.preemption = Preemption(None if strategy.steps_together else strategy.agreed_signal)
+        self.samples_per_second: float | None = None
         self._guard = FiniteGuard(
             strategy.device, strategy.precision.scaler, fit.position, checkpoints.newest
         )
@@ -181,9 +181,11 @@ class FitLoop:
     def _after_step(self, context: BatchContext) -> None:
         step, options, outputs = self.fit.position.global_step, self.fit.options, self.fit.outputs
         if context.is_recorded:
-            self._guard.check()
+            strategy = self.fit.strategy
+            if strategy.steps_together:
+                self._guard.check()
             rates = self.fit.optimization.learning_rates(context.rate_factor)
-            self._log_step(outputs.recorder.take_step() | rates)
+            self._log_step(outputs.recorder.take_step() | rates | strategy.step_values())
         self._step_schedulers("step")
         outputs.progress.step(step, outputs.recorder.latest)
         if context.ends_epoch:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..checkpoint import DIRECTORY, Checkpoints
 from ..data import Feed, Share, feed_evaluation, feed_training, scaling
+from ..errors import UserError
 from ..logging import Outputs, Progress, Recorder
 from ..loop import FitLoop, FitParts, ManualOptimization, Position, evaluate
 from ..module import Loader, TrainingModule
@@ -28,7 +29,7 @@ class Assembly:
     def training_feed(self, loader: Loader) -> Feed:
         """This replica's training batches."""
         options = self._plan.options
-        return feed_training(
+        feed = feed_training(
             loader,
             self._share(),
             accumulate=options.accumulate_grad_batches,
@@ -36,6 +37,13 @@ class Assembly:
             in_global_order=options.use_distributed_sampler,
             uneven=options.uneven_inputs,
         )
+        if not (feed.has_plan or self._plan.strategy.steps_together):
+            raise UserError(
+                f"strategy={self._plan.strategy_name!r} does not compare the batches of ranks, and "
+                "the training loader is read as it is; use a map-style dataset, torch's own "
+                "samplers and use_distributed_sampler=True"
+            )
+        return feed
 
     def evaluation_feed(self, loader: Loader) -> Feed:
         """This replica's batches of an evaluation."""
@@ -48,7 +56,7 @@ class Assembly:
         options = self._plan.options
         validate = None
         if validation_loader is not None:
-            validate = self._validation(fit.module, self.evaluation_feed(validation_loader))
+            validate = self._validation(fit.module, validation_loader)
         checkpoints = Checkpoints(
             directory / DIRECTORY,
             options.keep_checkpoints,
@@ -71,9 +79,18 @@ class Assembly:
         outputs = Outputs(recorder, self._progress(feed))
         return FitParts(options, module, strategy, optimization, manual, feed, outputs, position)
 
-    def _validation(self, module: TrainingModule, feed: Feed) -> Callable[[], dict[str, float]]:
+    def _validation(self, module: TrainingModule, loader: Loader) -> Callable[[], dict[str, float]]:
         strategy, recorder = self._plan.strategy, self._recorder
-        return lambda: evaluate(module, strategy, recorder, feed, "validation")
+        feeds = {self._share(): self.evaluation_feed(loader)}
+
+        def validate() -> dict[str, float]:
+            share = self._share()
+            if share not in feeds:  # after a loss, the other ranks read the lost rank's samples
+                feeds.clear()
+                feeds[share] = self.evaluation_feed(loader)
+            return evaluate(module, strategy, recorder, feeds[share], "validation")
+
+        return validate
 
     def _share(self) -> Share:
         strategy = self._plan.strategy

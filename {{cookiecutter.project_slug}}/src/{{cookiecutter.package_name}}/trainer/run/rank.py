@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from .. import launch
 from ..checkpoint import (
     DIRECTORY,
     Checkpoint,
@@ -89,7 +90,11 @@ class RankRun:
         self.strategy.connect(plan.layout, plan.devices, plan.precision)
         # Each rank draws its own dropout masks.
         randomness.seed_everything(randomness.mix(self.seed, plan.layout.rank))
-        self._recorder = Recorder(self.strategy.reduce, plan.device)
+        if self.strategy.is_expendable:
+            launch.allow_loss()
+        self._recorder = Recorder(
+            self.strategy.reduce, plan.device, steps_together=self.strategy.steps_together
+        )
         self._assembly = Assembly(plan, self._recorder)
         self.log = self._recorder.log
 

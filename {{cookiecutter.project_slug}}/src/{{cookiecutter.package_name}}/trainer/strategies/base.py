@@ -60,6 +60,11 @@ class Strategy:
     """Whether parameters are sharded over processes. Then all processes take part in every forward,
     and after a fit the weights are in its checkpoints."""
 
+    steps_together: bool = True
+    """Whether all ranks take each step together. If not, nothing waits for other ranks between the
+    ends of epochs, validations and checkpoints: :meth:`agreed_signal` is called instead of an
+    all-reduce, and the logged values of a step are those of the main rank."""
+
     note_loss: Callable[[Tensor], None] | None = None
     """Receives each loss before its backward; stops a fit whose losses are not finite."""
 
@@ -125,6 +130,11 @@ class Strategy:
         self.precision.cast(module)
         self.module = module.to(self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
+
+    @property
+    def is_expendable(self) -> bool:
+        """Whether the other ranks continue if this one is killed; read after :meth:`connect`."""
+        return False
 
     @staticmethod
     def local_processes(devices: int) -> int:
@@ -246,6 +256,21 @@ class Strategy:
 
     def end_fit(self) -> None:
         """Called once all steps are made and saved: leave the trained weights in the module."""
+
+    def agreed_signal(self, received: int) -> int:
+        """Tell the peers of a signal; return the one on which all stop after this step, or 0.
+
+        Called after each step if ranks do not take steps together. Peers stop after the same number
+        of their own steps.
+
+        Args:
+            received: The signal that this rank received, or 0.
+        """
+        return received
+
+    def step_values(self) -> dict[str, float]:
+        """The strategy's own values, to log with a step on the main rank."""
+        return {}
 
     # --- all processes -------------------------------------------------------------------------
 

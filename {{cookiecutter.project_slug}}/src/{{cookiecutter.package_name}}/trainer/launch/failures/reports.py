@@ -33,6 +33,7 @@ _USER_ERROR = 2
 PARENT = "TRAINER_PARENT_PID"
 RANK_PROCESS = "TRAINER_RANK_PID"
 _INTERRUPTED, _STARTED, _WORKING = "interrupted.json", "started", "working"
+_EXPENDABLE = "expendable"
 
 
 class RankError(RuntimeError):
@@ -232,6 +233,17 @@ def working() -> Iterator[None]:
     finally:
         if path is not None:
             path.unlink(missing_ok=True)
+
+
+def allow_loss() -> None:
+    """Tell our launcher that the other ranks continue if this one is killed from now on."""
+    if directory := _directory():
+        (directory / f"{_EXPENDABLE}-{os.environ['RANK']}").touch()
+
+
+def is_expendable(directory: Path, rank: int) -> bool:
+    """Whether a rank has called :func:`allow_loss`."""
+    return (directory / f"{_EXPENDABLE}-{rank}").exists()
 
 
 def ended_early(directory: Path, rank: int) -> bool:

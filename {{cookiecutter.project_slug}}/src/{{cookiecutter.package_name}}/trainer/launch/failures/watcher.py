@@ -126,7 +126,7 @@ class Watcher:
             previous = {number: signal.signal(number, self._forward) for number in forwarded}
         try:
             while self._running() and time.monotonic() < self._deadline:
-                if any(rank.poll() not in (None, 0) for rank in self._ranks):
+                if any(code not in (None, 0) for code in self._codes().values()):
                     break
                 if self._ended_early() is not None or reports.final(self._failures):
                     break
@@ -155,7 +155,7 @@ class Watcher:
                 os.kill(rank.pid, number if handles else signal.SIGTERM)
 
     def _conclude(self) -> Failure | None:
-        codes = [rank.poll() for rank in self._ranks]
+        codes = list(self._codes().values())
         if (left := self._ended_early()) is not None and {0, None}.issuperset(codes):
             # Not sys.exit, which the rank would have reported.
             return Failure(
@@ -189,7 +189,7 @@ class Watcher:
         """The signal that ended the ranks, directly or after a save; ``None`` if none did."""
         if self._forwarded_signal == signal.SIGINT or self._running():
             return self._forwarded_signal
-        codes = [rank.poll() for rank in self._ranks]
+        codes = list(self._codes().values())
         return next((n for n in preemption.SIGNALS if {-n, 128 + n}.intersection(codes)), None)
 
     def _first_failure(self) -> Failure:
@@ -197,9 +197,7 @@ class Watcher:
         reported = reports.first_report(self._failures)
         if reported is not None:
             return reported
-        codes = {
-            n: code for n, rank in enumerate(self._ranks, self._first) if (code := rank.poll())
-        }
+        codes = {rank: code for rank, code in self._codes().items() if code}
         signals = {n: -code for n, code in codes.items() if code < 0}
         # For the same reason, other signals take precedence over SIGABRT.
         for number in sorted(signals, key=lambda n: signals[n] == signal.SIGABRT):
@@ -254,6 +252,15 @@ class Watcher:
         ending = [self._ranks[n - self._first] for n in reports.final(self._failures)]
         while any(rank.poll() is None for rank in ending) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+
+    def _codes(self) -> dict[int, int | None]:
+        """Exit code of each rank, without the ranks that were killed and may be lost."""
+        codes = {n: rank.poll() for n, rank in enumerate(self._ranks, self._first)}
+        return {
+            n: code
+            for n, code in codes.items()
+            if (code or 0) >= 0 or not reports.is_expendable(self._failures, n)
+        }
 
     def _running(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.poll() is None]

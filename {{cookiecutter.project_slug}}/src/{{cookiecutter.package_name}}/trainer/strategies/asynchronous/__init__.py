@@ -9,5 +9,6 @@ REGISTRATION = Registration(
     {
         "local_sgd": Entry("local_sgd:LocalSGD"),
         "diloco": Entry("diloco:DiLoCo"),
+        "parameter_server": Entry("parameter_server:ParameterServer"),
     }
 )

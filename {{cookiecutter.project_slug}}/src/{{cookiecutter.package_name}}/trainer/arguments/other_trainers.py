@@ -46,7 +46,7 @@ STRATEGIES: dict[str, str] = {
     **dict.fromkeys(("pipeline", "pipeline_parallel", "gpipe"), _PIPELINE),
     **dict.fromkeys(("tensor_parallel", "model_parallel", "megatron"), _TENSOR_PARALLEL),
     **dict.fromkeys(("context_parallel", "sequence_parallel"), _TENSOR_PARALLEL),
-    **dict.fromkeys(("parameter_server", "ps"), _ASYNCHRONOUS),
+    "ps": "is a parameter server; use strategy='parameter_server'",
     **dict.fromkeys(("hivemind", "collaborative"), _ASYNCHRONOUS),
     **dict.fromkeys(("ray", "ray_ddp", "ray_spawn", "dask", "spark"), _SCHEDULER),
     **dict.fromkeys(

@@ -336,6 +336,10 @@ class ParameterServer(Strategy):
         self._refresh()
         return super().state(optimization)
 
+    def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
+        super().load_state(state, optimization)
+        collectives.barrier()  # then all servers have loaded it
+
     def load_model(self, saved: Mapping[str, Any]) -> None:
         super().load_model(saved)
         self._copy_to_server()

@@ -126,14 +126,14 @@ class Peers:
         try:
             self._connections[index].send(kind, *parts)
         except OSError as error:
-            raise _lost(index, error) from error
+            raise _lost(index, error) from None
 
     def _receive(self, index: int, expected: Kind) -> bytearray:
         while True:
             try:
                 kind, content = self._connections[index].receive()
             except OSError as error:
-                raise _lost(index, error) from error
+                raise _lost(index, error) from None
             if kind is expected:
                 return content
             if kind is not Kind.WAIT:
@@ -141,5 +141,6 @@ class Peers:
 
 
 def _lost(index: int, error: OSError) -> ServerLostError:
+    # Without the OSError as its cause: reports recognize it by its own type.
     reason = "is silent" if isinstance(error, TimeoutError) else "has closed the connection"
     return ServerLostError(f"the parameter server of rank {index} {reason}")

@@ -1,0 +1,83 @@
+"""Workers of a parameter server that sleep, die, hang or fail; started by its tests.
+
+``python -m parameter_server_subject FOLDER TRAINER SUBJECT``: JSON of their arguments. Rank 0 writes
+the weights into ``FOLDER/weights.safetensors``.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from tests.conformance.subject import SAMPLES, Regression
+from torch import Tensor
+
+from my_project import trainer
+
+BATCH = 12
+
+
+class Uneven(Regression):
+    """Ranks that differ; counts the samples of a validation.
+
+    Args:
+        seconds: that a rank sleeps in each step, by rank.
+        ends: step after which a rank ends, and how: ``{"2": [7, "SIGKILL"]}``.
+    """
+
+    def __init__(
+        self, seconds: dict[str, float] | None = None, ends: Any = None, **base: Any
+    ) -> None:
+        super().__init__(optimizer="adam", **base)
+        self.seconds, self.ends = seconds or {}, ends or {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        rank = str(self.global_rank)
+        time.sleep(self.seconds.get(rank, 0.0))
+        step, how = self.ends.get(rank, (None, ""))
+        if step == self.trainer.global_step:
+            if how == "error":
+                raise OSError("the disk is gone")
+            os.kill(os.getpid(), getattr(signal, how))
+        return super().training_step(batch, batch_idx)
+
+    def val_dataloader(self) -> Any:
+        return self.train_dataloader()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("samples", float(len(batch[0])), reduce_fx="sum")
+        self.log("val_loss", self.loss(batch))
+
+    def loss(self, batch: Any) -> Tensor:
+        """Of a batch."""
+        x, y = batch
+        return (self(x) - y).square().mean()
+
+
+def main(folder: Path, options: dict[str, Any], subject: dict[str, Any]) -> None:
+    """Train."""
+    defaults = {
+        "accelerator": "cpu",
+        "strategy": "parameter_server",
+        "global_batch_size": BATCH,
+        "log_every_n_steps": 1,
+        "loggers": ["csv"],
+        "enable_progress_bar": False,
+        "default_root_dir": folder,
+        "run_name": "run",
+    }
+    run = trainer.Trainer(**(defaults | options))
+    module = Uneven(**subject)
+    run.fit(module)
+    if run.global_rank == 0:
+        save_file(module.state_dict(), folder / "weights.safetensors")
+
+
+__all__ = ["BATCH", "SAMPLES"]
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))

@@ -1,0 +1,83 @@
+"""How runs of a parameter server end early, and go on; and how long they take beside ddp."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.project import PATIENCE, start
+
+from processes import assert_nothing_left
+from test_parameter_server import STEPS, train
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_lost_server_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    options = {"devices": 3, "max_epochs": 50, "strategy_options": {"servers": 2}}
+    for rank in ("0", "1"):
+        folder = tmp_path / rank
+        folder.mkdir()
+        code, error, _ = train(folder, options, {"ends": {rank: [5, "SIGKILL"]}})
+        assert code == 128 + signal.SIGKILL
+        assert error == f"rank {rank} was killed by SIGKILL; if nobody sent it, memory ran out\n"
+
+
+def test_an_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
+    options = {"devices": 3, "max_epochs": 50}
+    code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "error"]}})
+    assert code == 1
+    assert error.splitlines()[-1] == "rank 2: OSError: the disk is gone"
+    assert "was lost" not in error
+
+
+def test_a_worker_that_hangs_is_lost(tmp_path: Path) -> None:
+    options = {"devices": 3, "max_epochs": 2, "strategy_options": {"timeout_seconds": 8.0}}
+    words = ["-m", "parameter_server_subject", tmp_path, json.dumps(options)]
+    process = start([*words, json.dumps({"ends": {"2": [5, "SIGSTOP"]}})], cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not (tmp_path / "weights.safetensors").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for each in psutil.process_iter(["cwd", "status"]):
+            if each.info["cwd"] == str(tmp_path) and each.info["status"] == "stopped":
+                each.kill()
+        _, error = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, error
+    assert error == "note: rank 2 was lost in its step 6; the other 2 workers continue\n"
+    assert_nothing_left(tmp_path)
+
+
+def test_a_signal_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+    options = {"devices": 3, "max_epochs": 3, "strategy_options": {"max_staleness": 4}}
+    subject = {"seconds": {"0": 0.1, "1": 0.2}, "ends": {"2": [STEPS + 2, "SIGUSR1"]}}
+    code, error, values = train(tmp_path, options, subject)
+    assert code == 128 + signal.SIGUSR1, error
+    saved = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    stopped = int(saved.name.removeprefix("step-"))
+    assert STEPS + 2 <= stopped <= STEPS + 2 + 5  # the fastest worker was so far ahead
+    assert len(values["loss"]) == stopped
+    code, error, values = train(tmp_path, {**options, "resume": str(tmp_path / "run")}, {})
+    assert code == 0, error
+    assert len(values["loss"]) == 3 * STEPS
+    assert values["samples"] == [101] * 3
+
+
+def test_a_resumed_run_has_the_saved_weights(tmp_path: Path) -> None:
+    options = {"devices": 3, "max_epochs": 2, "strategy_options": {"servers": 2}}
+    code, error, _ = train(tmp_path, options, {})
+    assert code == 0, error
+    first = load_file(tmp_path / "weights.safetensors")
+    code, error, _ = train(tmp_path, {**options, "resume": str(tmp_path / "run")}, {})
+    assert code == 0, error
+    again = load_file(tmp_path / "weights.safetensors")
+    assert all(torch.equal(first[name], again[name]) for name in first)

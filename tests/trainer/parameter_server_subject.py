@@ -1,6 +1,6 @@
 """Workers of a parameter server that sleep, die, hang or fail; started by its tests.
 
-``python -m parameter_server_subject FOLDER TRAINER SUBJECT``: JSON of their arguments. Rank 0 writes
+``python -m parameter_server_subject FOLDER TRAINER SUBJECT``, the last two as JSON. Rank 0 writes
 the weights into ``FOLDER/weights.safetensors``.
 """
 

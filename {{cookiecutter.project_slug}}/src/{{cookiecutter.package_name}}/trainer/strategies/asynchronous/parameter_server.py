@@ -153,6 +153,9 @@ class ParameterServer(Strategy):
             store.set(f"server-{layout.rank}", str(self._server.port))
         ports = [int(store.get(f"server-{index}")) for index in range(self.servers)]
         self._peers = Peers(layout.rank, layout.world_size, ports, secret, self.timeout_seconds)
+        if self._server is not None:
+            server = self._server
+            self._peers.own_failure = lambda: server.failure
         collectives.use(self._peers)
         process_watchdog.arm()
 

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Peers:
         self, rank: int, world_size: int, ports: Sequence[int], secret: bytes, timeout: float
     ) -> None:
         self.rank, self.world_size = rank, world_size
+        self.own_failure: Callable[[], BaseException | None] = lambda: None
+        """Why the server of this rank has failed, if it has."""
         self.living = list(range(world_size))
         """Ranks that took part in the last exchange."""
         self.stop = (0, 0)
@@ -137,6 +139,8 @@ class Peers:
             if kind is expected:
                 return content
             if kind is not Kind.WAIT:
+                if index == self.rank and (failure := self.own_failure()) is not None:
+                    raise failure
                 raise ServerLostError(f"the parameter server of rank {index} failed")
 
 

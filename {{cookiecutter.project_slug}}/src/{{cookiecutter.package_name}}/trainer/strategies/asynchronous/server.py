@@ -181,16 +181,20 @@ class Server:
                 self._joined.add(rank)
                 self._workers[rank] = worker
                 self._changed.notify_all()
+        if is_new:
+            self._serve_worker(worker)
+        connection.close()
+
+    def _serve_worker(self, worker: Worker) -> None:
+        """Serve a worker to its end; an error of the server ends all workers."""
         try:
-            left = is_new and self._converse(worker)
-        except (OSError, _FailedError):
-            left = False
+            try:
+                left = self._converse(worker)
+            except (OSError, _FailedError):
+                left = False
+            self._remove(worker, is_lost=not left)
         except BaseException as error:
             self._fail(worker, error)
-            left = True
-        connection.close()
-        if is_new:
-            self._remove(worker, is_lost=not left)
 
     def _converse(self, worker: Worker) -> bool:
         """Answer a worker's messages; return True when it leaves as intended."""
@@ -209,7 +213,9 @@ class Server:
 
     def _remove(self, worker: Worker, *, is_lost: bool) -> None:
         with self._changed:
-            if self._workers.pop(worker.rank, None) is None:
+            self._workers.pop(worker.rank, None)
+            self._changed.notify_all()
+            if self.failure is not None:
                 return
             is_told = self._index == 0 and worker.rank >= self._servers
             if is_lost and is_told and not self._closing:
@@ -218,11 +224,11 @@ class Server:
                 _say(f"note: rank {worker.rank} was lost in its step {worker.started}; {others}")
             self._step_if_due()
             self._exchange_if_due()
-            self._changed.notify_all()
 
     def _fail(self, worker: Worker, error: BaseException) -> None:
         with self._changed:
             self.failure = self.failure or error
+            self._workers.pop(worker.rank, None)
             self._changed.notify_all()
         with contextlib.suppress(OSError):  # the worker has ended too
             worker.connection.send(Kind.FAILED)

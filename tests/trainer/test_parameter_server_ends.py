@@ -1,17 +1,13 @@
 """How runs of a parameter server end early, and go on; and how long they take beside ddp."""
 
-import json
 import signal
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.project import PATIENCE, start
 
-from processes import assert_nothing_left
+from parameter_server_subject import SAMPLES
 from test_parameter_server import STEPS, train
 
 pytestmark = pytest.mark.slow
@@ -37,24 +33,10 @@ def test_an_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_worker_that_hangs_is_lost(tmp_path: Path) -> None:
     options = {"devices": 3, "max_epochs": 2, "strategy_options": {"timeout_seconds": 8.0}}
-    words = ["-m", "parameter_server_subject", tmp_path, json.dumps(options)]
-    process = start([*words, json.dumps({"ends": {"2": [5, "SIGSTOP"]}})], cwd=tmp_path)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not (tmp_path / "weights.safetensors").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        for each in psutil.process_iter(["cwd", "status"]):
-            if each.info["cwd"] == str(tmp_path) and each.info["status"] == "stopped":
-                each.kill()
-        _, error = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 0, error
+    code, error, values = train(tmp_path, options, {"ends": {"2": [5, "SIGSTOP"]}})
+    assert code == 0, error
     assert error == "note: rank 2 was lost in its step 6; the other 2 workers continue\n"
-    assert_nothing_left(tmp_path)
+    assert values["samples"] == [SAMPLES] * 2
 
 
 def test_a_signal_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
@@ -69,7 +51,7 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
     code, error, values = train(tmp_path, {**options, "resume": str(tmp_path / "run")}, {})
     assert code == 0, error
     assert len(values["loss"]) == 3 * STEPS
-    assert values["samples"] == [101] * 3
+    assert values["samples"] == [SAMPLES] * 3
 
 
 def test_a_resumed_run_has_the_saved_weights(tmp_path: Path) -> None:

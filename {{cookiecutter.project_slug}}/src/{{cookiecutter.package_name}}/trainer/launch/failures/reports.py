@@ -232,11 +232,12 @@ def working() -> Iterator[None]:
         yield
     finally:
         if path is not None:
+            path.with_name(f"{_EXPENDABLE}-{os.environ['RANK']}").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
 
 def allow_loss() -> None:
-    """Tell our launcher that the other ranks continue if this one is killed from now on."""
+    """Tell our launcher that the other ranks continue if this one is killed while it works."""
     if directory := _directory():
         (directory / f"{_EXPENDABLE}-{os.environ['RANK']}").touch()
 

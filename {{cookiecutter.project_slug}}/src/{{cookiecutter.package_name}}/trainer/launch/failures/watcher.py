@@ -125,8 +125,8 @@ class Watcher:
             self._ranks = self._start()
             previous = {number: signal.signal(number, self._forward) for number in forwarded}
         try:
-            while self._running() and time.monotonic() < self._deadline:
-                if any(code not in (None, 0) for code in self._codes().values()):
+            while None in (codes := self._codes().values()) and time.monotonic() < self._deadline:
+                if any(code not in (None, 0) for code in codes):
                     break
                 if self._ended_early() is not None or reports.final(self._failures):
                     break
@@ -254,13 +254,15 @@ class Watcher:
             time.sleep(_POLL_SECONDS)
 
     def _codes(self) -> dict[int, int | None]:
-        """Exit code of each rank, without the ranks that were killed and may be lost."""
+        """Exit code of each rank, without lost ranks that the others can do without.
+
+        These were killed, or still work (hang) when all others have finished.
+        """
         codes = {n: rank.poll() for n, rank in enumerate(self._ranks, self._first)}
-        return {
-            n: code
-            for n, code in codes.items()
-            if (code or 0) >= 0 or not reports.is_expendable(self._failures, n)
-        }
+        needed = {n: c for n, c in codes.items() if not reports.is_expendable(self._failures, n)}
+        if needed and all(code == 0 for code in needed.values()):
+            return needed
+        return {n: code for n, code in codes.items() if n in needed or (code or 0) >= 0}
 
     def _running(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.poll() is None]

@@ -196,7 +196,7 @@ class Workers:
 def test_staleness_is_bounded_and_each_gradient_counts(bound: int | None) -> None:
     workers = Workers(3, bound)
     workers.run(20, [0.001, 0.002, 0.02])
-    values = workers.server.staleness.take()
+    values = workers.server.steps.staleness.take()
     assert values.keys() == {"staleness", *(f"staleness_max/rank-{rank}" for rank in range(3))}
     largest = max(values.values())
     made = -float(workers.held[0].detach())
@@ -209,7 +209,7 @@ def test_staleness_is_bounded_and_each_gradient_counts(bound: int | None) -> Non
     else:
         assert 0 < largest <= bound
         assert 20 < made <= 60  # gradients at the bound are averaged into one step
-    assert workers.server._version == pytest.approx(made)
+    assert workers.server.steps.version == pytest.approx(made)
     workers.server.close()
 
 
@@ -252,7 +252,7 @@ def test_an_error_of_an_optimizer_ends_all_workers() -> None:
     def fail(*args: Any) -> None:
         raise ValueError("bad rate")
 
-    workers.server._optimizers[0].register_step_pre_hook(fail)
+    workers.server.steps._optimizers[0].register_step_pre_hook(fail)
     errors = []
 
     def work(rank: int) -> None:

@@ -331,7 +331,7 @@ class ParameterServer(Strategy):
         if self.steps_together or self._server is None:
             return {}
         with self._server.locked():
-            return self._server.staleness.take()
+            return self._server.steps.staleness.take()
 
     # --- checkpoints -----------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from .server import NORM, SIGNAL, STEP, STEPPED, present_bytes
+from .server import NORM, SIGNAL, STEP, STEPPED
+from .steps import present_bytes
 from .wire import Connection, Kind, Packing, WrongSecretError, as_bytes, unpack_by_rank
 
 

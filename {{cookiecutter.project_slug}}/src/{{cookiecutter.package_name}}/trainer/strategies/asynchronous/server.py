@@ -3,27 +3,24 @@
 Workers are served by one thread each; all of them work on the server's state under one lock.
 
 Source: the parameter server of Li et al. 2014 (https://www.usenix.org/conference/osdi14/
-technical-sessions/presentation/li_mu), with bounded staleness (Ho et al. 2013, SSP).
+technical-sessions/presentation/li_mu).
 """
 
 import contextlib
-import math
 import socket
 import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ...errors import UserError
-from ..clipping import clip_gradients
-from .wire import Connection, Kind, Packing, WrongSecretError, as_bytes, pack_by_rank
+from .steps import Steps, Worker
+from .wire import Connection, Kind, WrongSecretError, pack_by_rank
 
 STEP = struct.Struct("!dd")
 """Factor of the gradients, and the largest absolute value of an element."""
@@ -34,48 +31,6 @@ SIGNAL = struct.Struct("!I")
 _Answer = bytes | memoryview
 # How often a waiting worker hears that the server is alive.
 _BEAT_SECONDS = 5.0
-
-
-@dataclass
-class Worker:
-    """A worker, as the server sees it.
-
-    ``version``: steps that the server had made when it sent the weights on which the worker
-    computes; ``None`` if it computes nothing. ``waits``: whether it waits for an answer.
-    """
-
-    rank: int
-    connection: Connection
-    version: int | None = None
-    started: int = 0
-    """Steps that it has started."""
-    gradients: list[Tensor | None] | None = None
-    settings: tuple[float, float] | None = None
-    """Set once it asks for the step: see :data:`STEP`."""
-    contribution: bytes | None = None
-    waits: bool = False
-    heard: float = field(default_factory=time.monotonic)
-    staleness: int = 0
-
-
-class Staleness:
-    """Staleness of the gradients that were applied since it was last read, by rank."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, list[int]] = {}
-
-    def note(self, rank: int, steps: int) -> None:
-        """Record the staleness of a gradient, in optimizer steps."""
-        self._found.setdefault(rank, []).append(steps)
-
-    def take(self) -> dict[str, float]:
-        """Mean over all gradients, and each worker's maximum, to log; then start anew."""
-        found, self._found = self._found, {}
-        steps = [each for own in found.values() for each in own]
-        if not steps:
-            return {}
-        largest = {f"staleness_max/rank-{rank}": float(max(found[rank])) for rank in sorted(found)}
-        return {"staleness": sum(steps) / len(steps), **largest}
 
 
 class Server:
@@ -101,19 +56,14 @@ class Server:
         timeout: float,
         servers: int = 1,
     ) -> None:
-        self.staleness = Staleness()
         self._index, self._expected, self._secret = index, workers, secret
         self._servers = servers
-        self._bound, self._timeout = max_staleness, timeout
-        self._parameters: list[Tensor] = []
-        self._optimizers: Sequence[Optimizer] = ()
-        self._packing, self._weights = Packing([]), torch.zeros(0, dtype=torch.uint8)
+        self._timeout = timeout
         self._changed = threading.Condition()
         self._workers: dict[int, Worker] = {}
+        self.steps = Steps(self._workers, max_staleness)
         self._joined: set[int] = set()
-        self._version = 0
         self._exchanges, self._exchanged = 0, b""
-        self._norm_of, self._squared_norm = (-1, 0), 0.0
         self._stop = (0, 0)
         self._closing = False
         self._began = time.monotonic()
@@ -133,8 +83,7 @@ class Server:
             optimizers: Step them.
         """
         with self._changed:
-            self._parameters, self._optimizers = list(parameters), optimizers
-            self._packing, self._weights = Packing(parameters), weights
+            self.steps.hold(parameters, weights, optimizers)
 
     def locked(self) -> threading.Condition:
         """Context in which no step is made."""
@@ -262,24 +211,16 @@ class Server:
 
     def _pull(self, worker: Worker, content: bytearray) -> _Answer:
         with self._changed:
-            worker.version = self._version
+            worker.version = self.steps.version
             worker.started += 1
-            return self._copy()
+            return self.steps.weights()
 
     def _peek(self, worker: Worker, content: bytearray) -> _Answer:
         with self._changed:
-            return self._copy()
-
-    def _copy(self) -> memoryview:
-        return as_bytes(self._weights.clone())
+            return self.steps.weights()
 
     def _take_gradients(self, worker: Worker, content: bytearray) -> None:
-        count = len(self._parameters)
-        tensors = self._packing.read(content, offset=_padded(count))
-        present = content[:count]
-        found = [
-            each if is_present else None for each, is_present in zip(tensors, present, strict=True)
-        ]
+        found = self.steps.read_gradients(content)
         with self._changed:
             worker.gradients = found
             self._changed.notify_all()
@@ -287,12 +228,7 @@ class Server:
     def _norm(self, worker: Worker, content: bytearray) -> bytes:
         with self._changed:
             self._wait(worker, lambda: self._all_joined and self._have_all_gradients())
-            if self._norm_of != (self._version, len(self._workers)):
-                self._norm_of = self._version, len(self._workers)
-                averages = self._averages([self._workers[rank] for rank in sorted(self._workers)])
-                norms = [each.double().norm().item() for each in averages if each is not None]
-                self._squared_norm = sum(norm**2 for norm in norms)
-            return NORM.pack(self._squared_norm)
+            return NORM.pack(self.steps.squared_norm())
 
     def _have_all_gradients(self) -> bool:
         return all(each.gradients is not None for each in self._workers.values())
@@ -351,92 +287,13 @@ class Server:
         self._changed.notify_all()
 
     def _step_if_due(self) -> None:
-        while group := self._next_group():
-            self._step_with(group)
+        while self._all_joined and (group := self.steps.next_group()):
+            self.steps.step_with(group)
             self._changed.notify_all()
-
-    def _next_group(self) -> list[Worker]:
-        """The workers whose gradients make the next step; none if a worker must be waited for.
-
-        A step with one gradient is made as soon as no other worker's weights become older by it
-        than the bound. Those that would are waited for, and then averaged into one step. With a
-        bound of 0 these are all workers.
-        """
-        workers = [self._workers[rank] for rank in sorted(self._workers)]
-        ready = [each for each in workers if each.settings is not None]
-        if not ready:
-            return []
-        needed = [each for each in workers if self._is_at_bound(each)]
-        if needed:
-            is_due = self._all_joined and all(each.settings is not None for each in needed)
-            return needed if is_due else []
-        return ready[:1]
-
-    def _is_at_bound(self, worker: Worker) -> bool:
-        if self._bound is None:
-            return False
-        if self._bound == 0:
-            return True
-        return worker.version is not None and self._version - worker.version >= self._bound
-
-    def _step_with(self, group: list[Worker]) -> None:
-        """Step with the average of some workers' gradients."""
-        averages = self._averages(group)
-        factor, largest = group[0].settings or (1.0, math.inf)
-        has_stepped = any(each is not None for each in averages)
-        if has_stepped:
-            for parameter, average in zip(self._parameters, averages, strict=True):
-                parameter.grad = average
-            if largest < math.inf:
-                clip_gradients(self._parameters, largest, "value")
-            for parameter in self._parameters:
-                if parameter.grad is not None and factor != 1.0:
-                    parameter.grad.mul_(factor)
-            for optimizer in self._optimizers:
-                optimizer.step()
-            for parameter in self._parameters:
-                parameter.grad = None
-        for worker in group:
-            started = self._version if worker.version is None else worker.version
-            worker.staleness = self._version - started
-            self.staleness.note(worker.rank, worker.staleness)
-            worker.version, worker.gradients, worker.settings = None, None, None
-        self._version += has_stepped
-
-    def _averages(self, group: list[Worker]) -> list[Tensor | None]:
-        """The average gradient of each parameter; a worker that has not used it counts as 0."""
-        return [
-            _average([each.gradients[index] for each in group if each.gradients], len(group))
-            for index in range(len(self._parameters))
-        ]
 
 
 class _FailedError(Exception):
     """Another worker's thread has failed; the worker has been told."""
-
-
-def _average(gradients: Sequence[Tensor | None], count: int) -> Tensor | None:
-    """In the order of ranks, so that each run sums in the same one."""
-    found = [each for each in gradients if each is not None]
-    if not found:
-        return None
-    if count == 1:
-        return found[0]
-    total = found[0].clone()
-    for each in found[1:]:
-        total += each
-    return total.div_(count)
-
-
-def _padded(count: int) -> int:
-    """Bytes before the gradients: one for each parameter, whether it has one."""
-    return -(-count // 64) * 64
-
-
-def present_bytes(gradients: Sequence[Tensor | None]) -> bytes:
-    """What a worker sends before its gradients."""
-    flags = bytes(each is not None for each in gradients)
-    return flags.ljust(_padded(len(flags)), b"\0")
 
 
 def _say(line: str) -> None:

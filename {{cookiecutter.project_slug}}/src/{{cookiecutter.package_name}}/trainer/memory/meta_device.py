@@ -8,7 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/meta.html
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -52,9 +52,14 @@ def materialize(owner: TrainingModule, part: nn.Module) -> None:
     Raises:
         UserError: ``initialize`` does not handle a layer.
     """
+    materialize_layers(owner, part.modules())
+
+
+def materialize_layers(owner: TrainingModule, layers: Iterable[nn.Module]) -> None:
+    """Like :func:`materialize`, for some layers, without those inside them."""
     made: dict[int, nn.Parameter] = {}
     names = {id(each): name for name, each in owner.named_modules()}
-    for layer in part.modules():
+    for layer in layers:
         if any(each.is_meta for each in layer.parameters(recurse=False)):
             _allocate(layer, made)
             name = names[id(layer)]

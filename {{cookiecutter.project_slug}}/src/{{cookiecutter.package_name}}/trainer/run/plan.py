@@ -87,6 +87,7 @@ def make(given: Keywords) -> Plan:
     _check_options(options, where, problems)
     problems.lines += placement.check(options, where, name, strategy)
     problems.lines += strategy.limits.problems(name, strategy_choice.asked(options, where))
+    strategy.run_processes = strategy.local_processes(len(where.devices)) * where.nodes
     with problems:
         problems.lines += strategy.problems(options)
     precision = Precision("32-true", where.accelerator)

@@ -71,6 +71,9 @@ class Strategy:
     records_directory: Path | None = None
     """Where records of what has failed may be written: the logs of a fit's run directory."""
 
+    run_processes: int = 1
+    """Number of processes of the run, on all nodes; set before the checks of ``problems``."""
+
     layout: Layout
     device: torch.device
     devices: Sequence[torch.device]
@@ -141,8 +144,7 @@ class Strategy:
         """Number of processes per node for a number of devices per node."""
         return 1
 
-    @staticmethod
-    def replicas(devices: int, num_nodes: int) -> int:
+    def replicas(self, devices: int, num_nodes: int) -> int:
         """Number of data-parallel replicas for a number of devices per node."""
         return 1
 

@@ -105,8 +105,7 @@ class ProcessGroupStrategy(Strategy):
     def local_processes(devices: int) -> int:
         return devices
 
-    @staticmethod
-    def replicas(devices: int, num_nodes: int) -> int:
+    def replicas(self, devices: int, num_nodes: int) -> int:
         return devices * num_nodes
 
     @property

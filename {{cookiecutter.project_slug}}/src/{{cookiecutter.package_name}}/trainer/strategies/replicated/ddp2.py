@@ -38,8 +38,7 @@ class DDP2(DDP):
     def local_processes(devices: int) -> int:
         return 1
 
-    @staticmethod
-    def replicas(devices: int, num_nodes: int) -> int:
+    def replicas(self, devices: int, num_nodes: int) -> int:
         return num_nodes
 
     def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:

@@ -18,6 +18,7 @@ from ...module import TrainingModule
 from ..base import Strategy
 from ..limits import Limits
 from ..optimizers import Optimization
+from ..splitting import split
 from ..step import Stage, StepModule, read_loss
 
 NO_MANUAL = "training_step runs once per replica; use strategy='ddp'"
@@ -186,29 +187,8 @@ def scatter(
     used = list(device_list[:count])
     return [
         moving.move(piece, device, dtype)
-        for piece, device in zip(_split(batch, count), used, strict=True)
+        for piece, device in zip(split(batch, count), used, strict=True)
     ]
-
-
-def _split(value: Any, count: int) -> list[Any]:
-    if isinstance(value, Tensor) and value.ndim > 0:
-        return list(value.tensor_split(count))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [type(value)(*parts) for parts in _split_each(value, count)]
-    if isinstance(value, list | tuple):
-        return [type(value)(parts) for parts in _split_each(value, count)]
-    if isinstance(value, Mapping):
-        cuts = _split_each(list(value.values()), count)
-        return [type(value)(zip(value, parts, strict=True)) for parts in cuts]  # type: ignore[call-arg]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [each.name for each in dataclasses.fields(value) if hasattr(value, each.name)]
-        cuts = _split_each([getattr(value, name) for name in names], count)
-        return [moving.with_fields(value, dict(zip(names, parts, strict=True))) for parts in cuts]
-    return [value] * count
-
-
-def _split_each(values: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
-    return list(zip(*(_split(value, count) for value in values), strict=True)) or [()] * count
 
 
 def gather(outputs: Sequence[Any], device: torch.device) -> Any:

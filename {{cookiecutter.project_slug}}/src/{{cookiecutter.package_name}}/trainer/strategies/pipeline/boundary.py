@@ -1,0 +1,162 @@
+"""Where the user's step calls ``sequential_module``: there it enters and leaves the pipeline."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...data import randomness
+from ...errors import UserError
+from ...module import TrainingModule
+from .partition import ATTRIBUTE
+
+
+class _Reached(BaseException):
+    """Ends a step on the first stage; the user's ``except Exception`` does not catch it."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+class _Silent:
+    """A run whose module logs nothing: the process with the last stage logs."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def log(self, *_: Any, **__: Any) -> None:
+        """Ignore a value."""
+
+
+class Boundary:
+    """Replaces the call of ``sequential_module`` in a step until :meth:`close`.
+
+    Args:
+        module: The user's module.
+        device: Device whose random numbers a step may draw.
+    """
+
+    def __init__(self, module: TrainingModule, device: torch.device) -> None:
+        self._module = module
+        self._device = device
+        self._sequential: nn.Module = getattr(module, ATTRIBUTE)
+        self._compute: Callable[[tuple[Any, ...]], Any] | None = None
+        self._calls = 0
+        self._before: ExitStack = ExitStack()
+        vars(self._sequential)["forward"] = self._forward
+
+    def close(self) -> None:
+        """Restore the module."""
+        vars(self._sequential).pop("forward", None)
+
+    def _forward(self, *inputs: Any) -> Any:
+        if self._compute is None:
+            raise UserError(f"{ATTRIBUTE} is called outside of a step; call it in a step")
+        self._calls += 1
+        if self._calls > 1:
+            raise UserError(
+                f"a step calls {ATTRIBUTE} twice; a pipeline runs it once: use strategy='fsdp'"
+            )
+        self._before.close()
+        return self._compute(inputs)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether ``sequential_module`` is in training mode."""
+        return self._sequential.training
+
+    def inputs(self, step: Callable[[], Any], seed: int | None) -> tuple[Any, ...]:
+        """Run a step until it calls ``sequential_module``.
+
+        Args:
+            step: The user's step.
+            seed: Seed of the random numbers before the call: the same on the first and the last
+                process. ``None``: those of this process.
+
+        Returns:
+            What the step gives to ``sequential_module``.
+        """
+
+        def stop(inputs: tuple[Any, ...]) -> Any:
+            raise _Reached(inputs)
+
+        reached: tuple[Any, ...] = ()
+        run = self._module.trainer_state.run
+        with self._state(run=None if run is None else _Silent(run)):
+            try:
+                self._run(step, stop, seed)
+            except _Reached as end:
+                reached = end.inputs
+        return reached
+
+    def outputs(
+        self,
+        step: Callable[[], Any],
+        compute: Callable[[tuple[Any, ...]], Any],
+        seed: int | None,
+        samples: int | None,
+    ) -> Any:
+        """Run a step in which ``compute`` takes the place of ``sequential_module``.
+
+        Args:
+            step: The user's step.
+            compute: Gets the inputs of ``sequential_module`` and returns its output.
+            seed: As in :meth:`inputs`.
+            samples: Samples of the micro-batch; ``None``: of a batch in evaluation.
+        """
+        run = self._module.trainer_state.run
+        is_padding = run is not None and not run.batch_samples
+        with self._state(samples=0 if is_padding else samples):
+            return self._run(step, compute, seed)
+
+    def _run(
+        self,
+        step: Callable[[], Any],
+        compute: Callable[[tuple[Any, ...]], Any],
+        seed: int | None,
+    ) -> Any:
+        self._compute, self._calls = compute, 0
+        self._before = ExitStack()
+        try:
+            if seed is not None:
+                self._before.enter_context(_seeded(seed, self._device))
+            outputs = step()
+        finally:
+            self._before.close()
+            self._compute = None
+        if not self._calls:
+            raise UserError(
+                f"{type(self._module).__name__}: a step did not call self.{ATTRIBUTE}; call it, "
+                "not its children"
+            )
+        return outputs
+
+    @contextlib.contextmanager
+    def _state(self, **changes: Any) -> Iterator[None]:
+        module, state = self._module, self._module.trainer_state
+        module.trainer_state = dataclasses.replace(state, **changes)
+        try:
+            yield
+        finally:
+            module.trainer_state = state
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw the random numbers in this context from a seed."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(randomness.Stream(seed))
+        if device.type != "cpu":
+            own: Any = torch.get_device_module(device)
+            state = own.get_rng_state(device)
+            stack.callback(own.set_rng_state, state, device)
+            own.manual_seed(seed)
+        yield

@@ -1,0 +1,152 @@
+"""The options of a pipeline, and whether a module and a number of processes fit them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ...errors import ConfigurationError, nearest
+from ...module import TrainingModule
+from . import partition, schedules
+from .partition import ATTRIBUTE
+
+BALANCES = ("parameters",)
+CHECKPOINTS = ("never", "except_last", "always")
+_DEFAULT_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The options of a pipeline; see :class:`.strategy.Sequential`."""
+
+    stages: int | None
+    balance: str | Sequence[int]
+    microbatches: int
+    schedule: str
+    checkpoint: str
+    stages_per_process: int | None
+
+    @property
+    def rounds(self) -> int:
+        """Number of stages of a process."""
+        if self.schedule != "interleaved":
+            return 1
+        return self.stages_per_process or _DEFAULT_ROUNDS
+
+    def processes(self, run_processes: int) -> int:
+        """Number of processes of a pipeline in a run of so many processes."""
+        return self.stages or run_processes
+
+    def count(self, samples: int, processes: int) -> int:
+        """Number of micro-batches of a batch; fewer if it has few samples."""
+        count = max(1, min(self.microbatches, samples))
+        if self.schedule == "interleaved" and count > processes:
+            count -= count % processes
+        return count
+
+    def sizes(self, module: nn.Module, stages: int) -> list[int]:
+        """Number of children of each stage."""
+        if isinstance(self.balance, str):
+            return partition.divide(partition.parameter_costs(module), stages)
+        return list(self.balance)
+
+    def check(self) -> None:
+        """Check each option.
+
+        Raises:
+            ConfigurationError: One line per error.
+        """
+        lines = [
+            f"strategy_options.{name}={value!r} is unknown{nearest(value, known)}"
+            for name, value, known in (
+                ("schedule", self.schedule, schedules.NAMES),
+                ("checkpoint", self.checkpoint, CHECKPOINTS),
+                ("balance", self.balance, BALANCES),
+            )
+            if isinstance(value, str) and value not in known
+        ]
+        numbers = (
+            ("stages", self.stages, 1),
+            ("microbatches", self.microbatches, 1),
+            ("stages_per_process", self.stages_per_process, 2),
+        )
+        lines += [
+            f"strategy_options.{name}={value}: give at least {least}"
+            for name, value, least in numbers
+            if value is not None and value < least
+        ]
+        if not isinstance(self.balance, str) and any(size < 1 for size in self.balance):
+            lines.append(
+                f"strategy_options.balance={list(self.balance)}: each stage needs a child; give "
+                "numbers of at least 1"
+            )
+        if self.stages_per_process is not None and self.schedule != "interleaved":
+            lines.append(
+                f"strategy_options.stages_per_process has no effect with schedule={self.schedule!r}"
+                "; use schedule='interleaved'"
+            )
+        if self.schedule == "zero_bubble" and self.checkpoint != "never":
+            lines.append(
+                "strategy_options.checkpoint: schedule='zero_bubble' divides a backward in two, "
+                "and would recompute activations twice; use checkpoint='never', or schedule='1f1b'"
+            )
+        if lines:
+            raise ConfigurationError(lines)
+
+    def problems_with(self, run_processes: int) -> list[str]:
+        """One line for each option that a number of processes contradicts."""
+        count = self.processes(run_processes)
+        if run_processes % count:
+            return [
+                f"strategy_options.stages={count}: {run_processes} processes are not divisible by "
+                "it; change it, or devices"
+            ]
+        lines = []
+        stages = count * self.rounds
+        if not isinstance(self.balance, str) and len(self.balance) != stages:
+            lines.append(
+                f"strategy_options.balance={list(self.balance)} has {len(self.balance)} entries "
+                f"for {stages} stages; give one per stage"
+            )
+        if self.schedule == "interleaved" and self.microbatches % count:
+            lines.append(
+                f"strategy_options.microbatches={self.microbatches}: schedule='interleaved' needs "
+                f"a multiple of the {count} processes of a pipeline"
+            )
+        return lines
+
+
+def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int) -> list[str]:
+    """One line for each property of a module that does not fit."""
+    name = type(module).__name__
+    sequential = getattr(module, ATTRIBUTE, None)
+    if not isinstance(sequential, nn.Sequential):
+        found = "has none" if sequential is None else f"has a {type(sequential).__name__}"
+        return [
+            f"strategy='sequential' divides the children of self.{ATTRIBUTE}, an nn.Sequential; "
+            f"{name} {found}"
+        ]
+    lines = []
+    count, stages = len(sequential), shape.processes(run_processes) * shape.rounds
+    if not isinstance(shape.balance, str) and sum(shape.balance) != count:
+        lines.append(
+            f"strategy_options.balance={list(shape.balance)} is of {sum(shape.balance)} children; "
+            f"{name}.{ATTRIBUTE} has {count}"
+        )
+    elif count < stages:
+        lines.append(
+            f"{name}.{ATTRIBUTE} has {count} children for {stages} stages; use fewer stages"
+        )
+    if "forward" in vars(sequential):
+        lines.append(f"{name}.{ATTRIBUTE} has a forward of its own, which would be replaced")
+    metrics = [
+        path
+        for path, each in module.named_modules()
+        if hasattr(each, "metric_state") and hasattr(each, "_update_count")
+    ]
+    lines += [
+        f"{name}.{path} synchronizes over all processes, and only the last stage updates it; log "
+        "numbers instead, or use strategy='ddp'"
+        for path in metrics
+    ]
+    return lines

@@ -1,0 +1,285 @@
+"""``sequential``: pipeline parallelism over the children of ``sequential_module``."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...arguments.options import Options
+from ...data import Feed, MicroBatch, batch_length, randomness
+from ...errors import ConfigurationError, UserError
+from ...launch import collectives
+from ...launch.collectives import How
+from ...module import TrainingModule
+from ..gradients import sparse
+from ..limits import Limits
+from ..optimizers import Optimization
+from ..process_group import ProcessGroupStrategy
+from ..splitting import split
+from ..step import Stage
+from . import partition, schedules
+from .boundary import Boundary
+from .checks import Shape, problems_of_module
+from .engine import Engine, Step
+from .gradients import Gradients
+from .messages import Messages
+from .partition import Ownership
+from .processes import Processes
+from .schedules import Action
+from .state import OwnParameters, load_model, model_state
+
+_REFUSED = {
+    "16-mixed": "each stage would have to skip the same steps; use 'bf16-mixed'",
+    "manual_optimization": "a pipeline runs forward and backward itself; use strategy='fsdp'",
+    "sync_batchnorm": "a stage normalizes micro-batches, at another time than its replicas; use "
+    "strategy='ddp'",
+    "compile": "a stage is a part of the module; use strategy='fsdp'",
+    "activation_checkpointing": "stages checkpoint whole: use strategy_options.checkpoint",
+}
+
+
+class Sequential(ProcessGroupStrategy):
+    """Pipeline parallelism: each process has some children of ``sequential_module``.
+
+    The user's step runs on the first and the last stage: on the first one until it calls
+    ``sequential_module``, on the last one with its output. Parameters outside are on both.
+
+    Args:
+        stages: Number of processes of a pipeline; default: all. With more processes, data
+            parallel: each pipeline reads its part of every batch.
+        balance: Number of children per stage, such as ``[3, 1, 4]``; or ``"parameters"``: divide
+            them so that the largest number of parameters of a stage is least.
+        microbatches: Number of parts of a batch that pass through the pipeline one after another;
+            their sizes differ by at most one.
+        schedule: ``"gpipe"``, all forwards, then all backwards; ``"1f1b"``, alternately, with
+            fewer activations in memory; ``"interleaved"``, as ``"1f1b"``, with several stages per
+            process; or ``"zero_bubble"``, as ``"1f1b"``, with gradients of weights computed while a
+            process would wait.
+        checkpoint: ``"never"``, ``"except_last"`` or ``"always"``: of which micro-batches stages
+            keep only their inputs, and recompute activations in backward.
+        stages_per_process: With ``"interleaved"``, at least 2; default: 2.
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
+
+    Raises:
+        ConfigurationError: Options that contradict each other; one line each.
+    """
+
+    limits: Limits = Limits(refused=_REFUSED)
+    shards_parameters: bool = True
+    processes: Processes
+
+    def __init__(
+        self,
+        stages: int | None = None,
+        balance: str | Sequence[int] = "parameters",
+        microbatches: int = 4,
+        schedule: str = "1f1b",
+        checkpoint: str = "never",
+        stages_per_process: int | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        super().__init__(timeout_seconds)
+        self.shape = Shape(stages, balance, microbatches, schedule, checkpoint, stages_per_process)
+        self.shape.check()
+        self._boundary: Boundary | None = None
+        self._optimizers: dict[int, OwnParameters] = {}
+
+    # --- before any process is started ------------------------------------------------------------
+
+    def problems(self, options: Options) -> list[str]:
+        return self.shape.problems_with(self.run_processes)
+
+    def replicas(self, devices: int, num_nodes: int) -> int:
+        return max(1, devices * num_nodes // self.shape.processes(devices * num_nodes))
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        return [
+            *problems_of_module(module, self.shape, self.run_processes),
+            *sparse.problems_of(module, "a pipeline sums gradients as whole tensors"),
+        ]
+
+    # --- before the first step -----------------------------------------------------------------
+
+    def init_process_group(self, layout: Any, device: torch.device) -> None:
+        super().init_process_group(layout, device)
+        count = self.shape.processes(layout.world_size)
+        self.processes = Processes(
+            layout.rank, layout.world_size, count, self.shape.rounds, self.timeout_seconds
+        )
+
+    @property
+    def data_replicas(self) -> int:
+        return self.processes.replicas
+
+    @property
+    def data_index(self) -> int:
+        return self.processes.replica
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        self._place(module)
+        # The optimizers get the whole module, so that they need not know of stages.
+        optimization = configure()
+        restricted = [
+            OwnParameters(each, module, self.ownership) for each in optimization.optimizers
+        ]
+        self._optimizers = {id(each.optimizer): each for each in restricted}
+        self._divide(module)
+        return optimization
+
+    def place(self, module: TrainingModule) -> None:
+        self._place(module)
+        self._divide(module)
+
+    def _place(self, module: TrainingModule) -> None:
+        """Move this process' part of a module to the device."""
+        if partition.is_divided(module):
+            raise UserError(
+                f"{type(module).__name__} is still divided into stages from a previous fit; create "
+                "it again, and give a checkpoint, as in test(module, "
+                "checkpoint=trainer.run_directory)"
+            )
+        problems = problems_of_module(module, self.shape, self.layout.world_size)
+        if problems:
+            raise ConfigurationError(problems)
+        self.module = module
+        sizes = self.shape.sizes(module, self.processes.stages)
+        self.stages = partition.bounds(sizes)
+        self.ownership = Ownership(module, self.stages, self.processes)
+        self.ownership.materialize(module)
+        self.precision.cast(module)
+        self.ownership.move(module, self.device)
+        self._start_equal(module)
+        self._gradients = Gradients(list(module.parameters()), self.ownership, self.processes)
+
+    def _start_equal(self, module: TrainingModule) -> None:
+        """Use the first replica's values, and of shared parameters those of the last stage."""
+        self.ownership.broadcast_shared((*module.parameters(), *module.buffers()), self.processes)
+        self.ownership.broadcast_to_replicas(
+            (*module.parameters(), *module.buffers()), self.processes
+        )
+
+    def _divide(self, module: TrainingModule) -> None:
+        """Free the other processes' part, and connect the stages."""
+        self.ownership.free_others(module)
+        sequential: Any = getattr(module, partition.ATTRIBUTE)
+        own = self.processes.own_stages
+        self._boundary = Boundary(module, self.device)
+        inside = {id(each) for each in sequential.parameters()}
+        self._engine = Engine(
+            self.processes,
+            {stage: partition.part(sequential, self.stages[stage]) for stage in own},
+            [each for each in module.parameters() if id(each) not in inside],
+            self._boundary,
+            Messages(self.processes, self.device),
+        )
+        self._orders: Callable[[int], list[Action]] = functools.cache(self._order)
+        state = module.trainer_state
+        module.trainer_state = type(state)(state.run, self.device, state.samples, state.shards)
+
+    def _order(self, count: int) -> list[Action]:
+        each = self.processes
+        return schedules.order(self.shape.schedule, each.position, each.count, each.stages, count)
+
+    # --- a micro-batch -------------------------------------------------------------------------
+
+    @property
+    def _runs_step(self) -> bool:
+        return self.processes.has_first or self.processes.has_last
+
+    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
+        # Only the process with the last stage logs and predicts.
+        batches = super().batches(feed, epoch, start)
+        if self.processes.has_last:
+            return batches
+        return (batch._replace(samples=0) for batch in batches)
+
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
+    ) -> None:
+        samples = batch_length(batch)
+        count = self.shape.count(samples, self.processes.count)
+        pieces = split(batch, count) if self._runs_step else [None] * count
+        steps = []
+        for number, piece in enumerate(pieces):
+            size = samples // count + (number < samples % count)
+            steps.append(
+                Step(
+                    functools.partial(super().forward, "training", piece, batch_idx),
+                    self.precision.autocast,
+                    functools.partial(self._read_loss, factor=weight * size / samples),
+                    self._seed(batch_idx, number),
+                    size,
+                    self._is_checkpointed(number, count),
+                )
+            )
+        self._engine.train(self._orders(count), steps)
+        if synchronize:
+            self._gradients.synchronize()
+
+    def _read_loss(self, outputs: Any, factor: float) -> Tensor:
+        loss = self.read_loss(outputs)
+        self.take_loss(loss, "training_step")
+        return self.precision.scale(loss * factor)
+
+    def _seed(self, batch_idx: int, number: int) -> int | None:
+        """Seed of what a step draws before the pipeline, on the first and the last process."""
+        run = self.module.trainer_state.run
+        if run is None or self.processes.count == 1 or not self._runs_step:
+            return None
+        return randomness.mix(
+            run.seed, run.current_epoch, batch_idx, number, self.processes.replica
+        )
+
+    def _is_checkpointed(self, number: int, count: int) -> bool:
+        except_last = self.shape.checkpoint == "except_last" and number < count - 1
+        return self.shape.checkpoint == "always" or except_last
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        run = functools.partial(super().forward, stage, batch, batch_idx)
+        return self._engine.evaluate(Step(run, self.precision.autocast, self.read_loss))
+
+    def begin_evaluation(self) -> None:
+        # BatchNorm statistics differ between replicas after training; use those of the first.
+        self.ownership.broadcast_to_replicas(self.module.buffers(), self.processes)
+
+    # --- a step --------------------------------------------------------------------------------
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        self._gradients.clip(optimization.parameters, value, algorithm)
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        if any(group["params"] for group in optimizer.param_groups):
+            super().optimizer_step(optimizer)
+
+    def reduce(self, tensor: Tensor, how: How) -> Tensor:
+        if how != "mean":
+            return super().reduce(tensor, how)
+        own = tensor if self.processes.has_last else torch.zeros_like(tensor)
+        return collectives.all_reduce(own) / self.processes.replicas
+
+    # --- checkpoints ---------------------------------------------------------------------------
+
+    def model_state(self) -> dict[str, Any]:
+        return model_state(self.module, self.ownership)
+
+    def load_model(self, saved: Mapping[str, Any]) -> None:
+        load_model(self.module, self.ownership, saved)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return self._optimizers[id(optimizer)].state()
+
+    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        self._optimizers[id(optimizer)].load(saved)
+
+    def teardown(self) -> None:
+        if self._boundary is not None:
+            self._boundary.close()
+            self._boundary = None
+            self._gradients.close()
+            self._engine.close()
+        if hasattr(self, "processes"):
+            self.processes.close()
+        super().teardown()

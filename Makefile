@@ -38,7 +38,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-engines renders test-slow test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-checkpoints docs lock clean
+.PHONY: help demo project test test-template test-trainer test-engines renders test-slow test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -92,6 +92,11 @@ bench-checkpoints: $(TOOLS)  ## measure the cost of checksums when a checkpoint 
 	rm -rf build/bench-checkpoints
 	$(RENDER) build/bench-checkpoints
 	PYTHONPATH=build/bench-checkpoints/my-project/src $(PROJECT_VENV)/bin/python benchmarks/checkpoints.py $(ARGS)
+
+bench-pipeline: $(TOOLS)  ## measure how long pipelines wait, and their memory (ten minutes)
+	rm -rf build/bench-pipeline
+	$(RENDER) build/bench-pipeline
+	PYTHONPATH=build/bench-pipeline/my-project/src $(PROJECT_VENV)/bin/python benchmarks/pipeline.py $(ARGS)
 
 docker: $(TOOLS)  ## build a rendered project's image, inspect it and train in it
 	bash docker/smoke.sh $(BIN)/python

@@ -42,6 +42,11 @@ class ImageClassifier(TrainingModule):
             nn.Linear(2 * width * (image_size // 4) ** 2, classes),
         )
 
+    @property
+    def sequential_module(self) -> nn.Sequential:
+        """The layers that ``strategy="sequential"`` divides over processes."""
+        return self.network
+
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits (batch, classes) of images (batch, channels, height, width)."""
         logits: Tensor = self.network(images)

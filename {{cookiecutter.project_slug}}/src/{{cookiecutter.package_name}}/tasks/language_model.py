@@ -120,6 +120,11 @@ class LanguageModel(TrainingModule):
         """Predict the most likely next byte of each sequence."""
         return self(batch[:, :-1])[:, -1].argmax(dim=-1)  # type: ignore[no-any-return]
 
+    @property
+    def sequential_module(self) -> nn.Sequential:
+        """The layers that ``strategy="sequential"`` divides over processes."""
+        return self.blocks
+
     def configure_optimizers(self) -> dict[str, Any]:
         matrices = [parameter for parameter in self.parameters() if parameter.ndim > 1]
         vectors = [parameter for parameter in self.parameters() if parameter.ndim <= 1]

@@ -158,13 +158,13 @@ def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         *args,
         *kwargs.values(),
         use_reentrant=False,
-        context_fn=lambda: (contextlib.nullcontext(), _buffers_kept(self)),
+        context_fn=lambda: (contextlib.nullcontext(), buffers_kept(self)),
     )
 
 
 @contextlib.contextmanager
-def _buffers_kept(part: nn.Module) -> Iterator[None]:
-    """Apply changes of buffers in this context to copies."""
+def buffers_kept(part: nn.Module) -> Iterator[None]:
+    """Apply changes of a part's buffers in this context to copies."""
     kept = [(each._buffers, each._buffers.copy()) for each in part.modules()]
     for buffers, own in kept:
         buffers.update({name: None if each is None else each.clone() for name, each in own.items()})

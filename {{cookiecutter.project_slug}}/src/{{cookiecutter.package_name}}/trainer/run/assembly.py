@@ -70,6 +70,7 @@ class Assembly:
         strategy, recorder, options = self._plan.strategy, self._recorder, self._plan.options
         if options.sync_batchnorm:
             sync_batchnorm.convert(module, self._plan.device.type)
+        strategy.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(
             module, lambda: read_optimization(module.configure_optimizers())
         )

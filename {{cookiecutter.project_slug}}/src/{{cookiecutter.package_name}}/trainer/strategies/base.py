@@ -71,6 +71,9 @@ class Strategy:
     records_directory: Path | None = None
     """Where records of what has failed may be written: the logs of a fit's run directory."""
 
+    read_sample: Callable[[], Any] | None = None
+    """Reads a training batch on the CPU, before :meth:`setup`; all processes must call it."""
+
     run_processes: int = 1
     """Number of processes of the run, on all nodes; set before the checks of ``problems``."""
 

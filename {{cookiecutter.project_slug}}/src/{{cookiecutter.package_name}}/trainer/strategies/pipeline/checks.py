@@ -1,5 +1,6 @@
 """The options of a pipeline, and whether a module and a number of processes fit them."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,9 +9,10 @@ from torch import nn
 from ...errors import ConfigurationError, nearest
 from ...module import TrainingModule
 from . import partition, schedules
+from .measure import Measured
 from .partition import ATTRIBUTE
 
-BALANCES = ("parameters",)
+BALANCES = ("parameters", "time", "memory")
 CHECKPOINTS = ("never", "except_last", "always")
 _DEFAULT_ROUNDS = 2
 
@@ -44,11 +46,35 @@ class Shape:
             count -= count % processes
         return count
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the balance is measured on a sample."""
+        return self.balance in ("time", "memory")
+
     def sizes(self, module: nn.Module, stages: int) -> list[int]:
-        """Number of children of each stage."""
+        """Number of children of each stage; by parameters, if there are no measurements."""
         if isinstance(self.balance, str):
-            return partition.divide(partition.parameter_costs(module), stages)
+            costs = partition.parameter_costs(module)
+            return partition.divide(partition.total(costs), len(costs), stages)
         return list(self.balance)
+
+    def measured_sizes(self, found: Sequence[Measured], stages: int) -> list[int]:
+        """Number of children of each stage, by measurements of the children."""
+        if self.balance == "time":
+            cost = partition.total([each.seconds for each in found])
+        else:
+            cost = functools.partial(self._memory, found, stages)
+        return partition.divide(cost, len(found), stages)
+
+    def _memory(self, found: Sequence[Measured], stages: int, stage: int, indices: range) -> float:
+        """Bytes that a stage needs while it holds as many micro-batches as its schedule lets."""
+        held = {"1f1b": stages - stage, "zero_bubble": stages}.get(self.schedule, self.microbatches)
+        held = min(held, self.microbatches)
+        saved = sum(found[index].saved for index in indices)
+        kept = saved * held
+        if self.checkpoint != "never":
+            kept = saved + found[indices.start].inputs * held
+        return kept + sum(found[index].parameters for index in indices)
 
     def check(self) -> None:
         """Check each option.

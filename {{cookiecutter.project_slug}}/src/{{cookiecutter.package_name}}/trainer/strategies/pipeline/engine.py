@@ -1,6 +1,5 @@
 """Runs the stages of a process: forwards, backwards and messages, in the order of a schedule."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from ...memory import activation_checkpointing
+from . import partition
 from .boundary import Boundary
 from .messages import Messages, Values
 from .processes import Processes
@@ -69,7 +69,6 @@ class Engine:
         self._outside = outside
         self._boundary = boundary
         self._messages = messages
-        self._takes_several = {stage: _takes_several(each) for stage, each in parts.items()}
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._groups: dict[tuple[int, int], Any] = {}
 
@@ -128,7 +127,7 @@ class Engine:
                 nonlocal received
                 if stage > 0:
                     received = self._messages.receive(stage)
-                    given = self._arguments(stage, received)
+                    given = partition.arguments(self._parts[stage], received)
                 return self._call(stage, given, step)
 
             result = self._boundary.outputs(step.run, compute, step.seed, step.samples)
@@ -138,7 +137,7 @@ class Engine:
             given = self._boundary.inputs(step.run, step.seed)
         else:
             received = self._messages.receive(stage)
-            given = self._arguments(stage, received)
+            given = partition.arguments(self._parts[stage], received)
         with step.context():
             output = self._call(stage, given, step)
         name = list(self._parts[stage]._modules)[-1]
@@ -146,11 +145,6 @@ class Engine:
         # Zero bubble detaches outputs in place, which is not possible for views.
         tensors = (each.clone() if each._is_view() else each for each in outputs.tensors)
         return received, outputs._replace(tensors=tuple(tensors)), None
-
-    def _arguments(self, stage: int, received: Values) -> tuple[Any, ...]:
-        if received.is_tuple and not self._takes_several[stage]:
-            return (received.tensors,)
-        return received.tensors
 
     def _call(self, stage: int, given: tuple[Any, ...], step: Step) -> Any:
         part = self._parts[stage]
@@ -198,9 +192,3 @@ class Engine:
         if stage == self._processes.stages - 1:
             found |= {id(each): each for each in self._outside}
         return iter([each for each in found.values() if each.requires_grad])
-
-
-def _takes_several(part: nn.Sequential) -> bool:
-    """Whether its forward takes ``*inputs``, unlike that of torch's class."""
-    parameters = inspect.signature(type(part).forward).parameters.values()
-    return any(each.kind is each.VAR_POSITIONAL for each in parameters)

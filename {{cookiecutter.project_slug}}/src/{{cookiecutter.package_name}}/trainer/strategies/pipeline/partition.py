@@ -1,9 +1,11 @@
 """Which process of a pipeline has which children of ``sequential_module``, and which parameters."""
 
 import copy
+import inspect
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from ...memory import meta_device
 from ...module import TrainingModule
+from .messages import Values
 from .processes import Processes
 
 ATTRIBUTE = "sequential_module"
@@ -28,20 +31,17 @@ def bounds(balance: Sequence[int]) -> list[range]:
     return [range(end - size, end) for size, end in zip(balance, ends, strict=True)]
 
 
-def divide(costs: Sequence[float], stages: int) -> list[int]:
+def divide(cost: Callable[[int, range], float], count: int, stages: int) -> list[int]:
     """Divide children into stages of neighbors, so that the largest cost of a stage is least.
 
     Args:
-        costs: Cost of each child.
+        cost: Cost of a stage, counted from 0, that has some of the children.
+        count: Number of children.
         stages: Number of stages, at most that of the children.
 
     Returns:
         Number of children of each stage, at least one.
     """
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    count = len(costs)
     # Largest cost of the best division of the first children, and its last bound.
     best = [[math.inf] * (count + 1) for _ in range(stages + 1)]
     cut = [[0] * (count + 1) for _ in range(stages + 1)]
@@ -49,14 +49,21 @@ def divide(costs: Sequence[float], stages: int) -> list[int]:
     for stage in range(1, stages + 1):
         for end in range(stage, count + 1):
             for start in range(stage - 1, end):
-                cost = max(best[stage - 1][start], sums[end] - sums[start])
-                if cost < best[stage][end]:
-                    best[stage][end], cut[stage][end] = cost, start
+                before = best[stage - 1][start]
+                if before < best[stage][end]:
+                    largest = max(before, cost(stage - 1, range(start, end)))
+                    if largest < best[stage][end]:
+                        best[stage][end], cut[stage][end] = largest, start
     sizes, end = [], count
     for stage in range(stages, 0, -1):
         sizes.append(end - cut[stage][end])
         end = cut[stage][end]
     return sizes[::-1]
+
+
+def total(costs: Sequence[float]) -> Callable[[int, range], float]:
+    """The cost of a stage, for :func:`divide`: the sum of its children's."""
+    return lambda stage, indices: sum(costs[index] for index in indices)
 
 
 def parameter_costs(module: nn.Module) -> list[float]:
@@ -79,6 +86,17 @@ def part(sequential: nn.Sequential, indices: range) -> nn.Sequential:
         vars(found)[name] = OrderedDict()  # those of the whole run before and after the pipeline
     vars(found).pop("forward", None)
     return found
+
+
+def arguments(part: nn.Sequential, given: Values) -> tuple[Any, ...]:
+    """The arguments of a part for what the part before gives.
+
+    torch's own class passes on a tuple as one argument; a class whose forward takes ``*inputs``
+    gets several.
+    """
+    parameters = inspect.signature(type(part).forward).parameters.values()
+    takes_several = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    return (given.tensors,) if given.is_tuple and not takes_several else given.tensors
 
 
 class Ownership:

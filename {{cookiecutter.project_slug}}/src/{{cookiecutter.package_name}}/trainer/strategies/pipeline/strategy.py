@@ -25,6 +25,7 @@ from .boundary import Boundary
 from .checks import Shape, problems_of_module
 from .engine import Engine, Step
 from .gradients import Gradients
+from .measure import measure
 from .messages import Messages
 from .partition import Ownership
 from .processes import Processes
@@ -50,8 +51,9 @@ class Sequential(ProcessGroupStrategy):
     Args:
         stages: Number of processes of a pipeline; default: all. With more processes, data
             parallel: each pipeline reads its part of every batch.
-        balance: Number of children per stage, such as ``[3, 1, 4]``; or ``"parameters"``: divide
-            them so that the largest number of parameters of a stage is least.
+        balance: Number of children per stage, such as ``[3, 1, 4]``; or by what to divide them, so
+            that the largest stage is smallest: ``"parameters"``, or ``"time"`` or ``"memory"`` of a
+            micro-batch, measured by rank 0 before training.
         microbatches: Number of parts of a batch that pass through the pipeline one after another;
             their sizes differ by at most one.
         schedule: ``"gpipe"``, all forwards, then all backwards; ``"1f1b"``, alternately, with
@@ -122,6 +124,11 @@ class Sequential(ProcessGroupStrategy):
         self._place(module)
         # The optimizers get the whole module, so that they need not know of stages.
         optimization = configure()
+        if any(isinstance(each, torch.optim.LBFGS) for each in optimization.optimizers):
+            raise ConfigurationError(
+                "configure_optimizers: LBFGS uses all gradients together, and a process has those "
+                "of its stages; use another optimizer, or strategy='ddp'"
+            )
         restricted = [
             OwnParameters(each, module, self.ownership) for each in optimization.optimizers
         ]
@@ -145,14 +152,29 @@ class Sequential(ProcessGroupStrategy):
         if problems:
             raise ConfigurationError(problems)
         self.module = module
-        sizes = self.shape.sizes(module, self.processes.stages)
-        self.stages = partition.bounds(sizes)
+        self.stages = partition.bounds(self._sizes(module))
         self.ownership = Ownership(module, self.stages, self.processes)
         self.ownership.materialize(module)
-        self.precision.cast(module)
+        tensors = (*module.parameters(), *module.buffers())
+        self.precision.cast_all(filter(self.ownership.is_own, tensors))
         self.ownership.move(module, self.device)
         self._start_equal(module)
         self._gradients = Gradients(list(module.parameters()), self.ownership, self.processes)
+
+    def _sizes(self, module: TrainingModule) -> list[int]:
+        """Number of children of each stage; in evaluation, nothing is measured."""
+        stages = self.processes.stages
+        if not self.shape.is_measured or self.read_sample is None:
+            return self.shape.sizes(module, stages)
+        batch = self.read_sample()
+        sizes: list[int] = []
+        if self.layout.is_main:
+            count = self.shape.count(batch_length(batch), self.processes.count)
+            run = functools.partial(self._step, "training", split(batch, count)[0], 0)
+            found = measure(module, run, self.precision.autocast, self.device)
+            sizes = self.shape.measured_sizes(found, stages)
+        found_sizes: list[int] = collectives.broadcast(sizes)
+        return found_sizes
 
     def _start_equal(self, module: TrainingModule) -> None:
         """Use the first replica's values, and of shared parameters those of the last stage."""

@@ -1,0 +1,277 @@
+"""Pipelines, each compared with one process: trains many of them in one start of the ranks.
+
+``python -m pipeline_subject FOLDER NAME …`` trains cases of one number of processes; and
+``python -m pipeline_subject FOLDER alone NAME …`` what one process computes in their stead.
+"""
+
+import csv
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from my_project import trainer
+from my_project.trainer.checkpoint import reading
+
+SAMPLES, BATCH, STOP = 53, 12, 3  # the last batch of an epoch has 5 samples
+
+
+class Pair(nn.Module):
+    """Takes and gives a tensor, one that passes through, and whole numbers that do not train."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, values: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(values, Tensor):
+            values = (values, values * 0.5, torch.arange(len(values)))
+        x, skip, number = values
+        return self.layer(x + 0.1 * skip).tanh(), skip, number + 1
+
+
+class Several(nn.Sequential):
+    """Takes several inputs, and gives a tuple to the next child as several inputs."""
+
+    def forward(self, *inputs: Any) -> Any:
+        for child in self:
+            outputs = child(*inputs)
+            inputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return outputs
+
+
+class Two(nn.Module):
+    """Takes and gives two tensors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return y + self.layer(x).tanh(), x
+
+
+def body(kind: str, width: int) -> nn.Sequential:
+    """Six children."""
+    if kind == "tuples":
+        return nn.Sequential(*(Pair(width) for _ in range(6)))
+    if kind == "several":
+        return Several(*(Two(width) for _ in range(6)))
+    layers: list[nn.Module] = [nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, width)]
+    layers += [nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+    if kind == "dropout":
+        layers[3] = nn.Dropout(0.2)
+    if kind == "norm":
+        layers[1], layers[3] = nn.BatchNorm1d(2 * width), nn.BatchNorm1d(width)
+    if kind == "shared":
+        layers[4] = layers[2] = nn.Linear(width, width)
+        layers[0] = nn.Linear(width, width)
+    return nn.Sequential(*layers)
+
+
+class Subject(trainer.TrainingModule):
+    """Before and after ``sequential_module``: tied weights, a skip connection, frozen weights."""
+
+    def __init__(self, kind: str = "tied", optimizer: str = "sgd") -> None:
+        super().__init__()
+        self.kind, self.optimizer = kind, optimizer
+        self.embed = nn.Linear(6, 8)
+        self.dropout = nn.Dropout(0.2 if kind == "dropout" else 0.0)
+        self.sequential_module = body(kind, 8)
+        self.unused = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(6) if kind == "norm" else nn.Identity()
+        self.out = nn.Linear(6, 3)
+        generator = torch.Generator().manual_seed(1)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+        self.sequential_module[0].requires_grad_(kind != "frozen")
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedded = self.dropout(self.embed(x))
+        if self.kind == "several":
+            hidden, _ = self.sequential_module(embedded, embedded.sin())
+        elif self.kind == "tuples":
+            hidden, skip, number = self.sequential_module(embedded)
+            hidden = hidden + 0.05 * skip * number[:1]
+        else:
+            hidden = self.sequential_module(embedded)
+        return self.out(self.norm((hidden + 0.3 * embedded) @ self.embed.weight))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, rest = batch
+        loss = mse_loss(self(x), rest["y"])
+        self.log("loss", loss)
+        self.log("largest", rest["y"].max(), reduce_fx="max")
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("before", batch[0].mean())
+        self.log("val_loss", mse_loss(self(batch[0]), batch[1]["y"]))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", mse_loss(self(batch[0]), batch[1]["y"]))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+    def train_dataloader(self) -> Any:
+        x = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(2))
+        y = torch.stack([x.sum(1), x.prod(1), x[:, 0] * x[:, 1]], dim=1)
+        data = TensorDataset(x, y)
+        return DataLoader(data, batch_size=4, collate_fn=collated)
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+    def configure_optimizers(self) -> Any:
+        if self.optimizer == "sgd":
+            sgd = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            return [sgd], [torch.optim.lr_scheduler.ExponentialLR(sgd, 0.9)]
+        matrices = [each for each in self.named_parameters() if each[1].ndim > 1]
+        vectors = [each for each in self.named_parameters() if each[1].ndim == 1]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors}]
+        return torch.optim.AdamW(groups, lr=0.01, fused=True)
+
+
+def collated(samples: Any) -> Any:
+    """A nested batch."""
+    x, y = map(torch.stack, zip(*samples, strict=True))
+    return x, {"y": y}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pipeline.
+
+    Args:
+        options: of the strategy.
+        subject: arguments of the subject.
+        trainer: options of the trainer.
+        processes: that it runs on.
+        tolerance: largest difference of a weight or a loss from one process'.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    subject: Mapping[str, Any] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    processes: int = 2
+    tolerance: float = 2e-6
+
+
+ADAM = {"optimizer": "adam"}
+CLIPPED = {"gradient_clip_val": 0.1}
+CLIPPED_VALUES = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
+ACCUMULATED = {"accumulate_grad_batches": 2, "global_batch_size": 2 * BATCH}
+
+CASES = {
+    # Quick: each choice at least once, on two processes.
+    "1f1b": Case({"microbatches": 5, "balance": [1, 5]}, ADAM, CLIPPED, tolerance=1e-5),
+    "gpipe": Case({"schedule": "gpipe", "checkpoint": "always"}, {"kind": "tuples"}, ACCUMULATED),
+    "zero bubble": Case({"schedule": "zero_bubble"}, {"kind": "several"}, CLIPPED_VALUES),
+    "interleaved": Case({"schedule": "interleaved", "microbatches": 6}, {}, ACCUMULATED | CLIPPED),
+    "dropout": Case({"microbatches": 3, "checkpoint": "except_last"}, {"kind": "dropout"}),
+    "norm": Case({"microbatches": 1, "checkpoint": "always"}, {"kind": "norm"}, tolerance=1e-5),
+    "shared": Case({"balance": [3, 3]}, {"kind": "shared"}, CLIPPED),
+    "bf16": Case({}, {}, {"precision": "bf16-mixed"}, tolerance=3e-2),
+    # Slow, on four.
+    "four": Case({"microbatches": 8, "balance": [1, 3, 1, 1]}, {}, CLIPPED, 4),
+    "four, gpipe": Case(
+        {"schedule": "gpipe", "microbatches": 7, "checkpoint": "except_last"},
+        {"kind": "tuples", **ADAM},
+        ACCUMULATED,
+        4,
+        1e-5,
+    ),
+    "four, zero bubble": Case({"schedule": "zero_bubble"}, {"kind": "shared"}, CLIPPED, 4),
+    "four, frozen": Case({"microbatches": 2}, {"kind": "frozen"}, {}, 4),
+    "two by two": Case({"stages": 2, "microbatches": 3}, ADAM, CLIPPED, 4, 1e-5),
+    "two by two, interleaved": Case(
+        {"stages": 2, "schedule": "interleaved", "stages_per_process": 3, "balance": [1] * 6},
+        {"kind": "several"},
+        ACCUMULATED | CLIPPED,
+        4,
+    ),
+    "four by one": Case({"stages": 1, "microbatches": 2}, {}, CLIPPED_VALUES, 4),
+}
+
+
+def dashed(name: str) -> str:
+    """A name for files."""
+    return name.replace(", ", "-").replace(" ", "-")
+
+
+def make_trainer(folder: Path, name: str, case: Case, **more: Any) -> trainer.Trainer:
+    """The trainer of a case."""
+    options: dict[str, Any] = {
+        "accelerator": "cpu",
+        "strategy": "sequential",
+        "strategy_options": dict(case.options),
+        "devices": case.processes,
+        "max_epochs": 2,
+        "global_batch_size": BATCH,
+        "log_every_n_steps": 1,
+        "loggers": ["csv"],
+        "enable_progress_bar": False,
+        "default_root_dir": folder,
+        "run_name": dashed(name),
+    }
+    return trainer.Trainer(**(options | dict(case.trainer) | more))
+
+
+def train(folder: Path, name: str, case: Case, **more: Any) -> Path:
+    """Train once; rank 0 writes weights, losses and what evaluation gives."""
+    run = make_trainer(folder, name, case, **more)
+    run.fit(Subject(**case.subject))
+    tested = make_trainer(folder, name, case, **more)
+    checkpoint = str(run.run_directory)
+    metrics = tested.test(Subject(**case.subject), checkpoint=checkpoint)
+    predictions = tested.predict(Subject(**case.subject), checkpoint=checkpoint)
+    if run.global_rank == 0:
+        weights = reading.Checkpoint(reading.resolve(run.run_directory)).state()["model"]
+        found = {name: each.contiguous() for name, each in weights.items()}
+        found |= {f"logged/{name}": each for name, each in logged(run.run_directory).items()}
+        found["test"] = torch.tensor(metrics["test_loss"])
+        found["predictions"] = torch.cat(predictions)
+        save_file(found, folder / f"{dashed(name)}.safetensors")
+    return run.run_directory
+
+
+def logged(directory: Path) -> dict[str, Tensor]:
+    """Everything that was logged."""
+    found: dict[str, list[float]] = {}
+    with (directory / "metrics.csv").open() as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["name"], []).append(float(row["value"]))
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Train cases, and each once more with a stop and a resume."""
+    for name in names:
+        case = CASES[name]
+        train(folder, name, case)
+        again = {"run_name": f"{dashed(name)}-again"}
+        stop = {"max_steps": STOP, "checkpoint_every_n_steps": 1}
+        stopped = train(folder, f"{name} stopped", case, **again, **stop)
+        train(folder, f"{name} resumed", case, **again, resume=str(stopped))
+
+
+def alone(folder: Path, names: list[str]) -> None:
+    """Train cases in one process, without a pipeline; and go on from where a pipeline stopped."""
+    own = {"strategy": "single_device", "strategy_options": {}, "devices": 1}
+    for name in names:
+        train(folder, f"{name} alone", CASES[name], **own)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[2] == "alone":
+        alone(Path(sys.argv[1]), sys.argv[3:])
+    else:
+        main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,67 @@
+"""Pipelines compute what one process computes, and go on to the last bit."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.project import run
+
+from pipeline_subject import CASES, STOP, dashed
+
+# Dropout masks of micro-batches are other ones than those of a batch.
+RANDOM = {"dropout"}
+TRIED = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if case.processes > 2 else [])
+        for name, case in CASES.items()
+    ],
+)
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory):
+    """Trains the cases of a number of processes, in one start of them; gives the folder."""
+
+    @cache
+    def folder(processes: int) -> Path:
+        path = tmp_path_factory.mktemp("pipeline-")
+        names = [name for name, case in CASES.items() if case.processes == processes]
+        for arguments in (names, ["alone", *names]):
+            done = run(["-m", "pipeline_subject", path, *arguments], timeout=600)
+            assert done.returncode == 0, done.stderr
+        return path
+
+    return folder
+
+
+def results(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """What a run has written."""
+    return load_file(folder / f"{dashed(name)}.safetensors")
+
+
+@TRIED
+def test_equals_one_process(trained, name):
+    case = CASES[name]
+    folder = trained(case.processes)
+    ours, theirs = results(folder, name), results(folder, f"{name} alone")
+    assert ours.keys() == theirs.keys()
+    assert len(ours["logged/loss"]) >= 6
+    assert len(ours["predictions"]) == 53
+    if name in RANDOM:
+        return
+    for key, value in ours.items():
+        expected = theirs[key].double()
+        difference = (value.double() - expected).abs().max()
+        assert difference <= case.tolerance * max(1.0, expected.abs().max()), key
+
+
+@TRIED
+def test_resumes_to_the_last_bit(trained, name):
+    folder = trained(CASES[name].processes)
+    whole, resumed = results(folder, name), results(folder, f"{name} resumed")
+    assert len(results(folder, f"{name} stopped")["logged/loss"]) == STOP
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)

@@ -65,7 +65,8 @@ def body(kind: str, width: int) -> nn.Sequential:
     if kind == "several":
         return Several(*(Two(width) for _ in range(6)))
     layers: list[nn.Module] = [nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, width)]
-    layers += [nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+    # At the start of a stage, if it is one of three children.
+    layers += [nn.ELU(inplace=True), nn.Linear(width, width), nn.Tanh()]
     if kind == "dropout":
         layers[3] = nn.Dropout(0.2)
     if kind == "norm":
@@ -177,9 +178,11 @@ CASES = {
     "interleaved": Case({"schedule": "interleaved", "microbatches": 6}, {}, ACCUMULATED | CLIPPED),
     "dropout": Case({"microbatches": 3, "checkpoint": "except_last"}, {"kind": "dropout"}),
     "norm": Case({"microbatches": 1, "checkpoint": "always"}, {"kind": "norm"}, tolerance=1e-5),
-    "shared": Case({"balance": [3, 3]}, {"kind": "shared"}, CLIPPED),
+    "shared": Case({"balance": [3, 3], "stages": 2}, {"kind": "shared"}, CLIPPED),
     "bf16": Case({}, {}, {"precision": "bf16-mixed"}, tolerance=3e-2),
+    "memory": Case({"balance": "memory", "schedule": "gpipe"}, {"kind": "several", **ADAM}),
     # Slow, on four.
+    "four, time": Case({"balance": "time"}, {"kind": "tuples"}, {}, 4),
     "four": Case({"microbatches": 8, "balance": [1, 3, 1, 1]}, {}, CLIPPED, 4),
     "four, gpipe": Case(
         {"schedule": "gpipe", "microbatches": 7, "checkpoint": "except_last"},

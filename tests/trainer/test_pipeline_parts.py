@@ -179,7 +179,7 @@ def test_mistakes_of_options(options, more, lines):
     given: dict[str, Any] = {"accelerator": "cpu", "devices": 2, "max_steps": 1} | more
     with pytest.raises(ConfigurationError) as caught:
         trainer.Trainer(strategy="sequential", strategy_options=options, **given)
-    assert len(caught.value.lines) == len(lines)
+    assert len(caught.value.problems) == len(lines)
     for line in lines:
         caught.match(line)
 
@@ -199,4 +199,4 @@ def test_mistakes_of_modules(options, module, line):
     )
     with pytest.raises(ConfigurationError, match=line) as caught:
         run.check_fit(module())
-    assert len(caught.value.lines) == 1
+    assert len(caught.value.problems) == 1

@@ -127,7 +127,7 @@ class Engine:
                 nonlocal received
                 if stage > 0:
                     received = self._messages.receive(stage)
-                    given = partition.arguments(self._parts[stage], received)
+                    given = self._arguments(stage, received, step)
                 return self._call(stage, given, step)
 
             result = self._boundary.outputs(step.run, compute, step.seed, step.samples)
@@ -137,14 +137,18 @@ class Engine:
             given = self._boundary.inputs(step.run, step.seed)
         else:
             received = self._messages.receive(stage)
-            given = partition.arguments(self._parts[stage], received)
+            given = self._arguments(stage, received, step)
         with step.context():
             output = self._call(stage, given, step)
         name = list(self._parts[stage]._modules)[-1]
-        outputs = Values.read(output, f"sequential_module.{name}")
-        # Zero bubble detaches outputs in place, which is not possible for views.
-        tensors = (each.clone() if each._is_view() else each for each in outputs.tensors)
-        return received, outputs._replace(tensors=tuple(tensors)), None
+        return received, Values.read(output, f"sequential_module.{name}"), None
+
+    def _arguments(self, stage: int, received: Values, step: Step) -> tuple[Any, ...]:
+        # A stage may begin with an operation in place, such as nn.ReLU(inplace=True). If it is
+        # recomputed, its inputs must stay as they are: then torch raises an error.
+        if not step.checkpointed:
+            received = received._replace(tensors=tuple(map(_not_leaf, received.tensors)))
+        return partition.arguments(self._parts[stage], received)
 
     def _call(self, stage: int, given: tuple[Any, ...], step: Step) -> Any:
         part = self._parts[stage]
@@ -175,7 +179,10 @@ class Engine:
             return
         del self._kept[stage, number]
         gradients = self._gradients(outputs, stage, number)
-        differentiable = outputs.differentiable
+        # They are detached in place, which is not possible for views.
+        differentiable = [
+            each.clone() if each._is_view() else each for each in outputs.differentiable
+        ]
         _, groups = stage_backward_input(
             differentiable, gradients, list(inputs.tensors), self._weights(stage)
         )
@@ -192,3 +199,22 @@ class Engine:
         if stage == self._processes.stages - 1:
             found |= {id(each): each for each in self._outside}
         return iter([each for each in found.values() if each.requires_grad])
+
+
+class _Same(torch.autograd.Function):
+    """Returns its input as a tensor that may be changed in place, unlike a leaf or its views."""
+
+    @staticmethod
+    def forward(context: Any, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+def _not_leaf(tensor: Tensor) -> Tensor:
+    if not tensor.requires_grad:
+        return tensor
+    same: Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
+    return same

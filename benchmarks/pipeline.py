@@ -30,6 +30,7 @@ from pipeline_one import Job
 HERE = Path(__file__).parent
 TIMEOUT = 600  # seconds; a measurement takes about twenty
 COUNTS = (1, 2, 4, 8, 16)
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 # A bubble may be this much longer than in theory, and a stage this large beside the whole model.
 LONGEST, LARGEST = 1.15, 0.40
 BATCH = 1024
@@ -65,12 +66,12 @@ def main() -> None:
     (options.out / "pipeline.md").write_text("\n".join([HEAD, *lines, ""]))
 
 
-def run(job: Job) -> list[dict[str, float]]:
-    """Measure once; what each rank found, the first stage's first."""
+def run(*jobs: Job) -> list[list[dict[str, float]]]:
+    """Measure in one start of the ranks: for each job, what each rank found, first stage first."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "pipeline_one.py")]
         done = subprocess.run(
-            [*command, json.dumps(dataclasses.asdict(job)), folder],
+            [*command, json.dumps([*map(dataclasses.asdict, jobs)]), folder],
             env=os.environ | ONE_THREAD | STEADY_MEMORY,
             timeout=TIMEOUT,
             capture_output=True,
@@ -78,9 +79,10 @@ def run(job: Job) -> list[dict[str, float]]:
             check=False,
         )
         if done.returncode:
-            raise SystemExit(f"{job}: {done.stderr}")
-        paths = (Path(folder) / f"rank-{rank}.json" for rank in reversed(range(job.devices)))
-        return [json.loads(path.read_text()) for path in paths]
+            raise SystemExit(f"{jobs}: {done.stderr}")
+        ranks = reversed(range(jobs[0].devices))
+        found = [json.loads((Path(folder) / f"rank-{rank}.json").read_text()) for rank in ranks]
+        return [list(each) for each in zip(*found, strict=True)]
 
 
 def bubble_table(
@@ -89,32 +91,40 @@ def bubble_table(
     """The part of a step in which a process waits, measured and in theory."""
     yield "## Waiting"
     for processes in devices:
+        cells = bubble_cells(processes, counts, seconds)
         yield from ["", f"### {processes} processes", ""]
         yield "| schedule | " + " | ".join(f"m = {count}" for count in counts) + " |"
         yield "|---" * (len(counts) + 1) + "|"
-        for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble"):
-            cells = [bubble_cell(schedule, processes, count, seconds) for count in counts]
-            yield f"| `{schedule}` | " + " | ".join(cells) + " |"
-            print(schedule, processes, *cells, file=sys.stderr, flush=True)
+        for schedule in SCHEDULES:
+            row = [cells.get((schedule, count), "") for count in counts]
+            yield f"| `{schedule}` | " + " | ".join(row) + " |"
+            print(schedule, processes, *row, file=sys.stderr, flush=True)
 
 
-def bubble_cell(schedule: str, processes: int, count: int, seconds: float) -> str:
-    """One measurement: the bubble, and its theory in parentheses."""
-    rounds = 2 if schedule == "interleaved" else 1
-    if rounds == 2 and count % processes:
-        return "—"
-    job = Job(
-        "sleep",
-        options={"schedule": schedule, "microbatches": count},
-        devices=processes,
-        seconds=seconds / rounds,
-        layers=processes * rounds,
-    )
-    step = max(each["step_s"] for each in run(job))
-    work = 3 * seconds * count
-    found, theory = 1 - work / step, bubble(schedule, processes, rounds, count)
-    mark = "" if found <= LONGEST * theory else " **above the target**"
-    return f"{found:.3f} ({theory:.3f}){mark}"
+def bubble_cells(
+    processes: int, counts: tuple[int, ...], seconds: float
+) -> dict[tuple[str, int], str]:
+    """By schedule and number of micro-batches: the bubble, and its theory in parentheses."""
+    jobs = {}
+    for schedule in SCHEDULES:
+        rounds = 2 if schedule == "interleaved" else 1
+        for count in counts:
+            if rounds == 1 or count % processes == 0:
+                jobs[schedule, count] = Job(
+                    "sleep",
+                    options={"schedule": schedule, "microbatches": count},
+                    devices=processes,
+                    seconds=seconds / rounds,
+                    layers=processes * rounds,
+                )
+    cells = {}
+    for (schedule, count), ranks in zip(jobs, run(*jobs.values()), strict=True):
+        found = 1 - 3 * seconds * count / max(each["step_s"] for each in ranks)
+        rounds = 2 if schedule == "interleaved" else 1
+        theory = bubble(schedule, processes, rounds, count)
+        mark = "" if found <= LONGEST * theory else " **above the target**"
+        cells[schedule, count] = f"{found:.3f} ({theory:.3f}){mark}"
+    return cells
 
 
 def bubble(schedule: str, processes: int, rounds: int, count: int) -> float:
@@ -133,7 +143,7 @@ def memory_table() -> Iterator[str]:
     yield "|---|---|---|---|"
     whole = 0.0
     for name, job in IMAGES.items():
-        peaks = [each["peak"] for each in run(job)]
+        peaks = [each["peak"] for each in run(job)[0]]
         whole = whole or max(peaks)
         part = max(peaks) / whole
         last = f"{peaks[-1]:.0f}" if len(peaks) > 1 else ""

@@ -1,6 +1,6 @@
-"""One measurement of a pipeline: trains, and each rank writes what it found as JSON into a folder.
+"""Measurements of pipelines in one start of the ranks; each writes what it found into a folder.
 
-python benchmarks/pipeline_one.py '{"subject": "sleep", …}' FOLDER
+python benchmarks/pipeline_one.py '[{"subject": "sleep", …}, …]' FOLDER
 """
 
 from __future__ import annotations
@@ -150,9 +150,8 @@ class Clock(trainer.DataModule):
         return torch.utils.data.default_collate(samples)
 
 
-def main() -> None:
-    job, folder = Job(**json.loads(sys.argv[1])), Path(sys.argv[2])
-    torch.set_num_threads(1)
+def measure(job: Job, folder: Path) -> dict[str, float]:
+    """Train once."""
     data = Clock(job)
     run = trainer.Trainer(
         accelerator="cpu",
@@ -163,16 +162,22 @@ def main() -> None:
         loggers=[],
         enable_progress_bar=False,
         default_root_dir=folder,
-        overwrite=True,
         global_batch_size=job.batch_size,
     )
-    memory_meter.load_lazily_loaded()
     run.fit(Sleeping(job) if job.subject == "sleep" else Images(), data)
-    found = {
+    return {
+        "rank": run.global_rank,
         "step_s": (data.times[-1] - data.times[-1 - job.steps]) / job.steps,
         "peak": max(data.peaks[-job.steps :]) - data.base,
     }
-    (folder / f"rank-{run.global_rank}.json").write_text(json.dumps(found))
+
+
+def main() -> None:
+    folder = Path(sys.argv[2])
+    torch.set_num_threads(1)
+    memory_meter.load_lazily_loaded()
+    found = [measure(Job(**each), folder) for each in json.loads(sys.argv[1])]
+    (folder / f"rank-{found[0]['rank']:.0f}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ STRATEGIES = pytest.mark.parametrize("name", strategies.names())
 
 def readers(name: str, devices: int, nodes: int) -> int:
     """The number of data-parallel replicas, as the requirements say, not the code."""
-    return {"single_device": 1, "dp": 1, "ddp2": nodes}.get(name, devices * nodes)
+    few = {"single_device": 1, "dp": 1, "ddp2": nodes, "sequential": 1, "pipeline": 1}
+    return few.get(name, devices * nodes)
 
 
 def layouts(cls: Any) -> list[tuple[int, int]]:
@@ -91,7 +92,7 @@ def test_what_is_announced_is_what_the_replicas_read(name):
     cls = strategies.find(name).cls
     assert layouts(cls)
     for devices, nodes in layouts(cls):
-        replicas = cls.replicas(devices, nodes)
+        replicas = strategies.create(name, {}).replicas(devices, nodes)
         assert replicas == readers(name, devices, nodes)
         for case in CASES:
             check_case(replicas, *case)
@@ -130,7 +131,7 @@ def test_processes_are_enough_for_devices_and_readers(name):
     for devices, nodes in layouts(cls):
         processes = cls.local_processes(devices)
         assert devices % processes == 0
-        assert processes * nodes % cls.replicas(devices, nodes) == 0
+        assert processes * nodes % strategies.create(name, {}).replicas(devices, nodes) == 0
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,11 @@ class Sequences(trainer.TrainingModule):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             self.first = nn.Linear(FEATURES, width)
-            self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(depth))
+            self.sequential_module = nn.Sequential(*(Block(width, dropout) for _ in range(depth)))
             self.last = nn.Linear(width, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(x)
+        return self.last(self.sequential_module(self.first(x)))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch

@@ -16,10 +16,6 @@ _TENSOR_PARALLEL = (
     "is tensor parallelism, which is not built; use strategy='fsdp' or 'hsdp' for a model that is "
     "larger than one device"
 )
-_PIPELINE = (
-    "is pipeline parallelism, which is not built; use strategy='fsdp' for a model that is larger "
-    "than one device"
-)
 _ZERO_2 = "(ZeRO stage 2) is not built; use strategy='fsdp', which shards parameters too"
 _ASYNCHRONOUS = "trains asynchronously, which is not built; use strategy='ddp'"
 _SCHEDULER = "starts processes by another framework; start this command with srun or torchrun"
@@ -42,8 +38,6 @@ STRATEGIES: dict[str, str] = {
     **dict.fromkeys(("xla", "xla_debug", "xla_fsdp", "single_xla"), _TPU),
     **dict.fromkeys(("ipu", "ipu_strategy"), _hardware("Graphcore IPUs")),
     **dict.fromkeys(("hpu", "hpu_single", "hpu_parallel"), _hardware("Gaudi HPUs")),
-    **dict.fromkeys(("rpc", "rpc_sequential", "sequential"), _PIPELINE),
-    **dict.fromkeys(("pipeline", "pipeline_parallel", "gpipe"), _PIPELINE),
     **dict.fromkeys(("tensor_parallel", "model_parallel", "megatron"), _TENSOR_PARALLEL),
     **dict.fromkeys(("context_parallel", "sequence_parallel"), _TENSOR_PARALLEL),
     "ps": "is a parameter server; use strategy='parameter_server'",

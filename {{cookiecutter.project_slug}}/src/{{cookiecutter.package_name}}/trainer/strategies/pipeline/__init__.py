@@ -5,7 +5,10 @@ It imports from ``strategies/``, and from the floors below.
 
 from ..registration import Entry, Registration
 
+_ELSEWHERE = ("rpc", "rpc_sequential", "pipeline_parallel", "gpipe")
+
 REGISTRATION = Registration(
-    {"sequential": Entry("strategy:Sequential"), "pipeline": Entry("strategy:Sequential")}
+    {"sequential": Entry("strategy:Sequential"), "pipeline": Entry("strategy:Sequential")},
+    other_names=dict.fromkeys(_ELSEWHERE, "is pipeline parallelism; use strategy='sequential'"),
 )
 """``pipeline`` is another name of ``sequential``, which is Lightning's."""

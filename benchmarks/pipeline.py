@@ -86,7 +86,7 @@ def run(*jobs: Job) -> list[list[dict[str, float]]]:
 
 
 def bubble_table(
-    devices: list[int], counts: tuple[int, ...], seconds: float = 0.04
+    devices: list[int], counts: tuple[int, ...], seconds: float = 0.1
 ) -> Iterator[str]:
     """The part of a step in which a process waits, measured and in theory."""
     yield "## Waiting"
@@ -162,8 +162,8 @@ by `make bench-pipeline` (`python benchmarks/pipeline.py`); do not edit.
 *Waiting*: the part of a step in which a process computes nothing, with p processes and m
 micro-batches, and the theory in parentheses: (p - 1) / (m + p - 1) for `gpipe` and `1f1b`,
 (p - 1) / (2 m + p - 1) for `interleaved` with two stages per process, and w / (3 m + w) for
-`zero_bubble`, with w = p - 1, or p - 1 + p - m if m is less than p. Layers sleep: 40 ms in the
-forward of a process, 80 ms in its backward; so only communication, the step around the pipeline
+`zero_bubble`, with w = p - 1, or p - 1 + p - m if m is less than p. Layers sleep: 100 ms in the
+forward of a process, 200 ms in its backward; so only communication, the step around the pipeline
 and Python are added. The target is at most {LONGEST} times the theory.
 
 *Memory*: the peak of a step of each process, above its memory before it has the model. The model is

@@ -44,7 +44,7 @@ class Job:
     devices: int = 2
     batch_size: int = 16
     steps: int = 2
-    seconds: float = 0.04
+    seconds: float = 0.1
     layers: int = 2
 
 

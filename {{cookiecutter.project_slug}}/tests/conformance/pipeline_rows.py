@@ -4,9 +4,10 @@ from .rows import PROPERTIES, Launch, Portable, Row, more
 
 REFUSED = {
     **dict.fromkeys(
-        ("manual", "experts", "experts, clipped", "sparse", "sparse, clipped", "sparse, manual"),
+        ("manual", "sparse", "sparse, clipped", "sparse, manual"),
         "strategy='sequential' divides the children of self.sequential_module",
     ),
+    **dict.fromkeys(("experts", "experts, clipped"), "a pipeline needs none for parameters"),
     "fp16": "each stage would have to skip the same steps",
     "sync batchnorm": "a stage normalizes micro-batches",
 }

@@ -74,6 +74,7 @@ class Assembly:
         optimization = strategy.setup(
             module, lambda: read_optimization(module.configure_optimizers())
         )
+        strategy.read_sample = None
         manual: ManualOptimization | None = None
         if not module.automatic_optimization:
             manual = ManualOptimization(strategy, optimization, lambda: recorder.context)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -70,6 +70,9 @@ class Sequential(ProcessGroupStrategy):
     """
 
     limits: Limits = Limits(refused=_REFUSED)
+    lacks: ClassVar[Mapping[str, str]] = {
+        "find_unused_parameters": "a pipeline needs none for parameters that a step does not use"
+    }
     shards_parameters: bool = True
     processes: Processes
 

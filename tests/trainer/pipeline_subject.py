@@ -156,6 +156,7 @@ class Case:
         trainer: options of the trainer.
         processes: that it runs on.
         tolerance: largest difference of a weight or a loss from one process'.
+        slow: left out of a quick run of the tests.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -163,6 +164,7 @@ class Case:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     processes: int = 2
     tolerance: float = 2e-6
+    slow: bool = True
 
 
 ADAM = {"optimizer": "adam"}
@@ -171,19 +173,23 @@ CLIPPED_VALUES = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
 ACCUMULATED = {"accumulate_grad_batches": 2, "global_batch_size": 2 * BATCH}
 
 CASES = {
-    # Quick: each choice at least once, on two processes.
-    "1f1b": Case({"microbatches": 5, "balance": [1, 5]}, ADAM, CLIPPED, tolerance=1e-5),
-    "gpipe": Case({"schedule": "gpipe", "checkpoint": "always"}, {"kind": "tuples"}, ACCUMULATED),
-    "zero bubble": Case({"schedule": "zero_bubble"}, {"kind": "several"}, CLIPPED_VALUES),
-    "interleaved": Case({"schedule": "interleaved", "microbatches": 6}, {}, ACCUMULATED | CLIPPED),
+    "1f1b": Case({"microbatches": 5, "balance": [1, 5]}, ADAM, CLIPPED, tolerance=1e-5, slow=False),
+    "gpipe": Case(
+        {"schedule": "gpipe", "checkpoint": "always"}, {"kind": "tuples"}, ACCUMULATED, slow=False
+    ),
+    "zero bubble": Case(
+        {"schedule": "zero_bubble"}, {"kind": "several"}, CLIPPED_VALUES, slow=False
+    ),
+    "interleaved": Case(
+        {"schedule": "interleaved", "microbatches": 6}, {}, ACCUMULATED | CLIPPED, slow=False
+    ),
     "dropout": Case({"microbatches": 3, "checkpoint": "except_last"}, {"kind": "dropout"}),
     "norm": Case({"microbatches": 1, "checkpoint": "always"}, {"kind": "norm"}, tolerance=1e-5),
     "shared": Case({"balance": [3, 3], "stages": 2}, {"kind": "shared"}, CLIPPED),
     "bf16": Case({}, {}, {"precision": "bf16-mixed"}, tolerance=3e-2),
     "memory": Case({"balance": "memory", "schedule": "gpipe"}, {"kind": "several", **ADAM}),
-    # Slow, on four.
-    "four, time": Case({"balance": "time"}, {"kind": "tuples"}, {}, 4),
     "four": Case({"microbatches": 8, "balance": [1, 3, 1, 1]}, {}, CLIPPED, 4),
+    "four, time": Case({"balance": "time"}, {"kind": "tuples"}, {}, 4),
     "four, gpipe": Case(
         {"schedule": "gpipe", "microbatches": 7, "checkpoint": "except_last"},
         {"kind": "tuples", **ADAM},
@@ -228,21 +234,25 @@ def make_trainer(folder: Path, name: str, case: Case, **more: Any) -> trainer.Tr
 
 
 def train(folder: Path, name: str, case: Case, **more: Any) -> Path:
-    """Train once; rank 0 writes weights, losses and what evaluation gives."""
+    """Train once; rank 0 writes weights and losses."""
     run = make_trainer(folder, name, case, **more)
     run.fit(Subject(**case.subject))
-    tested = make_trainer(folder, name, case, **more)
-    checkpoint = str(run.run_directory)
-    metrics = tested.test(Subject(**case.subject), checkpoint=checkpoint)
-    predictions = tested.predict(Subject(**case.subject), checkpoint=checkpoint)
     if run.global_rank == 0:
         weights = reading.Checkpoint(reading.resolve(run.run_directory)).state()["model"]
         found = {name: each.contiguous() for name, each in weights.items()}
         found |= {f"logged/{name}": each for name, each in logged(run.run_directory).items()}
-        found["test"] = torch.tensor(metrics["test_loss"])
-        found["predictions"] = torch.cat(predictions)
         save_file(found, folder / f"{dashed(name)}.safetensors")
     return run.run_directory
+
+
+def evaluate(folder: Path, name: str, case: Case, checkpoint: Path, **more: Any) -> None:
+    """Test and predict with what has been trained; rank 0 writes what comes of it."""
+    run = make_trainer(folder, name, case, **more)
+    metrics = run.test(Subject(**case.subject), checkpoint=str(checkpoint))
+    predictions = run.predict(Subject(**case.subject), checkpoint=str(checkpoint))
+    if run.global_rank == 0:
+        found = {"test": torch.tensor(metrics["test_loss"]), "predictions": torch.cat(predictions)}
+        save_file(found, folder / f"{dashed(name)}-evaluated.safetensors")
 
 
 def logged(directory: Path) -> dict[str, Tensor]:
@@ -258,7 +268,7 @@ def main(folder: Path, names: list[str]) -> None:
     """Train cases, and each once more with a stop and a resume."""
     for name in names:
         case = CASES[name]
-        train(folder, name, case)
+        evaluate(folder, name, case, train(folder, name, case))
         again = {"run_name": f"{dashed(name)}-again"}
         stop = {"max_steps": STOP, "checkpoint_every_n_steps": 1}
         stopped = train(folder, f"{name} stopped", case, **again, **stop)
@@ -269,7 +279,8 @@ def alone(folder: Path, names: list[str]) -> None:
     """Train cases in one process, without a pipeline; and go on from where a pipeline stopped."""
     own = {"strategy": "single_device", "strategy_options": {}, "devices": 1}
     for name in names:
-        train(folder, f"{name} alone", CASES[name], **own)
+        trained = train(folder, f"{name} alone", CASES[name], **own)
+        evaluate(folder, f"{name} alone", CASES[name], trained, **own)
 
 
 if __name__ == "__main__":

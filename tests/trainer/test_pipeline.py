@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file
 from tests.project import run
 
-from pipeline_subject import CASES, STOP, dashed
+from pipeline_subject import CASES, SAMPLES, STOP, dashed
 
 # Dropout masks of micro-batches are other ones than those of a batch.
 RANDOM = {"dropout"}
 TRIED = pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if case.processes > 2 else [])
+        pytest.param(name, marks=pytest.mark.slow if case.slow else [])
         for name, case in CASES.items()
     ],
 )
@@ -24,12 +24,13 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory):
-    """Trains the cases of a number of processes, in one start of them; gives the folder."""
+    """Trains a case and those that are started as it is, at once; gives the folder."""
 
     @cache
-    def folder(processes: int) -> Path:
+    def folder(processes: int, slow: bool) -> Path:
         path = tmp_path_factory.mktemp("pipeline-")
-        names = [name for name, case in CASES.items() if case.processes == processes]
+        alike = (processes, slow)
+        names = [name for name, each in CASES.items() if (each.processes, each.slow) == alike]
         for arguments in (names, ["alone", *names]):
             done = run(["-m", "pipeline_subject", path, *arguments], timeout=600)
             assert done.returncode == 0, done.stderr
@@ -46,11 +47,14 @@ def results(folder: Path, name: str) -> dict[str, torch.Tensor]:
 @TRIED
 def test_equals_one_process(trained, name):
     case = CASES[name]
-    folder = trained(case.processes)
-    ours, theirs = results(folder, name), results(folder, f"{name} alone")
+    folder = trained(case.processes, case.slow)
+    ours, theirs = (
+        results(folder, each) | results(folder, f"{each} evaluated")
+        for each in (name, f"{name} alone")
+    )
     assert ours.keys() == theirs.keys()
     assert len(ours["logged/loss"]) >= 6
-    assert len(ours["predictions"]) == 53
+    assert len(ours["predictions"]) == SAMPLES
     if name in RANDOM:
         return
     for key, value in ours.items():
@@ -61,7 +65,7 @@ def test_equals_one_process(trained, name):
 
 @TRIED
 def test_resumes_to_the_last_bit(trained, name):
-    folder = trained(CASES[name].processes)
+    folder = trained(CASES[name].processes, CASES[name].slow)
     whole, resumed = results(folder, name), results(folder, f"{name} resumed")
     assert len(results(folder, f"{name} stopped")["logged/loss"]) == STOP
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)

@@ -119,7 +119,7 @@ def bubble_cells(
                 )
     cells = {}
     for (schedule, count), ranks in zip(jobs, run(*jobs.values()), strict=True):
-        found = 1 - 3 * seconds * count / max(each["step_s"] for each in ranks)
+        found = 1 - sum(each["busy_s"] / each["step_s"] for each in ranks) / processes
         rounds = 2 if schedule == "interleaved" else 1
         theory = bubble(schedule, processes, rounds, count)
         mark = "" if found <= LONGEST * theory else " **above the target**"

@@ -48,6 +48,19 @@ class Job:
     layers: int = 2
 
 
+class Busy:
+    """Seconds that this process has computed (slept), and when each step began."""
+
+    seconds = 0.0
+
+    @classmethod
+    def sleep(cls, seconds: float) -> None:
+        """Compute for so long; a busy machine may make it longer."""
+        started = time.monotonic()
+        time.sleep(seconds)
+        cls.seconds += time.monotonic() - started
+
+
 class _SleepInBackward(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, value: Tensor, seconds: float) -> Tensor:
@@ -56,7 +69,7 @@ class _SleepInBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        time.sleep(context.seconds)
+        Busy.sleep(context.seconds)
         return gradients[0], None
 
 
@@ -69,7 +82,7 @@ class Sleep(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.seconds)
+        Busy.sleep(self.seconds)
         weight = _SleepInBackward.apply(self.weight, self.seconds)
         return _SleepInBackward.apply(x, self.seconds) + weight
 
@@ -135,6 +148,7 @@ class Clock(trainer.DataModule):
     def __init__(self, job: Job) -> None:
         self.job = job
         self.times: list[float] = []
+        self.busy: list[float] = []
         self.base = 0.0
         self.peaks: list[float] = []
 
@@ -145,6 +159,7 @@ class Clock(trainer.DataModule):
 
     def _collated(self, samples: Any) -> Any:
         self.times.append(time.monotonic())
+        self.busy.append(Busy.seconds)
         self.peaks.append(memory_meter.peak())
         memory_meter.forget_peak()
         return torch.utils.data.default_collate(samples)
@@ -168,6 +183,7 @@ def measure(job: Job, folder: Path) -> dict[str, float]:
     return {
         "rank": run.global_rank,
         "step_s": (data.times[-1] - data.times[-1 - job.steps]) / job.steps,
+        "busy_s": (data.busy[-1] - data.busy[-1 - job.steps]) / job.steps,
         "peak": max(data.peaks[-job.steps :]) - data.base,
     }
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -14,6 +15,7 @@ GLOBAL_BATCH = 24
 # Batches of each reader where they are uneven, from the first reader on.
 UNEVEN_BATCHES = (5, 3, 4, 2)
 UNEVEN_BATCH = 6
+STYLES = {0: ColwiseParallel, 2: RowwiseParallel}
 
 
 class NormInPieces(nn.BatchNorm1d):
@@ -68,6 +70,13 @@ class Base(trainer.TrainingModule):
         generator = torch.Generator().manual_seed(1)
         for parameter in self.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4 * self.scale
+
+    def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
+        """Two layers with an activation between them, by columns and by rows."""
+        networks = [n for n, each in self.named_modules() if isinstance(each, nn.Sequential)]
+        deep = [name for name in networks if len(self.get_submodule(name)) == 3]
+        columns, rows = ({f"{name}.{i}": kind() for name in deep} for i, kind in STYLES.items())
+        return columns | rows
 
     def train_dataloader(self) -> Any:
         generator = torch.Generator().manual_seed(2)

@@ -1,6 +1,6 @@
 """Rows of the strategies that need no package besides torch."""
 
-from .rows import NO_SPARSE, ONE_OPTIMIZER, Launch, Portable, Row, more
+from .rows import NO_SPARSE, ONE_OPTIMIZER, PROPERTIES, Launch, Portable, Row, more
 
 TWO_AND_THREE = (Launch(2), more(3))
 # For what differs from another row in one thing alone.
@@ -19,6 +19,10 @@ WITHOUT_MOMENTUM = {**EACH_STEP, "outer_momentum": 0.0, "outer_learning_rate": 1
 
 # The subject is small: so are its units.
 SMALL_UNITS = {"unit_parameters": 100}
+
+# What needs as many replicas as devices.
+MESHED = tuple(way for way in PROPERTIES if way != "uneven" and "batchnorm" not in way)
+NO_UNITS = dict.fromkeys(("experts", "experts, clipped"), "has no effect with shard=1")
 
 ROWS = {
     "single_device": Row((Launch(1),)),
@@ -108,6 +112,16 @@ ROWS = {
         },
     ),
     "hsdp": Row(SLOWLY_ON_FOUR, options={**SMALL_UNITS, "shard_size": 2}, refused=NO_SPARSE),
+    "tensor_parallel": Row(TWO_AND_FOUR, refused={**NO_SPARSE, **NO_UNITS}, only=MESHED),
+    "mesh": Row(
+        SLOWLY_ON_FOUR,
+        options={**SMALL_UNITS, "data": 1, "shard": -1, "tensor": 2},
+        refused=NO_SPARSE,
+        only=MESHED,
+    ),
+    "mesh, replicas": Row(
+        (more(4),), "mesh", {"tensor": 2}, refused={**NO_SPARSE, **NO_UNITS}, only=MESHED
+    ),
 }
 
 # Those that keep parameters or states in a form of their own; the others are made of these.
@@ -119,4 +133,6 @@ PORTABLE = {
     "fsdp": Portable(),
     "hsdp": Portable(Launch(4), Launch(2)),
     "parameter_server": Portable(),
+    "tensor_parallel": Portable(),
+    "mesh": Portable(Launch(4), Launch(2)),
 }

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from ..trainer import TrainingModule
+from ..trainer import TrainingModule, UserError
 
 _VOCABULARY = 256
 
@@ -25,13 +25,12 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Let each position attend to itself and earlier positions."""
         batch, time, width = x.shape
-        query, key, value = (
-            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
-            for part in self.inputs(x).split(width, dim=2)
-        )
+        # Heads are the outer dimension, and so may be sharded: a process may have some of them.
+        parts = self.inputs(x).view(batch, time, -1, 3, width // self.heads)
+        query, key, value = parts.transpose(1, 2).unbind(dim=3)
         dropout = self.dropout if self.training else 0.0
         mixed = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        output: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, time, width))
+        output: Tensor = self.output(mixed.transpose(1, 2).flatten(start_dim=2))
         return output
 
 
@@ -78,6 +77,7 @@ class LanguageModel(TrainingModule):
         weight_decay: float = 0.1,
     ) -> None:
         super().__init__()
+        self.heads = heads
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
         self.weight_decay = weight_decay
@@ -97,6 +97,32 @@ class LanguageModel(TrainingModule):
             nn.init.zeros_(layer.bias)
         if isinstance(layer, nn.LayerNorm):
             layer.reset_parameters()
+
+    def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
+        """Shard heads, feed-forward layers, bytes and classes; between them, shard the sequence."""
+        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor import parallel as styles
+
+        from ..trainer.strategies.mesh.styles import LossParallel, ShardedRandomness
+
+        if self.heads % mesh.tensor:
+            raise UserError(f"model.heads={self.heads} is not divisible by tensor={mesh.tensor}")
+        whole, sequence = Replicate(), Shard(1)
+        return {
+            "bytes": styles.RowwiseParallel(input_layouts=whole, output_layouts=sequence),
+            "positions": styles.RowwiseParallel(input_layouts=whole, output_layouts=Shard(0)),
+            "blocks": ShardedRandomness(),
+            "blocks.*.norm*": styles.SequenceParallel(),
+            "blocks.*.attention": styles.PrepareModuleInput(
+                input_layouts=sequence, desired_input_layouts=whole
+            ),
+            "blocks.*.attention.inputs": styles.ColwiseParallel(),
+            "blocks.*.attention.output": styles.RowwiseParallel(output_layouts=sequence),
+            "blocks.*.up": styles.ColwiseParallel(input_layouts=sequence),
+            "blocks.*.down": styles.RowwiseParallel(output_layouts=sequence),
+            "norm": styles.SequenceParallel(),
+            "head": LossParallel(input_layouts=sequence),
+        }
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute logits (batch, time, 256) of the next byte from bytes (batch, time) as int64."""

@@ -12,10 +12,6 @@ from ..errors import nearest, shown
 # Numbers that are a name: a precision in bits.
 _LARGEST = 1000
 _TPU = "is for TPUs, which are not supported; use accelerator='gpu' or 'cpu'"
-_TENSOR_PARALLEL = (
-    "is tensor parallelism, which is not built; use strategy='fsdp' or 'hsdp' for a model that is "
-    "larger than one device"
-)
 _ZERO_2 = "(ZeRO stage 2) is not built; use strategy='fsdp', which shards parameters too"
 _ASYNCHRONOUS = "trains asynchronously, which is not built; use strategy='ddp'"
 _SCHEDULER = "starts processes by another framework; start this command with srun or torchrun"
@@ -38,8 +34,6 @@ STRATEGIES: dict[str, str] = {
     **dict.fromkeys(("xla", "xla_debug", "xla_fsdp", "single_xla"), _TPU),
     **dict.fromkeys(("ipu", "ipu_strategy"), _hardware("Graphcore IPUs")),
     **dict.fromkeys(("hpu", "hpu_single", "hpu_parallel"), _hardware("Gaudi HPUs")),
-    **dict.fromkeys(("tensor_parallel", "model_parallel", "megatron"), _TENSOR_PARALLEL),
-    **dict.fromkeys(("context_parallel", "sequence_parallel"), _TENSOR_PARALLEL),
     "ps": "is a parameter server; use strategy='parameter_server'",
     **dict.fromkeys(("hivemind", "collaborative"), _ASYNCHRONOUS),
     **dict.fromkeys(("ray", "ray_ddp", "ray_spawn", "dask", "spark"), _SCHEDULER),

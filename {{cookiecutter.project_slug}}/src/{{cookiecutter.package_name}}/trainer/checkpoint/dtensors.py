@@ -20,14 +20,25 @@ def local(value: Tensor) -> Tensor:
 
 
 def is_first_copy(value: Tensor) -> bool:
-    """Whether no lower rank has a replica of this rank's shard."""
+    """Whether no lower rank has a replica of this rank's shard.
+
+    The ranks of a mesh's other dimensions, if it is a part of a larger one, have replicas too.
+    """
     whole: Any = value
-    coordinates = whole.device_mesh.get_coordinate()
-    return coordinates is not None and all(
-        coordinate == 0
-        for coordinate, placement in zip(coordinates, whole.placements, strict=True)
+    mesh = whole.device_mesh
+    root = mesh._get_root_mesh()
+    own, of_root = mesh.get_coordinate(), root.get_coordinate()
+    if own is None or of_root is None:
+        return False
+    shared = [
+        coordinate
+        for coordinate, placement in zip(own, whole.placements, strict=True)
         if placement.is_replicate()
-    )
+    ]
+    if root is not mesh:
+        named = zip(root.mesh_dim_names, of_root, strict=True)
+        shared += [each for name, each in named if name not in mesh.mesh_dim_names]
+    return not any(shared)
 
 
 def offsets(value: Tensor) -> list[int]:

@@ -57,17 +57,24 @@ def world_size() -> int:
     return dist.get_world_size() if is_active() else 1
 
 
-def all_reduce(tensor: Tensor, how: How = "sum") -> Tensor:
-    """Reduce over all ranks into a new tensor of the same shape; on one rank, return ``tensor``."""
-    if world_size() == 1:
+def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None = None) -> Tensor:
+    """Reduce over all ranks into a new tensor of the same shape; on one rank, return ``tensor``.
+
+    Args:
+        tensor: This rank's values.
+        how: The reduction.
+        group: Process group; default: all ranks.
+    """
+    size = world_size() if group is None else group.size()
+    if size == 1:
         return tensor
     if _channel is not None:
         return _reduced(torch.stack(_exchanged(_channel, tensor, tensor.shape)), how)
     operation = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(how, dist.ReduceOp.SUM)
     result = tensor.detach().clone()
-    dist.all_reduce(result, operation)
+    dist.all_reduce(result, operation, group)
     # gloo has no AVG, so compute the mean as a sum and a division: the same on every backend.
-    return result / world_size() if how == "mean" else result
+    return result / size if how == "mean" else result
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:

@@ -99,6 +99,8 @@ class Recorder:
             if context.is_training and not (context.is_recorded or on_epoch or prog_bar):
                 return  # the common case: the step's value will not be shown
             value = value.detach()
+            if hasattr(value, "full_tensor"):  # a DTensor
+                value = value.full_tensor()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             if collectives.world_size() > 1 and not collectives.is_active():
                 raise UserError(

@@ -53,15 +53,17 @@ def predict(module: TrainingModule, strategy: Strategy, feed: Feed) -> list[Any]
             output = strategy.forward("predict", batch.data, batch.number)
             if batch.samples:
                 outputs.append(output if strategy.device == _CPU else moving.move(output, _CPU))
-    return _merged(outputs, feed.batches)
+    return _merged(outputs, feed.batches, strategy.is_first_of_replica)
 
 
-def _merged(outputs: list[Any], batches: int | None) -> list[Any]:
+def _merged(outputs: list[Any], batches: int | None, is_first: bool) -> list[Any]:
     are_tensors = all(isinstance(output, Tensor) for output in outputs)
     mine = torch.tensor([float(are_tensors), -len(outputs)])
     all_tensors, most = (-collectives.all_reduce(-mine, "max")).tolist()
     if collectives.world_size() == 1 or not all_tensors or batches is None:
         return outputs
+    if not is_first:  # a lower rank has the same outputs
+        outputs = [output[:0] for output in outputs]
     # A rank may have no sample of the last batch, or none at all; rank 0 defines the structure.
     forms = [(list(output.shape[1:]), str(output.dtype)) for output in outputs[:1]]
     shape, dtype = collectives.broadcast(forms[0] if forms else None)

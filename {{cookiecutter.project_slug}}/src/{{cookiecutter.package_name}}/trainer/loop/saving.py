@@ -79,7 +79,9 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
         remarks = _load(fit, saved, checkpoint.step)
         _load_gradients(fit, saved, checkpoint, layout)
         if checkpoint.world_size == layout.world_size:
-            _load_rank_local_state(fit, checkpoint.own(layout.rank))
+            own, shared = checkpoint.own(layout.rank), fit.strategy.random_rank
+            random = own if shared == layout.rank else checkpoint.own(shared)
+            _load_rank_local_state(fit, own, random)
         else:
             remarks.append(
                 f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
@@ -139,11 +141,13 @@ def _load_gradients(
     fit.manual.load_gradients(sharded, own)
 
 
-def _load_rank_local_state(fit: FitParts, own: Mapping[str, Tensor]) -> None:
+def _load_rank_local_state(
+    fit: FitParts, own: Mapping[str, Tensor], random: Mapping[str, Tensor]
+) -> None:
     fit.strategy.load_rank_local_state(_part(own, "strategy"))
     fit.outputs.recorder.load_state(_part(own, "log"))
     torchmetrics_state.load(fit.module, _part(own, "torchmetrics"))
-    randomness.set_full_state(_part(own, "random"), fit.strategy.devices)
+    randomness.set_full_state(_part(random, "random"), fit.strategy.devices)
 
 
 def _part(own: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

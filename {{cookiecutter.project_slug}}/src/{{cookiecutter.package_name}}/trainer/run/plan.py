@@ -87,7 +87,6 @@ def make(given: Keywords) -> Plan:
     _check_options(options, where, problems)
     problems.lines += placement.check(options, where, name, strategy)
     problems.lines += strategy.limits.problems(name, strategy_choice.asked(options, where))
-    strategy.run_processes = strategy.local_processes(len(where.devices)) * where.nodes
     with problems:
         problems.lines += strategy.problems(options)
     precision = Precision("32-true", where.accelerator)
@@ -98,6 +97,7 @@ def make(given: Keywords) -> Plan:
         learning_rate = LearningRateScaling.of(options)
     if is_placed:
         with problems:
+            strategy.check_processes(strategy.local_processes(len(where.devices)) * where.nodes)
             _check_batch(options, strategy.replicas(len(where.devices), where.nodes))
     problems.raise_any()
     return Plan(

@@ -88,8 +88,8 @@ class RankRun:
         if plan.layout.source != "none":
             self._console.say(plan.layout.receipt())
         self.strategy.connect(plan.layout, plan.devices, plan.precision)
-        # Each rank draws its own dropout masks.
-        randomness.seed_everything(randomness.mix(self.seed, plan.layout.rank))
+        # Each rank draws its own dropout masks, unless it computes the same as another one.
+        randomness.seed_everything(randomness.mix(self.seed, self.strategy.random_rank))
         if self.strategy.is_expendable:
             launch.allow_loss()
         self._recorder = Recorder(

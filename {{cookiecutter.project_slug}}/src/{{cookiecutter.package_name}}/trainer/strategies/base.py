@@ -74,9 +74,6 @@ class Strategy:
     read_sample: Callable[[], Any] | None = None
     """Reads a training batch on the CPU, before :meth:`setup`; all processes must call it."""
 
-    run_processes: int = 1
-    """Number of processes of the run, on all nodes; set before the checks of ``problems``."""
-
     layout: Layout
     device: torch.device
     devices: Sequence[torch.device]
@@ -147,6 +144,13 @@ class Strategy:
         """Number of processes per node for a number of devices per node."""
         return 1
 
+    def check_processes(self, processes: int) -> None:
+        """Check the number of processes of the run, before any of them is started.
+
+        Raises:
+            ConfigurationError: It does not fit the strategy's options.
+        """
+
     def replicas(self, devices: int, num_nodes: int) -> int:
         """Number of data-parallel replicas for a number of devices per node."""
         return 1
@@ -160,6 +164,16 @@ class Strategy:
     def data_index(self) -> int:
         """Index of this process' data-parallel replica."""
         return 0
+
+    @property
+    def is_first_of_replica(self) -> bool:
+        """Whether no lower rank belongs to the same data-parallel replica."""
+        return True
+
+    @property
+    def random_rank(self) -> int:
+        """The lowest rank that draws the same random numbers as this one, such as dropout masks."""
+        return self.layout.rank
 
     # --- a micro-batch -------------------------------------------------------------------------
 

@@ -63,6 +63,33 @@ def clip_distinct_gradients(parameters: Sequence[Tensor], value: float, algorith
     clip_grads_with_norm_(parameters, value, norm)
 
 
+def clip_gradients_on_meshes(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
+    """Clip gradients that are DTensors on several meshes, or that all processes hold.
+
+    torch computes a norm only of gradients on one mesh.
+
+    Args:
+        parameters: Parameters; every process must call this.
+        value: Maximum norm, or maximum value.
+        algorithm: ``"norm"`` or ``"value"``.
+    """
+    own = [_with_local_gradient(each) for each in parameters]
+    if algorithm == "value":
+        clip_grad_value_(own, value)
+        return
+    counted = [each.grad for each, whole in zip(own, parameters, strict=True) if _counts(whole)]
+    squared = get_total_norm([each for each in counted if each is not None]).float() ** 2
+    norm = collectives.all_reduce(squared.to(parameters[0].device)).sqrt()
+    clip_grads_with_norm_(own, value, norm)
+
+
+def _counts(parameter: Tensor) -> bool:
+    """Whether this process is the first that holds its part of a parameter."""
+    if dtensors.is_sharded(parameter):
+        return dtensors.is_first_copy(parameter)
+    return collectives.rank() == 0
+
+
 def clip_finite_values(gradients: Iterable[Tensor], value: float) -> None:
     """Clip those gradients that are finite, by value.
 

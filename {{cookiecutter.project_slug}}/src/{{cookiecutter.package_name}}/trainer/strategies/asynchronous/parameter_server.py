@@ -123,8 +123,7 @@ class ParameterServer(Strategy):
     def local_processes(devices: int) -> int:
         return devices
 
-    @staticmethod
-    def replicas(devices: int, num_nodes: int) -> int:
+    def replicas(self, devices: int, num_nodes: int) -> int:
         return devices * num_nodes
 
     # --- connections -----------------------------------------------------------------------------

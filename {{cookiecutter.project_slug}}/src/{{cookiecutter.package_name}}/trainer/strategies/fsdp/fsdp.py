@@ -82,6 +82,7 @@ class FSDP(ProcessGroupStrategy):
     roots: Sequence[nn.Module] = ()
     same_use: SameUse | None = None
     averaged: GradientAverage | None = None
+    _synchronizes = True  # the default of units
 
     def __init__(
         self,
@@ -155,22 +156,31 @@ class FSDP(ProcessGroupStrategy):
         module.trainer_state = dataclasses.replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
         self.step = StepModule(module)
+        sharded_state.move_rest(module, self.device)
+        self.shard_units(module)
+        self._place_rest()
+        self._names = parameter_names(module)
+        self.watch_gradients()
+
+    def shard_units(self, module: TrainingModule) -> None:
+        """Choose units, and shard them."""
         # A backward inside a step reshards what the root unit has gathered, which later
         # operations in the step may still use.
         self.roots = [self.step] if module.automatic_optimization else _children(module)
         units = self._choose_units(module)
-        sharded_state.move_rest(module, self.device)
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
             self._shard(unit)
-        self._synchronizes = True  # the default of units
         self._watch_calls(gathered)
-        self._place_rest()
-        self._names = parameter_names(module)
+
+    def watch_gradients(self) -> None:
+        """Prepare what compares and averages gradients."""
         self.same_use = SameUse(self._leaves, _ADVICE, self.timeout_seconds)
-        named = module.named_modules()
-        self.same_use.watch({name: each for name, each in named if each in gathered})
-        self.averaged = GradientAverage(_unsharded(module))
+        units = set(self._units())
+        self.same_use.watch(
+            {name: each for name, each in self.module.named_modules() if each in units}
+        )
+        self.averaged = GradientAverage(self.whole_parameters())
 
     def _choose_units(self, module: TrainingModule) -> dict[str, nn.Module]:
         if self.find_unused_parameters:
@@ -179,10 +189,14 @@ class FSDP(ProcessGroupStrategy):
         classes, smallest = self.unit_classes, self.unit_parameters
         return dict(choose_units(module, classes, smallest, whole_blocks=on_gpus))
 
+    def whole_parameters(self) -> list[nn.Parameter]:
+        """The parameters that every process holds."""
+        return _unsharded(self.module)
+
     def _place_rest(self) -> None:
         """Place parameters that are in no unit, if the model is sharded unit by unit: scalars."""
         meta_device.materialize(self.module, self.module)
-        rest = (*_unsharded(self.module), *self.module.buffers())
+        rest = (*self.whole_parameters(), *self.module.buffers())
         self.precision.cast_all(rest)
         for each in rest:
             each.data = each.data.to(self.device)
@@ -193,13 +207,17 @@ class FSDP(ProcessGroupStrategy):
         world: Any = dist.group.WORLD
         return DeviceMesh.from_group(world, self.device.type, mesh_dim_names=("shard",))
 
-    def _shard(self, unit: nn.Module) -> None:
-        meta_device.materialize(self.module, unit)
-        self.precision.cast(unit)
-        whole = [each for each in unit.parameters() if not dtensors.is_sharded(each)]
+    def materialize(self, part: nn.Module) -> None:
+        """Create, cast and move the parameters of a part of the module that is to be sharded."""
+        meta_device.materialize(self.module, part)
+        self.precision.cast(part)
+        whole = [each for each in part.parameters() if not dtensors.is_sharded(each)]
         for each in whole:
             each.data = each.data.to(self.device)
         self.start_equal(whole)
+
+    def _shard(self, unit: nn.Module) -> None:
+        self.materialize(unit)
         policy = self._policy(unit)
         on_cpu = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
         sharded: Any = fully_shard(
@@ -271,8 +289,8 @@ class FSDP(ProcessGroupStrategy):
                     if each.sharded_param.requires_grad:
                         name = self._names.get(id(each.sharded_param), str(each._param_fqn))
                         found.append((name, getattr(each, "_unsharded_param", each.sharded_param)))
-        whole_ones = _unsharded(self.module)
-        return found + [(self._names[id(each)], each) for each in whole_ones if each.requires_grad]
+        rest = self.whole_parameters()
+        return found + [(self._names[id(each)], each) for each in rest if each.requires_grad]
 
     def _with_unused(self, loss: Tensor) -> Tensor:
         """Extend a loss so that all ranks get gradients of the same parameters."""

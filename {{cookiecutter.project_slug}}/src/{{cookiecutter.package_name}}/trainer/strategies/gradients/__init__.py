@@ -1,4 +1,5 @@
 """Gradients across ranks: averaging, sparse gradients, and ranks that use other parameters.
 
-Several strategies use what is here. Imports ``launch`` and ``errors``, and no strategy.
+Several strategies use what is here. Imports ``checkpoint``, ``launch`` and ``errors``, and no
+strategy.
 """

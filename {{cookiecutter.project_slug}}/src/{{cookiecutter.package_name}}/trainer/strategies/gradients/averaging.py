@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from ...checkpoint import dtensors
 from ...launch import collectives
 from . import sparse
 
@@ -27,10 +28,15 @@ class GradientAverage:
     Gradients of parameters that are toggled off are not averaged until their own backward.
 
     Args:
-        parameters: Parameters of the model, in the same order on every process.
+        parameters: Parameters of the model, in the same order on every process; of DTensors, the
+            local shards are averaged.
+        group: The processes that average; default: all. Dense gradients only.
     """
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    def __init__(
+        self, parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._group = group
         self._parameters = [each for each in parameters if each.is_floating_point()]
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
@@ -42,10 +48,11 @@ class GradientAverage:
             parameter.requires_grad_(requires_grad)
 
     def close(self) -> None:
-        """Remove the hooks from the parameters."""
+        """Remove the hooks from the parameters, and the reference to the group."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._group = None
 
     def _note(self, index: int) -> Callable[[Tensor], None]:
         def note(parameter: Tensor) -> None:
@@ -61,7 +68,7 @@ class GradientAverage:
     def average(self) -> None:
         """Average over all processes; a process that did not use a parameter contributes zero."""
         waiting = [self._pending(index) for index in range(len(self._parameters))]
-        waiting = collectives.all_reduce(torch.tensor(waiting), "max").tolist()
+        waiting = collectives.all_reduce(torch.tensor(waiting), "max", self._group).tolist()
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
         for index, kind in enumerate(waiting):
             if kind == _NONE:
@@ -76,9 +83,10 @@ class GradientAverage:
                 parameter.grad = torch.zeros_like(parameter)
             elif parameter.grad.is_sparse:  # another process has a dense gradient
                 parameter.grad = parameter.grad.to_dense()
-            groups[parameter.grad.dtype, parameter.grad.device].append(parameter.grad)
+            own = dtensors.local(parameter.grad)
+            groups[own.dtype, own.device].append(own)
         for gradients in groups.values():
-            _average(gradients)
+            _average(gradients, self._group)
 
     def _pending(self, index: int) -> int:
         """The kind of gradient that has to be averaged."""
@@ -98,10 +106,10 @@ def copy_gradient(parameter: Tensor) -> None:
         parameter.grad = parameter.grad.clone()
 
 
-def _average(gradients: list[Tensor]) -> None:
+def _average(gradients: list[Tensor], group: dist.ProcessGroup | None) -> None:
     flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    flat /= collectives.world_size()
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
     sizes = [gradient.numel() for gradient in gradients]
     parts = zip(gradients, flat.split(sizes), strict=True)
     torch._foreach_copy_(gradients, [part.view_as(gradient) for gradient, part in parts])

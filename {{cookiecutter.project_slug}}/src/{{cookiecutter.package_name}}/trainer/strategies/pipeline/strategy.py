@@ -89,20 +89,23 @@ class Sequential(ProcessGroupStrategy):
         super().__init__(timeout_seconds)
         self.shape = Shape(stages, balance, microbatches, schedule, checkpoint, stages_per_process)
         self.shape.check()
+        self._run_processes = 1
         self._boundary: Boundary | None = None
         self._optimizers: dict[int, OwnParameters] = {}
 
     # --- before any process is started ------------------------------------------------------------
 
-    def problems(self, options: Options) -> list[str]:
-        return self.shape.problems_with(self.run_processes)
+    def check_processes(self, processes: int) -> None:
+        self._run_processes = processes
+        if lines := self.shape.problems_with(processes):
+            raise ConfigurationError(lines)
 
     def replicas(self, devices: int, num_nodes: int) -> int:
         return max(1, devices * num_nodes // self.shape.processes(devices * num_nodes))
 
     def problems_of(self, module: TrainingModule) -> list[str]:
         return [
-            *problems_of_module(module, self.shape, self.run_processes),
+            *problems_of_module(module, self.shape, self._run_processes),
             *sparse.problems_of(module, "a pipeline sums gradients as whole tensors"),
         ]
 

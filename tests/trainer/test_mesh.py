@@ -1,0 +1,205 @@
+"""Meshes: a GPT equals one process in each, and goes on under another; dropout; refused plans."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.project import run
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+
+from mesh_subject import CONTEXT, GPT, SAMPLES
+from my_project import trainer
+from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.strategies.mesh.sizes import Sizes
+
+SECONDS = 600.0
+pytestmark = pytest.mark.timeout(4 * SECONDS)
+
+# Sizes, and from whose checkpoints it goes on as well.
+UNITS = {"unit_classes": ["Block"]}
+SHARDED = {"data": 1, "shard": 2, "tensor": 2, **UNITS}
+ALL = {"data": 2, "shard": 2, "tensor": 2, **UNITS}
+RUNS: dict[str, tuple[int, str, dict[str, Any], tuple[str, ...]]] = {
+    "one": (1, "single_device", {}, ()),
+    "two": (2, "tensor_parallel", {}, ("one",)),
+    "four": (4, "mesh", {"strategy_options": SHARDED}, ("two",)),
+    "eight": (8, "mesh", {"strategy_options": ALL}, ("four",)),
+    "replicas": (4, "mesh", {"strategy_options": {"tensor": 2}}, ("four",)),
+    "one again": (1, "single_device", {}, ("two", "four")),
+    "ddp": (2, "ddp", {}, ("two", "four")),
+    "fsdp": (2, "fsdp", {}, ("two", "four")),
+    "dropout": (2, "tensor_parallel", {"model": {"dropout": 0.3}}, ()),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(RUNS)[2:]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory):
+    """Trains under a name's mesh once, after those that it goes on from; gives the folder."""
+    root = tmp_path_factory.mktemp("mesh-")
+
+    @cache
+    def folder(name: str) -> Path:
+        devices, strategy, options, sources = RUNS[name]
+        for source in sources:
+            folder(source)
+        words = [root, name, str(devices), strategy, json.dumps(options), *sources]
+        done = run(["-m", "mesh_subject", *words], timeout=SECONDS)
+        assert done.returncode == 0, done.stderr
+        return root
+
+    return folder
+
+
+def distance(one: Path, other: Path) -> float:
+    """Largest difference of a weight or an optimizer state."""
+    ours, theirs = load_file(one), load_file(other)
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[key].double() - theirs[key].double()).abs().max()) for key in ours)
+
+
+@pytest.mark.parametrize("name", ["two", *SLOW[:3]])
+def test_a_gpt_equals_one_process(results, name):
+    alone, folder = results("one"), results(name)
+    assert distance(alone / "one.safetensors", folder / f"{name}.safetensors") < 2e-6
+    expected, found = (json.loads((folder / f"{each}.json").read_text()) for each in ("one", name))
+    predicted, expected_bytes = found.pop("predicted"), expected.pop("predicted")
+    assert predicted == expected_bytes
+    assert found["count"] == len(predicted) == SAMPLES
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["two", *SLOW[:3], SLOW[-1]])
+def test_a_resume_is_exact(results, name):
+    folder = results(name)
+    assert distance(folder / f"{name}.safetensors", folder / f"{name}-resumed.safetensors") == 0
+
+
+@pytest.mark.parametrize("name", ["two", *SLOW[:-1]])
+def test_each_goes_on_from_what_others_saved(results, name):
+    alone, folder = results("one"), results(name)
+    for source in RUNS[name][3]:
+        path = folder / f"{source}-to-{name}.safetensors"
+        assert distance(alone / "one.safetensors", path) < 2e-6, source
+
+
+def test_random_numbers_differ_where_activations_are_sharded_only(tmp_path):
+    done = run(["-m", "mesh_subject", "draw", tmp_path, "2", "tensor_parallel"], timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    first, second = (load_file(tmp_path / f"drawn-{rank}.safetensors") for rank in range(2))
+    assert first.keys() == second.keys()
+    same = {name for name in first if torch.equal(first[name], second[name])}
+    assert same == {name for name in first if name.split()[1] in ("outside", "after", "end")}
+    for drawn in (first, second):
+        assert torch.equal(drawn["1 again"], drawn["1 computed again"])
+        assert not torch.equal(drawn["0 inside"], drawn["1 inside"])
+        assert not torch.equal(drawn["0 outside"], drawn["0 after"])
+    for rank in range(2):
+        values = json.loads((tmp_path / f"drawn-{rank}.json").read_text())
+        assert values["seen"] == SAMPLES
+        assert (
+            "the gradients of first.weight differ on the ranks of a tensor group"
+            in (values["problem"])
+        )
+
+
+class Planned(trainer.TrainingModule):
+    """Has the plan that a test gives it."""
+
+    def __init__(self, plan: Any = None) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(6, 9), nn.LayerNorm(9), nn.Linear(9, 6)
+        self.tied = nn.Linear(6, 9)
+        self.tied.weight = self.up.weight
+        if plan is not None:
+            self.parallelize_plan = plan
+
+    def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    def configure_optimizers(self) -> Any: ...
+
+
+def refused(module: Any, strategy: str = "tensor_parallel", **options: Any) -> list[str]:
+    """The lines that refuse a module, or options, before any process starts."""
+    with pytest.raises(ConfigurationError) as caught:
+        trainer.Trainer(
+            accelerator="cpu", max_steps=1, strategy=strategy, **{"devices": 2, **options}
+        ).check_fit(module)
+    return caught.value.problems
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_processes_start():
+    (line,) = refused(Planned())
+    assert line.startswith("Planned has no parallelize_plan, which tensor=2 needs: give it a dict")
+    assert refused(
+        Planned(
+            {
+                "upp": ColwiseParallel(),
+                "down": "rows",
+                "d*": RowwiseParallel(),
+                "norm": ColwiseParallel(),
+            }
+        )
+    ) == [
+        "parallelize_plan['down'] is a str: give a style of torch.distributed.tensor.parallel",
+        "parallelize_plan names 'upp', and Planned has no such module; did you mean 'up'?",
+        "down.weight of shape (6, 9) is sharded along dimension 1: 9 is not divisible by tensor=2",
+        "parallelize_plan: norm is a LayerNorm, and ColwiseParallel supports nn.Linear and "
+        "nn.Embedding",
+    ]
+    (line,) = refused(Planned({"up": ColwiseParallel()}), devices=3)
+    assert line.startswith("up.weight is used in 2 places, and parallelize_plan would separate")
+
+
+def test_the_gpt_refuses_heads_and_lengths_that_do_not_divide():
+    assert refused(GPT(heads=2, width=16), devices=4) == [
+        "model.heads=2 is not divisible by tensor=4"
+    ]
+    lines = refused(GPT(heads=8, context=CONTEXT + 2), devices=8)
+    assert lines == [
+        "positions.weight of shape (10, 16) is sharded along dimension 0: 10 is not divisible by "
+        "tensor=8"
+    ]
+
+
+def test_sizes_that_do_not_multiply_to_the_processes_are_refused():
+    plan = Planned({"norm": SequenceParallel()})
+    for options, line in {
+        (
+            "data",
+            1,
+            "tensor",
+            2,
+        ): "data=1 x tensor=2 is a mesh of 2 processes, and there are 4; make",
+        ("tensor", 3): "data=-1 x tensor=3: 4 processes are not divisible by 3",
+        ("shard", 0): "shard=0: give a number above 0, or -1 for all remaining processes",
+        ("shard", -1): "data and shard are -1; only one size may be",
+        ("pipeline", 2): "pipeline=2 is not supported in a mesh; use strategy='sequential'",
+    }.items():
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        (found,) = refused(plan, "mesh", devices=4, strategy_options=given)
+        assert line in found
+    assert refused(plan, strategy_options={"unit_classes": ["Block"]}) == [
+        "strategy_options.unit_classes has no effect with shard=1, which shards no units; remove "
+        "it, or set strategy_options.shard of strategy='mesh'"
+    ]
+    assert refused(plan, compile=True)[0].startswith("strategy='tensor_parallel' does not support")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "processes", "found"),
+    [
+        (Sizes(), 6, Sizes(data=6)),
+        (Sizes(tensor=2), 6, Sizes(data=3, tensor=2)),
+        (Sizes(data=2, shard=-1, tensor=2), 8, Sizes(data=2, shard=2, tensor=2)),
+        (Sizes(data=1, tensor=-1), 1, Sizes(data=1, tensor=1)),
+    ],
+)
+def test_one_size_is_all_remaining_processes(sizes, processes, found):
+    assert sizes.on(processes) == found
+    assert found.replicas == found.data * found.shard

@@ -1,0 +1,23 @@
+"""Device meshes: tensor parallelism, also with data parallelism and fully sharded data parallelism.
+
+It imports from ``strategies/``, ``gradients/`` and ``fsdp/``, and from the floors below.
+"""
+
+from ..registration import Entry, Registration
+
+REGISTRATION = Registration(
+    {
+        "mesh": Entry("strategy:Mesh"),
+        "tensor_parallel": Entry(
+            "strategy:Mesh",
+            "layers sharded over all processes by the module's parallelize_plan",
+            preset={"data": 1, "shard": 1, "tensor": -1},
+            base="mesh",
+        ),
+    },
+    other_names={
+        **dict.fromkeys(("model_parallel", "megatron"), "is strategy='mesh'"),
+        "sequence_parallel": "is a plan of strategy='tensor_parallel'",
+        "context_parallel": "is not built; use strategy='tensor_parallel'",
+    },
+)

@@ -1,0 +1,182 @@
+"""The ``parallelize_plan`` of a module: which layers are sharded over a tensor group, and how."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from ...errors import UserError, nearest
+from ...module import TrainingModule
+from .sizes import Sizes
+from .styles import ShardedRandomness
+
+ATTRIBUTE = "parallelize_plan"
+
+# Styles that shard activations, and no parameters.
+_ACTIVATIONS = (
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    PrepareModuleInputOutput,
+    ShardedRandomness,
+)
+# Dimensions along which the parameters of a layer are sharded.
+_DIMENSIONS: list[tuple[type[ParallelStyle], type[nn.Module], dict[str, int]]] = [
+    (ColwiseParallel, nn.Linear, {"weight": 0, "bias": 0}),
+    (RowwiseParallel, nn.Linear, {"weight": 1}),
+    (ColwiseParallel, nn.Embedding, {"weight": 1}),
+    (RowwiseParallel, nn.Embedding, {"weight": 0}),
+]
+
+
+class Layer(NamedTuple):
+    """A module that an entry of a plan names, and its style; ``key``: the name in the plan."""
+
+    key: str
+    name: str
+    module: nn.Module
+    style: ParallelStyle
+
+
+def read(module: TrainingModule, sizes: Sizes) -> dict[str, ParallelStyle]:
+    """The plan of a module: its attribute, or what its method returns for a mesh of some sizes.
+
+    Raises:
+        UserError: The module has none, or refuses the sizes.
+    """
+    plan: Any = getattr(module, ATTRIBUTE, None)
+    plan = plan(sizes) if callable(plan) else plan
+    if not isinstance(plan, Mapping) or not plan:
+        raise UserError(
+            f"{type(module).__name__} has no {ATTRIBUTE}, which tensor={sizes.tensor} needs: give "
+            "it a dict of styles of torch.distributed.tensor.parallel by the names of its modules, "
+            "or use strategy='fsdp'"
+        )
+    return dict(plan)
+
+
+def layers(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> list[Layer]:
+    """The modules that a plan names, in its order; ``*`` in a name stands for a part of it."""
+    named = dict(module.named_modules())
+    return [
+        Layer(key, name, each, style)
+        for key, style in plan.items()
+        for name, each in named.items()
+        if _matches(name, key)
+    ]
+
+
+def _matches(name: str, key: str) -> bool:
+    parts, patterns = name.split("."), key.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
+    """One line for each reason why a module cannot be sharded by its plan."""
+    if sizes.tensor == 1:
+        return []
+    try:
+        plan = read(module, sizes)
+    except UserError as error:
+        return error.problems
+    lines = [
+        f"{ATTRIBUTE}[{key!r}] is a {type(style).__name__}: give a style of "
+        "torch.distributed.tensor.parallel"
+        for key, style in plan.items()
+        if not isinstance(style, ParallelStyle)
+    ]
+    found = layers(module, plan)
+    names = [name for name, _ in module.named_modules() if name]
+    lines += [
+        f"{ATTRIBUTE} names {key!r}, and {type(module).__name__} has no such module"
+        f"{nearest(key, names)}"
+        for key in plan
+        if key not in {layer.key for layer in found}
+    ]
+    by_key: dict[str, list[str]] = defaultdict(list)
+    for layer in found:
+        by_key[layer.key] += _of_layer(layer, sizes.tensor)
+    for own in by_key.values():
+        rest = f" (and {len(own) - 1} more of this pattern)" if len(own) > 1 else ""
+        lines += [f"{line}{rest}" for line in own[:1]]
+    return lines + _of_shared(module, found)
+
+
+def _of_layer(layer: Layer, size: int) -> list[str]:
+    """One line if torch does not support a layer in a style, or its sizes are not divisible."""
+    style = layer.style
+    if not isinstance(style, ColwiseParallel | RowwiseParallel):
+        return []
+    for each, kind, dimensions in _DIMENSIONS:
+        if isinstance(style, each) and isinstance(layer.module, kind):
+            parameters = dict(layer.module.named_parameters(recurse=False))
+            return [
+                f"{layer.name}.{name} of shape {tuple(parameters[name].shape)} is sharded along "
+                f"dimension {dimension}: {parameters[name].shape[dimension]} is not divisible by "
+                f"tensor={size}"
+                for name, dimension in dimensions.items()
+                if name in parameters and parameters[name].shape[dimension] % size
+            ][:1]
+    return [
+        f"{ATTRIBUTE}: {layer.name} is a {type(layer.module).__name__}, and "
+        f"{type(style).__name__} supports nn.Linear and nn.Embedding"
+    ]
+
+
+def _of_shared(module: nn.Module, found: list[Layer]) -> list[str]:
+    """One line for each parameter with several names that a plan would separate."""
+    sharded = {id(each) for layer in found if _shards(layer) for each in layer.module.parameters()}
+    uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    return [
+        f"{name} is used in {uses[id(each)]} places, and {ATTRIBUTE} would separate them; leave "
+        "it out of the plan, or use strategy='fsdp'"
+        for name, each in module.named_parameters()
+        if uses[id(each)] > 1 and id(each) in sharded
+    ]
+
+
+def _shards(layer: Layer) -> bool:
+    style = layer.style.style if isinstance(layer.style, ShardedRandomness) else layer.style
+    return style is not None and not isinstance(style, _ACTIVATIONS)
+
+
+def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module], None]) -> None:
+    """Shard layers over a tensor group.
+
+    Args:
+        found: The layers of the plan.
+        mesh: The mesh of the tensor group.
+        materialize: Creates and moves the parameters of a layer, equal on all ranks.
+
+    Raises:
+        UserError: A custom style shards a parameter unevenly.
+    """
+    for layer in found:
+        if _shards(layer):
+            materialize(layer.module)
+        trains = {name: each.requires_grad for name, each in layer.module.named_parameters()}
+        # The parameters are equal already: each rank takes its shard of its own.
+        parallelize_module(layer.module, mesh, layer.style, src_data_rank=None)
+        for name, each in layer.module.named_parameters():
+            each.requires_grad_(trains[name])
+            _check_even(f"{layer.name}.{name}", each, mesh.size())
+
+
+def _check_even(name: str, parameter: Any, size: int) -> None:
+    for placement in getattr(parameter, "placements", ()):
+        if placement.is_shard() and parameter.shape[placement.dim] % size:
+            raise UserError(
+                f"{name} of shape {tuple(parameter.shape)} is sharded along dimension "
+                f"{placement.dim}, which is not divisible by tensor={size}"
+            )

@@ -1,0 +1,88 @@
+"""The dimensions of a mesh, and their sizes."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from ...errors import ConfigurationError
+
+# Outermost first: neighboring ranks, on the same node, form a tensor group.
+DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
+
+# Dimensions that are not supported yet, each with what to use instead.
+_UNSUPPORTED = {
+    "pipeline": "use strategy='sequential'",
+    "context": "use strategy='tensor_parallel' with a plan that shards the sequence",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the dimensions of a mesh; one may be -1: all remaining processes.
+
+    Args:
+        data: Replicas of the model.
+        shard: Shards of each replica's parameters, gradients and optimizer states, as in ``fsdp``.
+        tensor: Ranks over which the layers of the module's ``parallelize_plan`` are sharded.
+        pipeline: Stages of the model.
+        context: Ranks over which sequences are sharded.
+    """
+
+    data: int = -1
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+
+    def check(self) -> None:
+        """Check the sizes as far as this is possible without the number of processes.
+
+        Raises:
+            ConfigurationError: One line per error.
+        """
+        lines = [
+            f"strategy_options.{name}={size}: give a number above 0, or -1 for all remaining "
+            "processes"
+            for name, size in self
+            if size < 1 and size != -1
+        ]
+        free = [name for name, size in self if size == -1]
+        if len(free) > 1:
+            lines.append(f"strategy_options: {' and '.join(free)} are -1; only one size may be")
+        lines += [
+            f"strategy_options.{name}={size} is not supported in a mesh; {_UNSUPPORTED[name]}"
+            for name, size in self
+            if name in _UNSUPPORTED and size != 1
+        ]
+        if lines:
+            raise ConfigurationError(lines)
+
+    def on(self, processes: int) -> "Sizes":
+        """The sizes on a number of processes, without -1.
+
+        Raises:
+            ConfigurationError: They do not multiply to it.
+        """
+        known = math.prod(size for _, size in self if size != -1)
+        free = next((name for name, size in self if size == -1), None)
+        whole = self if free is None else replace(self, **{free: processes // known})
+        if math.prod(size for _, size in whole) == processes:
+            return whole
+        given = " x ".join(f"{name}={size}" for name, size in self if size != 1 or name == "data")
+        if free is None:
+            raise ConfigurationError(
+                f"strategy_options: {given} is a mesh of {known} processes, and there are "
+                f"{processes}; make one size -1, or change devices"
+            )
+        raise ConfigurationError(
+            f"strategy_options: {given}: {processes} processes are not divisible by {known}"
+        )
+
+    @property
+    def replicas(self) -> int:
+        """Number of parts into which a batch is split."""
+        return self.data * self.shard
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        names = {field.name for field in fields(self)}
+        return ((name, getattr(self, name)) for name in DIMENSIONS if name in names)

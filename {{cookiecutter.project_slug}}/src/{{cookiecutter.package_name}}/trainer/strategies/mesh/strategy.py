@@ -1,0 +1,227 @@
+"""``mesh``: tensor parallelism, replicas and shards of a model, over one mesh of processes.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
+"""
+
+import contextlib
+import datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from ...arguments.options import Options
+from ...checkpoint import dtensors
+from ...launch import collectives
+from ...launch.collectives import How
+from ...module import TrainingModule
+from ..clipping import clip_gradients_on_meshes
+from ..fsdp.fsdp import FSDP
+from ..gradients import sparse
+from ..gradients.averaging import GradientAverage
+from ..limits import Limits
+from ..optimizers import Optimization
+from ..step import Stage
+from . import plan
+from .by_mesh import check_equal, groups_split, settle
+from .metrics import CountedOnce
+from .sizes import Sizes
+from .styles import LossParallel
+
+
+class Mesh(FSDP):
+    """Tensor parallelism by the module's parallelize_plan, in a mesh of processes.
+
+    The sizes of its dimensions multiply to the number of processes. Neighboring ranks form a
+    tensor group, and read the same batches.
+
+    Args:
+        data: Number of replicas of the model; -1: all remaining processes.
+        shard: Number of shards of each replica's parameters, gradients and optimizer states.
+        tensor: Number of ranks over which layers are sharded.
+        pipeline: Number of stages; not supported yet.
+        context: Number of ranks over which sequences are sharded; not supported yet.
+        options: As in :class:`FSDP`, if ``shard`` is not 1.
+
+    Raises:
+        ConfigurationError: A size is invalid or not supported.
+    """
+
+    limits: Limits = Limits(
+        refused={
+            "compile": "compiled modules have not been tested on DTensors; use strategy='fsdp'",
+        }
+    )
+
+    whole_mesh: DeviceMesh
+    _is_checked = False
+
+    def __init__(
+        self,
+        data: int = -1,
+        shard: int = 1,
+        tensor: int = 1,
+        pipeline: int = 1,
+        context: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.sizes = Sizes(data, shard, tensor, pipeline, context)
+        self.sizes.check()
+        self.has_units = shard != 1
+        self._of_units = [name for name in options if name != "timeout_seconds"]
+        self._until_teardown = contextlib.ExitStack()
+
+    # --- before any process is started ------------------------------------------------------------
+
+    def problems(self, options: Options) -> list[str]:
+        lines = super().problems(options)
+        if not self.has_units:
+            lines += [
+                f"strategy_options.{name} has no effect with shard=1, which shards no units; "
+                "remove it, or set strategy_options.shard of strategy='mesh'"
+                for name in self._of_units
+            ]
+        if options.sync_batchnorm and self.sizes.tensor != 1:
+            lines.append(
+                "sync_batchnorm would count a sample on each rank of a tensor group; use "
+                "strategy='fsdp' or 'ddp'"
+            )
+        return lines
+
+    def check_processes(self, processes: int) -> None:
+        self.sizes = self.sizes.on(processes)
+
+    def replicas(self, devices: int, num_nodes: int) -> int:
+        return self.sizes.on(devices * num_nodes).replicas
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        if self.has_units:
+            lines = super().problems_of(module)
+        else:
+            lines = sparse.problems_of(module, "a mesh averages dense gradients")
+        return lines + plan.problems_of(module, self.sizes)
+
+    # --- before the first step -----------------------------------------------------------------
+
+    @property
+    def data_replicas(self) -> int:
+        return self.sizes.replicas
+
+    @property
+    def data_index(self) -> int:
+        return self.layout.rank // (self.sizes.context * self.sizes.tensor) % self.data_replicas
+
+    @property
+    def is_first_of_replica(self) -> bool:
+        return self.layout.rank % (self.sizes.context * self.sizes.tensor) == 0
+
+    @property
+    def random_rank(self) -> int:
+        return self.layout.rank - self.layout.rank % self.sizes.tensor
+
+    def make_mesh(self) -> DeviceMesh:
+        """Create the mesh of all dimensions, and return that over which units are sharded."""
+        sizes = {name: size for name, size in self.sizes if size > 1}
+        if self.has_units or not sizes:
+            sizes = {name: size for name, size in self.sizes if size > 1 or name == "shard"}
+        ranks = torch.arange(self.layout.world_size).view(*sizes.values())
+        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        groups = []
+        for dimension, size in enumerate(sizes.values()):
+            lines = ranks.movedim(dimension, -1).reshape(-1, size).tolist()
+            group, _ = dist.new_subgroups_by_enumeration(lines, timeout=timeout)
+            groups.append(group)
+        self.whole_mesh = DeviceMesh.from_group(
+            groups, self.device.type, ranks, mesh_dim_names=tuple(sizes)
+        )
+        of_units = [name for name in ("data", "shard") if name in sizes]
+        return self.whole_mesh[tuple(of_units)] if of_units else self.whole_mesh
+
+    def shard_units(self, module: TrainingModule) -> None:
+        if self.sizes.tensor > 1:
+            found = plan.layers(module, plan.read(module, self.sizes))
+            plan.apply(found, self.whole_mesh["tensor"], self.materialize)
+            if any(isinstance(layer.style, LossParallel) for layer in found):
+                self._until_teardown.enter_context(loss_parallel())
+            self._count_once(module)
+        if self.has_units:
+            super().shard_units(module)
+
+    def _count_once(self, module: TrainingModule) -> None:
+        size = self.layout.world_size // self.data_replicas
+        ranks = torch.arange(self.layout.world_size).view(self.data_replicas, size)
+        counted = CountedOnce(module, ranks.T.tolist())
+        self._until_teardown.callback(counted.close)
+
+    def whole_parameters(self) -> list[nn.Parameter]:
+        if self.has_units:
+            return super().whole_parameters()
+        return [each for each in self.module.parameters() if not dtensors.is_sharded(each)]
+
+    def watch_gradients(self) -> None:
+        if self.has_units:
+            super().watch_gradients()
+        elif self.sizes.data > 1:
+            group = self.whole_mesh.get_group("data")
+            self.averaged = GradientAverage(self.module.parameters(), group)
+
+    # --- a micro-batch -------------------------------------------------------------------------
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        outputs = super().forward(stage, batch, batch_idx)
+        return tree_map(_whole, outputs) if stage == "predict" else outputs
+
+    def read_loss(self, outputs: Any) -> Tensor:
+        loss: Tensor = _whole(super().read_loss(outputs))
+        return loss
+
+    def take_loss(self, loss: Tensor, source: str) -> None:
+        super().take_loss(_whole(loss), source)
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        # In manual optimization, units reduce gradients in each backward; so do replicas.
+        synchronize = synchronize or not self.module.automatic_optimization
+        super().backward(loss, synchronize=synchronize)
+        if synchronize:
+            settle(self.module.parameters())
+            self._check_once()
+
+    def _check_once(self) -> None:
+        if self.sizes.tensor > 1 and not self._is_checked:
+            self._is_checked = True
+            check_equal(self.module.named_parameters(), self.whole_mesh.get_group("tensor"))
+
+    # --- a step --------------------------------------------------------------------------------
+
+    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+        self.precision.unscale(optimization.optimizers)
+        clip_gradients_on_meshes(optimization.parameters, value, algorithm)
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        with groups_split(optimizer):
+            super().optimizer_step(optimizer)
+
+    # --- all processes -------------------------------------------------------------------------
+
+    def reduce(self, tensor: Tensor, how: How) -> Tensor:
+        # Over all ranks: those of a replica have the same values, and their sum counts once.
+        reduced = collectives.all_reduce(tensor, how)
+        copies = self.layout.world_size // self.data_replicas
+        return reduced / copies if how == "sum" else reduced
+
+    def teardown(self) -> None:
+        self._until_teardown.close()
+        if hasattr(self, "whole_mesh"):
+            getattr(self.whole_mesh, "_pg_registry", {}).clear()
+        super().teardown()
+
+
+def _whole(value: Any) -> Any:
+    """The full tensor of a DTensor; other values as they are."""
+    return value.full_tensor() if dtensors.is_sharded(value) else value

@@ -28,7 +28,8 @@ STRATEGIES = pytest.mark.parametrize("name", strategies.names())
 
 def readers(name: str, devices: int, nodes: int) -> int:
     """The number of data-parallel replicas, as the requirements say, not the code."""
-    few = {"single_device": 1, "dp": 1, "ddp2": nodes, "sequential": 1, "pipeline": 1}
+    alone = ("single_device", "dp", "sequential", "pipeline", "sequential_fairscale")
+    few = dict.fromkeys((*alone, "tensor_parallel"), 1) | {"ddp2": nodes}
     return few.get(name, devices * nodes)
 
 

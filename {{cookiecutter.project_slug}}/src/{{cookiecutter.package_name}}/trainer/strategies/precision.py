@@ -1,6 +1,7 @@
 """Precision of a run: autocast, the data type of parameters, and the gradient scaler."""
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..arguments import other_trainers
-from ..checkpoint import is_sharded
 from ..errors import ConfigurationError
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -21,7 +21,7 @@ _UNSCALES_ITSELF = "_step_supports_amp_scaling"
 
 
 class _Scaler(torch.amp.GradScaler):
-    """A gradient scaler for sharded and full gradients in one optimizer, unlike torch's scalers.
+    """A gradient scaler for sharded (on any meshes) and full gradients, unlike torch's scalers.
 
     Offloaded gradients are on the CPU, and the scale is on the GPU.
     """
@@ -44,16 +44,18 @@ class _Scaler(torch.amp.GradScaler):
             # torch would copy the scale to the CPU without synchronizing, and read it at once.
             scale, overflow, *rest = arguments
             arguments = (scale.cpu(), overflow.cpu(), *rest)
-        sharded = [each for each in parameters if is_sharded(each)]
-        whole = [each for each in parameters if not is_sharded(each)]
-        if not sharded or not whole:
+        by_mesh: dict[Any, list[Tensor]] = defaultdict(list)
+        for each in parameters:
+            by_mesh[getattr(each, "device_mesh", None)].append(each)
+        if len(by_mesh) <= 1:
             return super()._unscale_grads_(optimizer, *arguments)
-        with _without_gradients(whole):
-            overflows = super()._unscale_grads_(optimizer, *arguments)
-        with _without_gradients(sharded):
-            others = super()._unscale_grads_(optimizer, *arguments)
-        for device, overflow in others.items():
-            overflows[device] = torch.maximum(overflow, overflows.get(device, overflow))
+        overflows: dict[torch.device, Tensor] = {}
+        for own in by_mesh.values():
+            kept = set(map(id, own))
+            with _without_gradients([each for each in parameters if id(each) not in kept]):
+                found = super()._unscale_grads_(optimizer, *arguments)
+            for device, overflow in found.items():
+                overflows[device] = torch.maximum(overflow, overflows.get(device, overflow))
         return overflows
 
 

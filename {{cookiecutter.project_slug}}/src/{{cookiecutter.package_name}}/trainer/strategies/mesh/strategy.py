@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from ...arguments.options import Options
 from ...checkpoint import dtensors
+from ...errors import UserError
 from ...launch import collectives
 from ...launch.collectives import How
 from ...module import TrainingModule
@@ -145,6 +146,9 @@ class Mesh(FSDP):
 
     def shard_units(self, module: TrainingModule) -> None:
         if self.sizes.tensor > 1:
+            problems = plan.problems_of(module, self.sizes)  # not checked yet without training
+            if problems:
+                raise UserError(problems)
             found = plan.layers(module, plan.read(module, self.sizes))
             plan.apply(found, self.whole_mesh["tensor"], self.materialize)
             if any(isinstance(layer.style, LossParallel) for layer in found):

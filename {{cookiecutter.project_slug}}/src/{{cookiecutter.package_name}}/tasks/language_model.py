@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, gelu
 
-from ..trainer import TrainingModule, UserError
+from ..trainer import TrainingModule, UserError, sequence
 
 _VOCABULARY = 256
 
@@ -24,12 +24,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Let each position attend to itself and earlier positions."""
-        batch, time, width = x.shape
         # Heads are the outer dimension, and so may be sharded: a process may have some of them.
-        parts = self.inputs(x).view(batch, time, -1, 3, width // self.heads)
+        parts = self.inputs(x).unflatten(2, (-1, 3, x.shape[2] // self.heads))
         query, key, value = parts.transpose(1, 2).unbind(dim=3)
         dropout = self.dropout if self.training else 0.0
-        mixed = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = sequence.attention(query, key, value, dropout_p=dropout, is_causal=True)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(start_dim=2))
         return output
 
@@ -64,6 +63,8 @@ class LanguageModel(TrainingModule):
         warmup_steps: Linear warm-up steps of the learning rate.
         weight_decay: Weight decay of matrices; vectors are not decayed.
     """
+
+    splits_sequences = True
 
     def __init__(
         self,
@@ -107,26 +108,30 @@ class LanguageModel(TrainingModule):
 
         if self.heads % mesh.tensor:
             raise UserError(f"model.heads={self.heads} is not divisible by tensor={mesh.tensor}")
-        whole, sequence = Replicate(), Shard(1)
+        whole, by_time = Replicate(), Shard(1)
         return {
-            "bytes": styles.RowwiseParallel(input_layouts=whole, output_layouts=sequence),
+            "bytes": styles.RowwiseParallel(input_layouts=whole, output_layouts=by_time),
             "positions": styles.RowwiseParallel(input_layouts=whole, output_layouts=Shard(0)),
             "blocks": ShardedRandomness(),
             "blocks.*.norm*": styles.SequenceParallel(),
             "blocks.*.attention": styles.PrepareModuleInput(
-                input_layouts=sequence, desired_input_layouts=whole
+                input_layouts=by_time, desired_input_layouts=whole
             ),
             "blocks.*.attention.inputs": styles.ColwiseParallel(),
-            "blocks.*.attention.output": styles.RowwiseParallel(output_layouts=sequence),
-            "blocks.*.up": styles.ColwiseParallel(input_layouts=sequence),
-            "blocks.*.down": styles.RowwiseParallel(output_layouts=sequence),
+            "blocks.*.attention.output": styles.RowwiseParallel(output_layouts=by_time),
+            "blocks.*.up": styles.ColwiseParallel(input_layouts=by_time),
+            "blocks.*.down": styles.RowwiseParallel(output_layouts=by_time),
             "norm": styles.SequenceParallel(),
-            "head": LossParallel(input_layouts=sequence),
+            "head": LossParallel(input_layouts=by_time),
         }
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Compute logits (batch, time, 256) of the next byte from bytes (batch, time) as int64."""
+        """Compute logits (batch, time, 256) of the next byte from bytes (batch, time) as int64.
+
+        Under context parallelism, they are the logits of this process' slice of the time.
+        """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
+        tokens, positions = sequence.split(tokens, 1), sequence.split(positions, 0)
         x = self.bytes(tokens) + self.positions(positions)
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
@@ -144,7 +149,8 @@ class LanguageModel(TrainingModule):
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Predict the most likely next byte of each sequence."""
-        return self(batch[:, :-1])[:, -1].argmax(dim=-1)  # type: ignore[no-any-return]
+        following = self(batch[:, :-1]).argmax(dim=-1)
+        return sequence.gather(following, 1)[:, -1]
 
     @property
     def sequential_module(self) -> nn.Sequential:
@@ -165,8 +171,9 @@ class LanguageModel(TrainingModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warmup, "interval": "step"}}
 
     def _loss(self, batch: Tensor) -> Tensor:
-        logits = self(batch[:, :-1])
-        return cross_entropy(logits.reshape(-1, _VOCABULARY), batch[:, 1:].reshape(-1))
+        logits = self(batch[:, :-1]).reshape(-1, _VOCABULARY)
+        targets = sequence.split(batch[:, 1:], 1).reshape(-1)
+        return sequence.mean(cross_entropy(logits, targets, reduction="none"))
 
     def _log_quality(self, stage: str, batch: Tensor) -> None:
         loss = self._loss(batch)

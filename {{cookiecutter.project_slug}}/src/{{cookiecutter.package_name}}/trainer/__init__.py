@@ -1,6 +1,6 @@
 """The bundled trainer: trains your module with any strategy."""
 
-from .data import seed_everything
+from .data import seed_everything, sequence
 from .errors import CheckpointError, ConfigurationError, UserError
 from .launch import RankError
 from .module import DataModule, TrainingModule
@@ -19,4 +19,5 @@ __all__ = [
     "UserError",
     "register",
     "seed_everything",
+    "sequence",
 ]

@@ -106,6 +106,10 @@ class TrainingModule(nn.Module):
     automatic_optimization: bool = True
     """False: manual optimization, in which ``training_step`` calls backward and the optimizers."""
 
+    splits_sequences: bool = False
+    """True: the steps split sequences with the functions of ``trainer.sequence``, so that context
+    parallelism can train the module."""
+
     def __init__(self) -> None:
         super().__init__()
         self.trainer_state = TrainerState()

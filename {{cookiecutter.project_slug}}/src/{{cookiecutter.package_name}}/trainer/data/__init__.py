@@ -1,9 +1,10 @@
-"""Data loading: the global order of samples, the batches of each replica, and randomness.
+"""Data loading: the order of samples, batches of each replica, slices of sequences, randomness.
 
 ``Feed`` gives a replica its part of each global batch; ``transfer`` copies it to the device ahead
 of the step. Imports ``launch``, ``module`` and the folders below them.
 """
 
+from . import sequence
 from .feed import UNEVEN, Feed, MicroBatch, Share, batch_length, feed_evaluation, feed_training
 from .randomness import seed_everything
 from .sources import Data
@@ -18,4 +19,5 @@ __all__ = [
     "feed_evaluation",
     "feed_training",
     "seed_everything",
+    "sequence",
 ]

@@ -1,4 +1,4 @@
-"""Device meshes: tensor parallelism, also with data parallelism and fully sharded data parallelism.
+"""Device meshes: tensor and context parallelism, also with data parallelism, sharded or not.
 
 It imports from ``strategies/``, ``gradients/`` and ``fsdp/``, and from the floors below.
 """
@@ -18,6 +18,6 @@ REGISTRATION = Registration(
     other_names={
         **dict.fromkeys(("model_parallel", "megatron"), "is strategy='mesh'"),
         "sequence_parallel": "is a plan of strategy='tensor_parallel'",
-        "context_parallel": "is not built; use strategy='tensor_parallel'",
+        "context_parallel": "is strategy='mesh' with strategy_options {context: 2}, or more",
     },
 )

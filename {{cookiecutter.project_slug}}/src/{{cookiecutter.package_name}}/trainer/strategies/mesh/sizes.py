@@ -12,7 +12,6 @@ DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 # Dimensions that are not supported yet, each with what to use instead.
 _UNSUPPORTED = {
     "pipeline": "use strategy='sequential'",
-    "context": "use strategy='tensor_parallel' with a plan that shards the sequence",
 }
 
 
@@ -25,7 +24,7 @@ class Sizes:
         shard: Shards of each replica's parameters, gradients and optimizer states, as in ``fsdp``.
         tensor: Ranks over which the layers of the module's ``parallelize_plan`` are sharded.
         pipeline: Stages of the model.
-        context: Ranks over which sequences are sharded.
+        context: Ranks over which sequences are split.
     """
 
     data: int = -1
@@ -77,6 +76,15 @@ class Sizes:
         raise ConfigurationError(
             f"strategy_options: {given}: {processes} processes are not divisible by {known}"
         )
+
+    def of_parameters(self, *, has_units: bool) -> "Sizes":
+        """The sizes of the mesh of parameters, without ``context``.
+
+        The ranks of a context group have the same parameters and other parts of their gradients:
+        they are shards if there are units, and replicas otherwise.
+        """
+        name = "shard" if has_units else "data"
+        return replace(self, context=1, **{name: getattr(self, name) * self.context})
 
     @property
     def replicas(self) -> int:

@@ -1,4 +1,4 @@
-"""``mesh``: tensor parallelism, replicas and shards of a model, over one mesh of processes.
+"""``mesh``: tensor and context parallelism, replicas and shards of a model, over one mesh.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 """
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from ...arguments.options import Options
 from ...checkpoint import dtensors
+from ...data import sequence
 from ...errors import UserError
 from ...launch import collectives
 from ...launch.collectives import How
@@ -28,7 +29,7 @@ from ..gradients.averaging import GradientAverage
 from ..limits import Limits
 from ..optimizers import Optimization
 from ..step import Stage
-from . import plan
+from . import context, plan
 from .by_mesh import check_equal, groups_split, settle
 from .metrics import CountedOnce
 from .sizes import Sizes
@@ -39,14 +40,14 @@ class Mesh(FSDP):
     """Tensor parallelism by the module's parallelize_plan, in a mesh of processes.
 
     The sizes of its dimensions multiply to the number of processes. Neighboring ranks form a
-    tensor group, and read the same batches.
+    tensor group, and these a context group; all of them read the same batches.
 
     Args:
         data: Number of replicas of the model; -1: all remaining processes.
         shard: Number of shards of each replica's parameters, gradients and optimizer states.
         tensor: Number of ranks over which layers are sharded.
         pipeline: Number of stages; not supported yet.
-        context: Number of ranks over which sequences are sharded; not supported yet.
+        context: Number of ranks over which sequences are split.
         options: As in :class:`FSDP`, if ``shard`` is not 1.
 
     Raises:
@@ -60,6 +61,7 @@ class Mesh(FSDP):
     )
 
     whole_mesh: DeviceMesh
+    slices: context.Context | None = None
     _is_checked = False
 
     def __init__(
@@ -88,10 +90,10 @@ class Mesh(FSDP):
                 "remove it, or set strategy_options.shard of strategy='mesh'"
                 for name in self._of_units
             ]
-        if options.sync_batchnorm and self.sizes.tensor != 1:
+        if options.sync_batchnorm and (self.sizes.tensor, self.sizes.context) != (1, 1):
             lines.append(
-                "sync_batchnorm would count a sample on each rank of a tensor group; use "
-                "strategy='fsdp' or 'ddp'"
+                "sync_batchnorm would count a sample on each rank of a tensor or context group; "
+                "use strategy='fsdp' or 'ddp'"
             )
         return lines
 
@@ -106,7 +108,8 @@ class Mesh(FSDP):
             lines = super().problems_of(module)
         else:
             lines = sparse.problems_of(module, "a mesh averages dense gradients")
-        return lines + plan.problems_of(module, self.sizes)
+        lines += plan.problems_of(module, self.sizes)
+        return lines + context.problems_of(module, self.sizes)
 
     # --- before the first step -----------------------------------------------------------------
 
@@ -128,11 +131,13 @@ class Mesh(FSDP):
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
-        sizes = {name: size for name, size in self.sizes if size > 1}
-        if self.has_units or not sizes:
-            sizes = {name: size for name, size in self.sizes if size > 1 or name == "shard"}
-        ranks = torch.arange(self.layout.world_size).view(*sizes.values())
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        self.slices = context.connect(self.sizes, timeout)
+        of_parameters = self.sizes.of_parameters(has_units=self.has_units)
+        sizes = {name: size for name, size in of_parameters if size > 1}
+        if self.has_units or not sizes:
+            sizes = {name: size for name, size in of_parameters if size > 1 or name == "shard"}
+        ranks = torch.arange(self.layout.world_size).view(*sizes.values())
         groups = []
         for dimension, size in enumerate(sizes.values()):
             lines = ranks.movedim(dimension, -1).reshape(-1, size).tolist()
@@ -158,8 +163,8 @@ class Mesh(FSDP):
             super().shard_units(module)
 
     def _count_once(self, module: TrainingModule) -> None:
-        size = self.layout.world_size // self.data_replicas
-        ranks = torch.arange(self.layout.world_size).view(self.data_replicas, size)
+        # Each rank of a context group counts its own slice.
+        ranks = torch.arange(self.layout.world_size).view(-1, self.sizes.tensor)
         counted = CountedOnce(module, ranks.T.tolist())
         self._until_teardown.callback(counted.close)
 
@@ -171,14 +176,22 @@ class Mesh(FSDP):
     def watch_gradients(self) -> None:
         if self.has_units:
             super().watch_gradients()
-        elif self.sizes.data > 1:
+        elif self.sizes.data * self.sizes.context > 1:
             group = self.whole_mesh.get_group("data")
             self.averaged = GradientAverage(self.module.parameters(), group)
 
     # --- a micro-batch -------------------------------------------------------------------------
 
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
+    ) -> None:
+        # In backward too: activation checkpointing computes parts of the step again.
+        with sequence.sliced(self.slices):
+            super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        outputs = super().forward(stage, batch, batch_idx)
+        with self.slices.step(stage) if self.slices is not None else contextlib.nullcontext():
+            outputs = super().forward(stage, batch, batch_idx)
         return tree_map(_whole, outputs) if stage == "predict" else outputs
 
     def read_loss(self, outputs: Any) -> Tensor:
@@ -221,6 +234,7 @@ class Mesh(FSDP):
 
     def teardown(self) -> None:
         self._until_teardown.close()
+        self.slices = None
         if hasattr(self, "whole_mesh"):
             getattr(self.whole_mesh, "_pg_registry", {}).clear()
         super().teardown()

@@ -1,0 +1,122 @@
+"""Sequences that several processes split among themselves (context parallelism).
+
+Use these functions in a module that sets ``splits_sequences``. During a step under context
+parallelism, each process holds a slice of every sequence: consecutive positions, in the order of
+the ranks; lengths differ by one at most. In one process, and outside of a step, the slice is the
+whole sequence, and each function is the plain operation.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Slices(Protocol):
+    """The slices of a group of processes; a strategy implements it."""
+
+    def split(self, tensor: Tensor, dim: int) -> Tensor: ...
+    def gather(self, tensor: Tensor, dim: int) -> Tensor: ...
+    def mean(self, values: Tensor, count: Tensor | int) -> Tensor: ...
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Tensor: ...
+
+
+class _Step:
+    """The step that runs; its backward, maybe in threads of torch, sees it too."""
+
+    slices: Slices | None = None
+
+
+@contextlib.contextmanager
+def sliced(slices: Slices | None) -> Iterator[None]:
+    """Split sequences in this context; ``None``: every sequence stays whole."""
+    before, _Step.slices = _Step.slices, slices
+    try:
+        yield
+    finally:
+        _Step.slices = before
+
+
+def split(tensor: Tensor, dim: int) -> Tensor:
+    """Take this process' slice of a sequence that every process of the group has.
+
+    Split everything that has one entry per position: tokens, targets, position numbers, and the
+    rows of an attention mask.
+
+    Args:
+        tensor: The whole sequence, the same on every process.
+        dim: Its sequence dimension.
+    """
+    return tensor if _Step.slices is None else _Step.slices.split(tensor, dim)
+
+
+def gather(tensor: Tensor, dim: int) -> Tensor:
+    """Join the slices of all processes: the inverse of :func:`split`, on every process.
+
+    Args:
+        tensor: This process' slice.
+        dim: Its sequence dimension.
+    """
+    return tensor if _Step.slices is None else _Step.slices.gather(tensor, dim)
+
+
+def mean(values: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """Compute the mean of values over the slices of all processes, the same on every process.
+
+    Args:
+        values: This process' values, of any shape, such as the loss of each position.
+        count: Number of this process' values that count; the others must be zero, as
+            ``cross_entropy(reduction="none")`` makes those of ignored targets. Default: all.
+
+    Returns:
+        A scalar in the dtype of ``values``; NaN if no value counts.
+    """
+    if _Step.slices is None:
+        return values.mean() if count is None else values.sum() / count
+    return _Step.slices.mean(values, values.numel() if count is None else count)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Let this process' positions attend to those of all processes.
+
+    The arguments are those of ``torch.nn.functional.scaled_dot_product_attention``.
+
+    Args:
+        query: Of this process' positions, (…, heads, positions, width).
+        key: Of this process' positions.
+        value: Of this process' positions.
+        attn_mask: Its rows (dimension -2) are this process' queries, or it has one row for all
+            queries; its columns are the keys of the whole sequence.
+        dropout_p: Probability with which attention weights are dropped.
+        is_causal: Each position attends to itself and earlier ones, also of other processes.
+        scale: Factor of the scores; default: 1 / sqrt(width).
+        enable_gqa: Several heads of queries share one head of keys and values.
+    """
+    if _Step.slices is None:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return _Step.slices.attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+    )

@@ -1,0 +1,223 @@
+"""Context parallelism: each process of a group holds a slice of every sequence.
+
+Keys and values of all slices are gathered in each attention, and their gradients are summed and
+scattered in its backward. (torch's ``context_parallel`` passes them round in a ring. It does not
+run on CPUs, and needs lengths that are divisible by twice the number of processes.)
+
+Gradients are those of the mean of all processes' losses, as in data parallelism: the backward of
+each operation here is its adjoint over all processes. So gradients of parameters are averaged over
+this group like over replicas, whatever part of the step is computed on slices.
+
+Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html
+"""
+
+import contextlib
+import datetime
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ...checkpoint import dtensors
+from ...data import sequence
+from ...errors import UserError
+from ...module import TrainingModule
+from ..step import Stage
+from .sizes import Sizes
+
+
+def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
+    """One line if a module does not split its sequences, although there is a context group."""
+    if sizes.context == 1 or module.splits_sequences:
+        return []
+    return [
+        f"strategy_options.context={sizes.context}: {type(module).__name__} does not split its "
+        "sequences; use trainer.sequence in it and set splits_sequences = True, or set context=1"
+    ]
+
+
+def connect(sizes: Sizes, timeout: datetime.timedelta) -> "Context | None":
+    """Create the context groups of a mesh, and return this process'; ``None`` if there is none."""
+    if sizes.context == 1:
+        return None
+    ranks = torch.arange(dist.get_world_size()).view(-1, sizes.context, sizes.tensor)
+    lines = ranks.movedim(1, -1).reshape(-1, sizes.context).tolist()
+    group, _ = dist.new_subgroups_by_enumeration(lines, timeout=timeout)
+    return Context(group)
+
+
+class Context:
+    """Slices of sequences in a group of processes (:class:`~...data.sequence.Slices`).
+
+    Args:
+        group: The processes, in the order of their slices.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self._lengths: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def step(self, stage: Stage) -> Iterator[None]:
+        """Context of a step, in which :mod:`~...data.sequence` splits sequences.
+
+        Raises:
+            UserError: The step has split none, so every process has computed the same.
+        """
+        self._lengths.clear()  # those of this step may have other lengths
+        with sequence.sliced(self):
+            yield
+        if not self._lengths:
+            raise UserError(
+                f"strategy_options.context={self._size}: {stage}_step has split no sequence; call "
+                "sequence.split on its inputs, or set context=1"
+            )
+
+    def split(self, tensor: Tensor, dim: int) -> Tensor:
+        """This process' slice; see :func:`~...data.sequence.split`."""
+        own = tensor.tensor_split(self._size, dim)[self._rank]
+        length, part = tensor.shape[dim], own.shape[dim]
+        known = self._lengths.setdefault(part, length)
+        if known != length:
+            raise UserError(
+                f"sequence.split: sequences of {known} and {length} positions in one step have "
+                f"slices of the same length ({part}); pad them to one length"
+            )
+        return own
+
+    def gather(self, tensor: Tensor, dim: int) -> Tensor:
+        """The whole sequence; see :func:`~...data.sequence.gather`."""
+        tensor = _whole(tensor)
+        lengths = self._slice_lengths(tensor.shape[dim])
+        return _Gather.apply(tensor, dim % tensor.ndim, lengths, self._group)  # type: ignore[no-any-return,no-untyped-call]
+
+    def mean(self, values: Tensor, count: Tensor | int) -> Tensor:
+        """The mean over all processes; see :func:`~...data.sequence.mean`."""
+        values = _whole(values)
+        sums = [values.sum(dtype=torch.float64), torch.as_tensor(count, device=values.device)]
+        own = torch.stack([each.double() for each in sums])
+        total, number = _Sum.apply(own, self._group)  # type: ignore[no-untyped-call]
+        mean: Tensor = total / number
+        return mean.to(values.dtype)
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Tensor:
+        """Attention to the whole sequence; see :func:`~...data.sequence.attention`."""
+        widths = [key.shape[-1], value.shape[-1]]
+        key, value = self.gather(torch.cat([key, value], dim=-1), -2).split(widths, dim=-1)
+        if is_causal:
+            if attn_mask is not None:
+                raise ValueError("sequence.attention: give one of attn_mask and is_causal")
+            begin = sum(self._slice_lengths(query.shape[-2])[: self._rank])
+            end = begin + query.shape[-2]
+            key, value = key[..., :end, :], value[..., :end, :]
+            if query.device.type == "cuda":
+                return _lower_right(query, key, value, dropout_p, scale, enable_gqa)
+            positions = torch.arange(end, device=query.device)
+            attn_mask = positions <= positions[begin:, None]
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa
+        )
+
+    def _slice_lengths(self, own: int) -> list[int]:
+        """Length of each process' slice of the sequence of which this process has ``own``."""
+        if own not in self._lengths:
+            raise UserError(
+                f"a slice of {own} positions belongs to no sequence that the step has split: call "
+                "sequence.split on its inputs, and do not change the number of positions after it"
+            )
+        least, longer = divmod(self._lengths[own], self._size)
+        return [least + (rank < longer) for rank in range(self._size)]
+
+
+def _lower_right(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """Causal attention whose last query sees the last key, on GPUs: no mask is stored.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.bias.CausalBias.html
+    """
+    # Importing it imports torch's compiler, which takes seconds.
+    from torch.nn.attention.bias import causal_lower_right
+
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # it calls the kernel, which autocast does not know
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    bias: Any = causal_lower_right(query.shape[-2], key.shape[-2])
+    return scaled_dot_product_attention(
+        query, key, value, bias, dropout_p, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _whole(tensor: Any) -> Tensor:
+    """The full tensor of a DTensor, which layers of a tensor group may return."""
+    whole: Tensor = tensor.full_tensor() if dtensors.is_sharded(tensor) else tensor
+    return whole
+
+
+class _Gather(torch.autograd.Function):
+    """All-gather slices along a dimension; backward sums their gradients, and scatters the sums."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, dim: int, lengths: Sequence[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.dim, ctx.lengths, ctx.group = dim, lengths, group
+        ctx.own = tensor.shape[dim]
+        own = _padded(tensor, dim, max(lengths))
+        parts = [torch.empty_like(own) for _ in lengths]
+        dist.all_gather(parts, own, group)
+        return torch.cat(
+            [part.narrow(dim, 0, length) for part, length in zip(parts, lengths, strict=True)], dim
+        )
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        longest = max(ctx.lengths)
+        parts = [_padded(part, ctx.dim, longest) for part in gradient.split(ctx.lengths, ctx.dim)]
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter(own, parts, group=ctx.group)
+        return own.narrow(ctx.dim, 0, ctx.own), None, None, None
+
+
+def _padded(tensor: Tensor, dim: int, length: int) -> Tensor:
+    """A contiguous tensor with zeros after a slice that is shorter than the longest."""
+    shape = list(tensor.shape)
+    shape[dim] = length - shape[dim]
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim).contiguous()
+
+
+class _Sum(torch.autograd.Function):
+    """All-reduce; so is its backward: every process computes its own loss from the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None

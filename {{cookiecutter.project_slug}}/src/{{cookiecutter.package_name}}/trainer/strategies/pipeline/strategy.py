@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...arguments.options import Options
 from ...data import Feed, MicroBatch, batch_length, randomness
 from ...errors import ConfigurationError, UserError
 from ...launch import collectives

@@ -242,6 +242,18 @@ def test_invalid_options_are_the_trainer_s_to_report(kind: str, options: Any, li
     assert raised.value.problems == [line]
 
 
+def test_the_documents_1_bit_adam_with_stage_2_is_refused_with_the_reason() -> None:
+    config = {
+        "zero_allow_untested_optimizer": True,
+        "optimizer": {"type": "OneBitAdam", "params": {"lr": 3e-5, "cuda_aware": True}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}},
+        "zero_optimization": {"stage": 2, "cpu_offload": True, "reduce_bucket_size": 2e8},
+    }
+    given = plugin("DeepSpeedPlugin", config)
+    with pytest.raises(ConfigurationError, match=r"OneBitAdam .*ZeRO stage 2: it"):
+        Trainer(plugins=given, precision="bf16", accelerator="cpu", max_steps=1)
+
+
 # --- names ----------------------------------------------------------------------------------------
 
 

@@ -116,7 +116,7 @@ ROWS = {
     "mesh": Row(
         SLOWLY_ON_FOUR,
         options={**SMALL_UNITS, "data": 1, "shard": -1, "tensor": 2},
-        refused=NO_SPARSE,
+        refused={**NO_SPARSE, **NO_UNITS},
         only=MESHED,
     ),
     "mesh, replicas": Row(

@@ -90,6 +90,11 @@ class Mesh(FSDP):
                 "remove it, or set strategy_options.shard of strategy='mesh'"
                 for name in self._of_units
             ]
+        elif self.find_unused_parameters and self.sizes.tensor != 1:
+            lines.append(
+                "strategy_options.find_unused_parameters is not supported with tensor parallelism; "
+                "use shard=1, which needs no such option, or strategy='fsdp'"
+            )
         if options.sync_batchnorm and (self.sizes.tensor, self.sizes.context) != (1, 1):
             lines.append(
                 "sync_batchnorm would count a sample on each rank of a tensor or context group; "

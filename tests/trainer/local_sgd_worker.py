@@ -34,7 +34,7 @@ class Case:
         adam: instead of SGD.
         norm: a BatchNorm.
         schedule: a scheduler that steps with each step.
-        manual: two networks that the step trains by hand.
+        manual: two networks, trained with manual optimization.
         dtype: of the parameters.
         stop: a step in the middle of a period, from which it is resumed; 0: it is not.
     """

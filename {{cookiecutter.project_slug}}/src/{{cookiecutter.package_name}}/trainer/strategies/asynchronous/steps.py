@@ -49,7 +49,7 @@ class Staleness:
         self._found.setdefault(rank, []).append(steps)
 
     def take(self) -> dict[str, float]:
-        """Mean over all gradients, and each worker's maximum, to log; then start anew."""
+        """Mean over all gradients, and each worker's maximum, to log; then reset them."""
         found, self._found = self._found, {}
         steps = [each for own in found.values() for each in own]
         if not steps:

@@ -38,7 +38,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-engines renders test-slow test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
+.PHONY: help demo project test test-template test-trainer test-engines renders test-slow test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -79,6 +79,14 @@ renders: $(TOOLS)  ## print the size of projects with each set of engines; ARGS=
 test-slow: project  ## run the tests of a rendered project and its trainer that are slow or need an engine
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "(slow or needs) and not gpu" tests/trainer
+
+# PyTorch/XLA has an environment of its own, with another torch.
+XLA_VENV := $(CURDIR)/build/venv-xla
+test-xla: $(TOOLS)  ## test the strategy xla on XLA's CPU device: installs 5 GB into build/venv-xla (Linux on x86-64)
+	rm -rf build/xla
+	$(RENDER) build/xla
+	$(IN_PROJECT) build/xla/my-project test-xla XLA_VENV=$(XLA_VENV)
+	RENDERED_PROJECT=build/xla/my-project $(XLA_VENV)/bin/python -m pytest tests/trainer/test_xla_runs.py
 
 # In the project's own environment, which has the engines; it may be in use by another render of the project.
 chaos: $(TOOLS)  ## inject random faults into runs of a rendered project for five minutes; ARGS='--seed N' repeats a run

@@ -40,7 +40,9 @@ LICENSES = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
 CONTAINER_RUNTIMES = ("none", "apptainer", "pyxis")
 CI_SERVICES = ("github", "gitlab", "none")
 # Libraries behind some strategies. Each is a question: "no" leaves all of it out.
-ENGINES = ("deepspeed", "fairscale", "horovod")
+ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
+# Of these, what is installed into an environment of its own, because it needs another torch.
+APART = ("xla",)
 GPU_COUNTS = tuple(map(str, range(65)))
 
 FOLDER = Path(__file__).resolve().parent
@@ -272,6 +274,11 @@ def engines(answers: Mapping[str, object]) -> list[str]:
     return [engine for engine in ENGINES if answers[engine] == "yes"]
 
 
+def installed_engines(answers: Mapping[str, object]) -> list[str]:
+    """Return those of the engines that can be installed into the project's own environment."""
+    return [engine for engine in engines(answers) if engine not in APART]
+
+
 def toml(value: str | list[str]) -> str:
     """Write a text, or several, as TOML; JSON is TOML here, once no surrogates are in it."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -350,7 +357,7 @@ def prepare_comparison() -> None:
 
 
 class Answers(Extension):
-    """The filters `checked`, `toml` and `engines`, and the guard."""
+    """The filters `checked`, `toml`, `engines` and `installed_engines`, and the guard."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -363,7 +370,7 @@ class Answers(Extension):
             refuse_output_in_template(variables_of("cookiecutter").get("output_dir", os.devnull))
         prepare_comparison()
         environment.filters.update(checked=self._check, all_checked=self._check_all)
-        environment.filters.update(toml=toml, engines=engines)
+        environment.filters.update(toml=toml, engines=engines, installed_engines=installed_engines)
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         """Let only the template's own texts be compiled; `name` is None for all but its files.

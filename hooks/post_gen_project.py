@@ -14,7 +14,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-ENGINES = ("deepspeed", "fairscale", "horovod")
+ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
 # All files and folders of an engine: they bear its name. Their names hold no condition, because
 # Python files are copied and not rendered, and because locks are made in the template's own tree.
 OF_ENGINE = (

@@ -46,6 +46,7 @@ DEFAULTS = {
     "deepspeed": "yes",
     "fairscale": "yes",
     "horovod": "yes",
+    "xla": "yes",
     "slurm_partition": "",
     "slurm_account": "",
     "gpus_per_node": "1",

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rendering import ROOT, render
 
-from local_extensions import ENGINES
+from local_extensions import APART, ENGINES
 
 PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" / "python"))
 QUICK = ("-m", "not slow and not gpu")
@@ -40,9 +40,16 @@ class Size:
 
 
 def sets_of_engines() -> Iterator[dict[str, str]]:
-    """Yield the answers to the questions about engines: each combination, all of them first."""
-    for answers in itertools.product(("yes", "no"), repeat=len(ENGINES)):
-        yield dict(zip(ENGINES, answers, strict=True))
+    """Yield answers to the questions about engines: all of them first, none last.
+
+    Between them, each combination of the engines of one environment. Those of an environment of
+    their own are there only with all others: little of a project depends on them.
+    """
+    yield dict.fromkeys(ENGINES, "yes")
+    together = [engine for engine in ENGINES if engine not in APART]
+    combinations = itertools.product(("yes", "no"), repeat=len(together))
+    for answers in list(combinations)[1:]:
+        yield dict.fromkeys(ENGINES, "no") | dict(zip(together, answers, strict=True))
 
 
 def kept(answers: dict[str, str]) -> list[str]:

@@ -263,11 +263,12 @@ def test_refused_on_the_command_line(area: Area, field: str, answer: str, says: 
         (["x", "x", "x", *[""] * 5, "$(touch canary)"], "deepspeed"),
         (["x", "x", "x", *[""] * 6, "maybe"], "fairscale"),
         (["x", "x", "x", *[""] * 7, "perhaps"], "horovod"),
-        (["x", "x", "x", *[""] * 8, "$(touch canary)"], "slurm_partition"),
-        (["x", "x", "x", *[""] * 9, "`touch canary`"], "slurm_account"),
-        (["x", "x", "x", *[""] * 10, "many"], "a whole number"),
-        (["x", "x", "x", *[""] * 11, "docker"], "container_runtime"),
-        (["x", "x", "x", *[""] * 12, "gitlub"], "did you mean git"),
+        (["x", "x", "x", *[""] * 8, "perhaps"], "xla"),
+        (["x", "x", "x", *[""] * 9, "$(touch canary)"], "slurm_partition"),
+        (["x", "x", "x", *[""] * 10, "`touch canary`"], "slurm_account"),
+        (["x", "x", "x", *[""] * 11, "many"], "a whole number"),
+        (["x", "x", "x", *[""] * 12, "docker"], "container_runtime"),
+        (["x", "x", "x", *[""] * 13, "gitlub"], "did you mean git"),
     ],
 )
 def test_refused_at_the_prompt(area: Area, typed: list[str], says: str) -> None:

@@ -49,6 +49,14 @@ def test_the_project_s_locks_resolve(platform: str, python: str, tmp_path: Path)
     dry_run(platform, python, *locks, TRAINER_TESTS, folder=tmp_path)
 
 
+def test_the_lock_of_an_environment_of_its_own_resolves(tmp_path: Path) -> None:
+    """PyTorch/XLA and libtpu have wheels for Linux on x86-64 only."""
+    dry_run("x86_64-manylinux_2_31", "3.12", REQUIREMENTS / "xla.txt", folder=tmp_path)
+    locked = lock.entries((REQUIREMENTS / "xla.txt").read_text(encoding="utf-8"))
+    versions = {locked[name][0].split()[0] for name in ("torch", "torch-xla")}
+    assert versions == {"torch==2.9.0", "torch-xla==2.9.0"}
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_template_s_locks_resolve(platform: str, tmp_path: Path) -> None:
     dry_run(platform, "3.12", ROOT / "requirements.txt", folder=tmp_path)
@@ -85,10 +93,10 @@ def test_each_source_is_locked_after_those_that_constrain_it(
     monkeypatch.setattr(lock, "lock_cpu_builds", lambda *_: [])
     monkeypatch.setattr("sys.argv", ["lock.py"])
     lock.main()
-    assert asked == ["cpu.in", "torch.in", "dev.in", "deepspeed.in", "etcd.in"]
+    assert asked == ["cpu.in", "torch.in", "dev.in", "deepspeed.in", "etcd.in", "xla.in"]
     (tmp_path / "deepspeed.in").unlink()
     lock.main()
-    assert asked[5:] == ["cpu.in", "torch.in", "dev.in", "etcd.in"]
+    assert asked[6:] == ["cpu.in", "torch.in", "dev.in", "etcd.in", "xla.in"]
 
 
 def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
@@ -103,7 +111,7 @@ def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
 
 def test_every_lock_has_hashes_and_no_addresses() -> None:
     locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS]
-    assert len(locks) == 11
+    assert len(locks) == 12
     entry = r"[a-z0-9-]+==[^ ;]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     for path in [*locks, ROOT / "benchmarks" / "requirements.txt"]:
         text = path.read_text(encoding="utf-8")

@@ -120,6 +120,7 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
         "deepspeed": "no",
         "fairscale": "yes",
         "horovod": "no",
+        "xla": "yes",
         "slurm_partition": "a100.long",
         "slurm_account": "my-lab",
         "gpus_per_node": "64",
@@ -162,7 +163,7 @@ def test_derived_names(tmp_path: Path) -> None:
 
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
-    answers += ["no", "2", "yes", "long,short", "lab_1", "8", "apptainer", "gitlab"]
+    answers += ["no", "2", "yes", "no", "long,short", "lab_1", "8", "apptainer", "gitlab"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Name of the project, as people read it" in done.stdout
@@ -176,6 +177,7 @@ def test_the_command_with_prompts(tmp_path: Path) -> None:
         "version": "1.2.3",
         "deepspeed": "no",
         "fairscale": "no",
+        "xla": "no",
         "slurm_partition": "long,short",
         "slurm_account": "lab_1",
         "gpus_per_node": "8",
@@ -197,5 +199,5 @@ def test_the_render_says_which_template_made_it(project: Path) -> None:
     table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
     assert table["tool"]["cookiecutter-distributed-torch"] == {
         "version": "0.1.0",
-        "engines": ["deepspeed", "fairscale", "horovod"],
+        "engines": ["deepspeed", "fairscale", "horovod", "xla"],
     }

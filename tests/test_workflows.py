@@ -11,7 +11,7 @@ import yaml
 from rendering import DEFAULTS, ROOT, TEMPLATE, check_works, render
 from tools import lint, lint_workflow
 
-from local_extensions import CI_SERVICES, ENGINES
+from local_extensions import APART, CI_SERVICES, ENGINES
 
 FILES = {"github": {".github/workflows/ci.yml"}, "gitlab": {".gitlab-ci.yml"}, "none": set[str]()}
 # All that a workflow may use of others, at the commits that were looked at.
@@ -223,7 +223,7 @@ def assert_same_commands(github: dict[str, Any], gitlab: dict[str, Any]) -> None
     }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [each for each in ENGINES if each not in APART])
 def test_both_install_the_engines_that_are_included(engine: str, tmp_path: Path) -> None:
     answers = dict.fromkeys(ENGINES, "no") | {engine: "yes"}
     jobs = {}

@@ -18,7 +18,7 @@ from my_project.trainer.launch.failures import reports
 
 SOURCE = ROOT / "src" / PACKAGE
 FOLDERS = Path("trainer", "strategies")
-ENGINES = ("deepspeed", "fairscale", "horovod")
+ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
 HERE = [name for name in ENGINES if (SOURCE / FOLDERS / name / "__init__.py").exists()]
 each_engine = pytest.mark.parametrize("engine", HERE)
 

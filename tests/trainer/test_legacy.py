@@ -82,8 +82,8 @@ ALL = list(range(GPUS))
         ({"accelerator": "horovod", "gpus": 1}, ("gpu", [0], "horovod", None)),
         ({"accelerator": "horovod"}, ("cpu", [0], "horovod", None)),
         # "Distributed Modes": TPUs; cores were counted from 1
-        ({"tpu_cores": 8}, ("auto", ALL, "xla", None)),
-        ({"tpu_cores": [1]}, ("auto", [0], "xla", None)),
+        ({"tpu_cores": 8}, ("tpu", ALL, "xla", None)),
+        ({"tpu_cores": [1]}, ("tpu", [0], "xla", None)),
         # "Distributed and 16-bit precision"
         ({"gpus": 1, "precision": 16}, ("gpu", [0], "auto", None)),
         ({"gpus": K, "accelerator": "dp"}, ("gpu", [0, 1], "dp", None)),
@@ -273,10 +273,10 @@ def test_the_table_of_device_spellings(value: Any, older: Any, newer: Any) -> No
         ({"gpus": 2, "accelerator": "cuda"}, ("gpu", [0, 1], "auto", None)),
         ({"gpus": 2, "accelerator": None, "strategy": None}, ("gpu", [0, 1], "auto", None)),
         ({"gpus": 2, "strategy": "fsdp"}, ("gpu", [0, 1], "fsdp", None)),
-        ({"tpu_cores": "8", "gpus": None}, ("auto", ALL, "xla", None)),
-        ({"tpu_cores": "5,"}, ("auto", [4], "xla", None)),
-        ({"tpu_cores": "5"}, ("auto", [4], "xla", None)),
-        ({"tpu_cores": 1, "accelerator": "tpu"}, ("auto", [0], "xla", None)),
+        ({"tpu_cores": "8", "gpus": None}, ("tpu", ALL, "xla", None)),
+        ({"tpu_cores": "5,"}, ("tpu", [4], "xla", None)),
+        ({"tpu_cores": "5"}, ("tpu", [4], "xla", None)),
+        ({"tpu_cores": 1, "accelerator": "tpu"}, ("tpu", [0], "xla", None)),
         ({"gpus": 2, "plugins": ["ddp_sharded"]}, ("gpu", [0, 1], "ddp_sharded", None)),
         (
             {"accelerator": "ddp_cpu", "plugins": "ddp_sharded"},

@@ -47,7 +47,8 @@ def test_an_engine_is_removed_with_its_folder(copy, removed):
         shutil.rmtree(copy / STRATEGIES / name)
     done = rows_are_right(copy)
     assert done.returncode == 0, done.stdout
-    assert re.search(rf"1 passed, {len(removed)} skipped, \d+ deselected", done.stdout)
+    tested = [name for name in removed if (ROOT / "tests" / f"test_{name}.py").exists()]
+    assert re.search(rf"1 passed, {len(tested)} skipped, \d+ deselected", done.stdout)
 
 
 def test_a_strategy_needs_a_row(copy):

@@ -9,7 +9,8 @@ torch-cpu.txt  torch's CPU builds for Linux; one line per Python and machine, as
                have them
 cpu.txt        the rest of what cpu.in needs
 cuda.txt       CUDA's libraries, which torch.txt needs on Linux
-dev.txt, and one for each other .in file: what is installed besides; nothing of the files above
+dev.txt, and one for each other .in file: what is installed besides; nothing of the files above,
+               unless it is for an environment of its own
 
 Every lock is for Python 3.11 to 3.13, Linux on x86-64 and arm64, and macOS on arm64.
 """
@@ -38,6 +39,9 @@ LINUX = "sys_platform == 'linux'"
 NOTE = "# Exact versions with their hashes, {}.\n# Made from {} by `make lock`; do not edit.\n"
 # A line of a .in file that sets a variable for the build of a source package.
 ENVIRONMENT = re.compile(r"^# environment: (\w+)=(\S+)$", re.MULTILINE)
+
+# A line of a .in file whose lock is for an environment of its own, and so has all that it needs.
+ALONE = "# environment of its own\n"
 
 Locked = dict[str, list[str]]  # a package's name, and its entries: one per marker
 
@@ -174,8 +178,11 @@ def main() -> None:
     others = sorted({path.stem for path in HERE.glob("*.in")} - {"cpu", "dev"})
     for name in ("dev", *others):
         more = resolve(f"{name}.in", former(name) if keep else "")
-        more = {n: e for n, e in more.items() if n not in everything}
-        write(f"{name}.txt", more, f"of what {name}.in adds to cpu.txt", f"{name}.in")
+        about = "of an environment of its own"
+        if ALONE not in (HERE / f"{name}.in").read_text(encoding="utf-8"):
+            more = {n: e for n, e in more.items() if n not in everything}
+            about = f"of what {name}.in adds to cpu.txt"
+        write(f"{name}.txt", more, about, f"{name}.in")
 
 
 if __name__ == "__main__":

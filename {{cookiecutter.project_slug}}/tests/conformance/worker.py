@@ -86,7 +86,7 @@ def _weights(module: Any, run: Any) -> dict[str, torch.Tensor]:
     state = module.state_dict()
     if run._plan.strategy.shards_parameters:
         state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
-    return {key: value.contiguous() for key, value in state.items()}
+    return {key: value.cpu().contiguous() for key, value in state.items()}
 
 
 def _losses(directory: Path) -> torch.Tensor:

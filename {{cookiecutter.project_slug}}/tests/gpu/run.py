@@ -66,7 +66,7 @@ def parts() -> list[Part]:
     from .strategies import engines  # after `main` has looked which packages are missing
 
     strategies = "tests/gpu/test_strategies.py"
-    by_engine = [" or ".join(names) for names in engines().values()]
+    by_engine = [" or ".join(names) for names in engines().values() if names]
     own = sorted(f"tests/gpu/{path.name}" for path in HERE.glob("test_*.py"))
     others = os.environ.get("GPU_CHECKS")
     more = sorted(map(str, Path(others).glob("test_*.py"))) if others else []

@@ -22,7 +22,7 @@ BOUNDS = {
 ROWS = {
     strategy: row
     for name, row in reversed(MATRIX.items())
-    if (strategy := row.strategy or name) in registry.names()
+    if row.launches and (strategy := row.strategy or name) in registry.names()
 }
 
 

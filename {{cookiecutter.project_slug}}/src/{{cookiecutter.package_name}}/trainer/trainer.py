@@ -272,6 +272,11 @@ class Trainer:
         """
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data)
+        if self._plan.strategy.compiles_steps:
+            raise ConfigurationError(
+                f"find_batch_size: strategy={self._plan.strategy_name!r} compiles a step for each "
+                "batch size, and shows what fits only when it runs; try global_batch_size with fit"
+            )
         command = partial(RankRun.find_batch_size, module=module, data=data)
         return cast(int, self._result(module, command))
 

@@ -61,13 +61,12 @@ def collects_keywords(
     return functools.update_wrapper(__init__, declare)
 
 
-def read(keywords: Keywords, problems: Problems, *, takes_tpus: bool) -> Options:
+def read(keywords: Keywords, problems: Problems) -> Options:
     """Read options in their current spelling; a default replaces each invalid one.
 
     Args:
         keywords: The user's.
         problems: Collects one line per error.
-        takes_tpus: Whether there is a strategy for TPUs.
     """
     # These have their own checks; older spellings are checked when they are translated.
     skip = {*legacy.ARGUMENTS, "activation_checkpointing"}
@@ -75,7 +74,7 @@ def read(keywords: Keywords, problems: Problems, *, takes_tpus: bool) -> Options
         skip.add("strategy")
     given = values.typed(keywords.values, keywords.defaults, keywords.types, problems, skip)
     try:
-        given = legacy.translate(given, takes_tpus=takes_tpus)
+        given = legacy.translate(given)
     except ConfigurationError as error:
         problems.lines += error.problems
         given = _plain(given)

@@ -78,13 +78,16 @@ PLUGINS: dict[str, Callable[[], Plugin]] = {}
 _PRECISIONS = {"16": "16-mixed", "32": "32-true", "bf16": "bf16-mixed"}
 
 
-def translate(given: _Values, *, takes_tpus: bool = True) -> dict[str, Any]:
+# Strategies of the accelerators that engines add, by the accelerator.
+STRATEGIES_ON: dict[str, str] = {}
+
+
+def translate(given: _Values) -> dict[str, Any]:
     """Translate a trainer's arguments to their current spelling.
 
     Args:
         given: All arguments by name, older and current; the default of the older ones is
             :data:`NOT_GIVEN`.
-        takes_tpus: Whether there is a strategy for TPUs.
 
     Raises:
         ConfigurationError: One line for each invalid value of an older argument, and for each pair
@@ -98,7 +101,7 @@ def translate(given: _Values, *, takes_tpus: bool = True) -> dict[str, Any]:
     }
     newer = _DEFAULTS | translated
     problems = Problems()
-    if "tpu_cores" in older and not takes_tpus:
+    if "tpu_cores" in older and "tpu" not in STRATEGIES_ON:
         cores = older.pop("tpu_cores")
         problems.add(f"tpu_cores={shown(cores)}: TPUs are not supported; use devices")
     for part in (_strategy, _hardware, _precision):
@@ -178,7 +181,7 @@ def _combined(named: _Values) -> tuple[Any, Plugin | None] | None:
     plugin = _made(given)
     own = given if plugin is None else plugin.strategy
     if len(named) == 1:
-        return (modes[0] if modes else own or "xla"), plugin
+        return (modes[0] if modes else own or STRATEGIES_ON.get("tpu")), plugin
     if len(named) > 2 or not modes or "plugins" not in named:
         return None
     spawned = SPAWNED.get(own) if isinstance(own, str) else None
@@ -240,7 +243,7 @@ def _hardware(older: _Values, newer: _Values) -> dict[str, Any]:
         return changes  # an unknown accelerator is reported later
     on_cpu = not counts and any(MODES[mode].on_cpu for mode in modes.values())
     hardware = next(iter(about.values()), "cpu" if on_cpu else "auto")
-    return changes | {"accelerator": "auto" if hardware == "tpu" else hardware}
+    return changes | {"accelerator": hardware}
 
 
 def _is_none(gpus: Any) -> bool:

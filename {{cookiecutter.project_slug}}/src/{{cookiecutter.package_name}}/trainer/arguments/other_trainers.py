@@ -31,7 +31,6 @@ def _unused(strategy: str, value: bool = False) -> str:
 # An engine's folder adds what is its own, or replaces a line.
 STRATEGIES: dict[str, str] = {
     **dict.fromkeys(("tpu", "tpu_spawn", "tpu_spawn_debug", "single_tpu"), _TPU),
-    **dict.fromkeys(("xla", "xla_debug", "xla_fsdp", "single_xla"), _TPU),
     **dict.fromkeys(("ipu", "ipu_strategy"), _hardware("Graphcore IPUs")),
     **dict.fromkeys(("hpu", "hpu_single", "hpu_parallel"), _hardware("Gaudi HPUs")),
     "ps": "is a parameter server; use strategy='parameter_server'",
@@ -69,7 +68,7 @@ STRATEGIES: dict[str, str] = {
     "mps": _hardware("Apple GPUs"),
 }
 
-_ACCELERATORS: dict[str, str] = {
+ACCELERATORS: dict[str, str] = {
     "mps": "is for Apple GPUs, which are not supported; use accelerator='cpu'",
     "ipu": _hardware("Graphcore IPUs"),
     "hpu": _hardware("Gaudi HPUs"),
@@ -110,7 +109,7 @@ _LOGGERS: Mapping[str, str] = {
 
 _TABLES: Mapping[str, Mapping[str, str]] = {
     "strategy": STRATEGIES,
-    "accelerator": ChainMap(_ACCELERATORS, STRATEGIES),
+    "accelerator": ChainMap(ACCELERATORS, STRATEGIES),
     "distributed_backend": STRATEGIES,
     "plugins": STRATEGIES,
     "precision": _PRECISIONS,

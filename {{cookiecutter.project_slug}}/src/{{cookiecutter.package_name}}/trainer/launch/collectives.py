@@ -1,7 +1,8 @@
 """Collectives over the process group, or over a channel of a strategy that has none.
 
-Without both, each value is already the result. They run on the device of the given tensor. Nothing
-is pickled: ranks exchange tensors or JSON.
+Without both, each value is already the result. They run on the device of the given tensor; if the
+process group has no backend for it, through the host's memory. Nothing is pickled: ranks exchange
+tensors or JSON.
 """
 
 import json
@@ -65,16 +66,46 @@ def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None
         how: The reduction.
         group: Process group; default: all ranks.
     """
-    size = world_size() if group is None else group.size()
+    size = _size(group)
     if size == 1:
         return tensor
     if _channel is not None:
         return _reduced(torch.stack(_exchanged(_channel, tensor, tensor.shape)), how)
     operation = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(how, dist.ReduceOp.SUM)
-    result = tensor.detach().clone()
-    dist.all_reduce(result, operation, group)
+    result = _reduced_in_place(tensor.detach().clone(), operation, group)
     # gloo has no AVG, so compute the mean as a sum and a division: the same on every backend.
     return result / size if how == "mean" else result
+
+
+def sum_in_place(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Sum over a process group, by default of all ranks, into the tensor itself; return it."""
+    return _reduced_in_place(tensor, dist.ReduceOp.SUM, group) if _size(group) > 1 else tensor
+
+
+def broadcast_in_place(tensor: Tensor) -> None:
+    """Overwrite the tensor with rank 0's."""
+    carried = _carried(tensor)
+    dist.broadcast(carried, src=0)
+    if carried is not tensor:
+        tensor.copy_(carried)
+
+
+def _size(group: dist.ProcessGroup | None) -> int:
+    return world_size() if group is None else group.size()
+
+
+def _reduced_in_place(
+    tensor: Tensor, operation: Any, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    carried = _carried(tensor)
+    dist.all_reduce(carried, operation, group)
+    return tensor if carried is tensor else tensor.copy_(carried)
+
+
+def _carried(tensor: Tensor) -> Tensor:
+    """The tensor, or its copy on the CPU if the process group has no backend for its device."""
+    has_backend = f"{tensor.device.type}:" in dist.get_backend_config()
+    return tensor if has_backend else tensor.cpu()
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
@@ -88,6 +119,7 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
         return [tensor]
     if _channel is not None:
         return _exchanged(_channel, tensor, (-1, *tensor.shape[1:]))
+    device, tensor = tensor.device, _carried(tensor)
     size = torch.tensor([tensor.shape[0]], device=tensor.device)
     sizes = [torch.zeros_like(size) for _ in range(world_size())]
     dist.all_gather(sizes, size, group)
@@ -96,7 +128,7 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
     padded[: tensor.shape[0]] = tensor
     parts = [torch.zeros_like(padded) for _ in lengths]
     dist.all_gather(parts, padded, group)
-    return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+    return [part[:length].to(device) for part, length in zip(parts, lengths, strict=True)]
 
 
 def all_gather_equal(tensor: Tensor) -> list[Tensor]:
@@ -105,9 +137,10 @@ def all_gather_equal(tensor: Tensor) -> list[Tensor]:
         return [tensor]
     if _channel is not None:
         return _exchanged(_channel, tensor, tensor.shape)
+    device, tensor = tensor.device, _carried(tensor)
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
     dist.all_gather(parts, tensor)
-    return parts
+    return [part.to(device) for part in parts]
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:

@@ -38,6 +38,11 @@ def state(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
+def metrics(module: nn.Module) -> list[Any]:
+    """Every torchmetrics metric inside a module."""
+    return [metric for _, metric in _metrics(module)]
+
+
 def load(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Restore a state of :func:`state`."""
     metrics = dict(_metrics(module))

@@ -40,6 +40,7 @@ class FiniteGuard:
         scaler: The gradient scaler, if there is one.
         position: Current position of the training.
         newest: Returns the newest checkpoint of the run.
+        block: Number of losses that are checked together; ``None``: the default.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class FiniteGuard:
         scaler: torch.amp.GradScaler | None,
         position: _Position,
         newest: Callable[[], Path | None],
+        block: int | None = None,
     ) -> None:
         self._scaler, self._position, self._newest = scaler, position, newest
         self.is_on = True
+        block = block or _BLOCK
         # In double precision, in which a finite loss of another type stays finite.
-        self._losses = torch.zeros(_BLOCK, dtype=torch.float64, device=device)
-        self._steps = torch.zeros(_BLOCK, dtype=torch.float64, device=device)
+        self._losses = torch.zeros(block, dtype=torch.float64, device=device)
+        self._steps = torch.zeros(block, dtype=torch.float64, device=device)
         self._slots = list(zip(self._losses.split(1), self._steps.split(1), strict=True))
         self._first = torch.full((1,), math.inf, dtype=torch.float64, device=device)
         self._used = 0
@@ -67,7 +70,7 @@ class FiniteGuard:
         loss_slot.copy_(loss.detach())
         step_slot.fill_(self._position.global_step + 1)
         self._used += 1
-        if self._used == _BLOCK:
+        if self._used == len(self._slots):
             self._check_collected()
 
     def _check_collected(self) -> None:

@@ -41,7 +41,11 @@ class FitLoop:
         self.preemption = Preemption(None if strategy.steps_together else strategy.agreed_signal)
         self.samples_per_second: float | None = None
         self._guard = FiniteGuard(
-            strategy.device, strategy.precision.scaler, fit.position, checkpoints.newest
+            strategy.device,
+            strategy.precision.scaler,
+            fit.position,
+            checkpoints.newest,
+            block=1 if strategy.compiles_steps else None,
         )
         self._guard.is_on = fit.options.stop_on_nonfinite_loss
         strategy.note_loss = self._guard.note

@@ -11,7 +11,7 @@ from .. import launch, strategies
 from ..arguments.options import Options
 from ..errors import ConfigurationError
 from ..launch.cluster import Layout
-from ..launch.devices import Accelerator, idle_gpus, parse_devices
+from ..launch.devices import ADDED, Accelerator, count, idle_gpus, parse_devices
 from ..strategies import Limits, SingleDevice, Strategy
 from . import environment
 
@@ -28,7 +28,7 @@ def choose(options: Options, accelerator: Accelerator, layout: Layout) -> list[i
         ConfigurationError: There are no such devices, or fewer GPUs than processes.
     """
     value = options.devices
-    available = _count(accelerator) if accelerator != "cpu" else None
+    available = count(accelerator)
     selects = options.auto_select_gpus and accelerator == "cuda"
     if layout.started_outside:
         if selects:
@@ -50,14 +50,10 @@ def torch_device(accelerator: Accelerator, index: int) -> torch.device:
     """A device of this node, as visible to this process."""
     if accelerator == "cpu":
         return torch.device("cpu")
+    if accelerator in ADDED:
+        return torch.device(ADDED[accelerator].device_type, index)
     # A cluster may show each process only its own GPU (srun --gpus-per-task=1), as device 0.
-    return torch.device(accelerator, index if index < _count(accelerator) else 0)
-
-
-def _count(accelerator: Accelerator) -> int:
-    """Number of GPUs visible to this process."""
-    count: int = torch.get_device_module(accelerator).device_count()
-    return count
+    return torch.device(accelerator, index if index < (count(accelerator) or 0) else 0)
 
 
 def _is_count(value: Any) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from .. import strategies
 from ..arguments import keywords, ranges
 from ..arguments.keywords import Keywords
 from ..arguments.options import Options
@@ -80,7 +79,7 @@ def make(given: Keywords) -> Plan:
         ConfigurationError: One line per error.
     """
     problems = Problems()
-    options = keywords.read(given, problems, takes_tpus="xla" in strategies.names())
+    options = keywords.read(given, problems)
     where = placement.find(options, problems)
     name, strategy = strategy_choice.choose(options, where, problems)
     is_placed = not problems.lines

@@ -93,7 +93,9 @@ class RankRun:
         if self.strategy.is_expendable:
             launch.allow_loss()
         self._recorder = Recorder(
-            self.strategy.reduce, plan.device, steps_together=self.strategy.steps_together
+            self.strategy.reduce,
+            self.strategy.device,
+            steps_together=self.strategy.steps_together,
         )
         self._assembly = Assembly(plan, self._recorder)
         self.log = self._recorder.log

@@ -3,6 +3,7 @@
 from .. import launch, strategies
 from ..arguments.options import Options
 from ..errors import Problems
+from ..launch.devices import ADDED
 from ..strategies import Asked, Strategy
 from .placement import Placement
 
@@ -20,6 +21,8 @@ def choose(options: Options, placement: Placement, problems: Problems) -> tuple[
         return type(wanted).__name__, wanted
     layout = placement.layout
     chosen = "ddp" if max(len(placement.devices), layout.world_size) > 1 else "single_device"
+    if placement.accelerator in ADDED:
+        chosen = ADDED[placement.accelerator].strategy
     if wanted == "auto":
         in_notebook = launch.is_interactive() and not layout.started_outside
         wanted = "ddp_notebook" if chosen == "ddp" and in_notebook else chosen

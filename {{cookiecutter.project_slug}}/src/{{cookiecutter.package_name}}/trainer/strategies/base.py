@@ -65,6 +65,10 @@ class Strategy:
     ends of epochs, validations and checkpoints: :meth:`agreed_signal` is called instead of an
     all-reduce, and the logged values of a step are those of the main rank."""
 
+    compiles_steps: ClassVar[bool] = False
+    """Whether all operations of a step are compiled together, so that they must be the same ones in
+    each step."""
+
     note_loss: Callable[[Tensor], None] | None = None
     """Receives each loss before its backward; stops a fit whose losses are not finite."""
 

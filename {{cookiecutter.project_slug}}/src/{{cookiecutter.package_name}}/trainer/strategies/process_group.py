@@ -13,7 +13,7 @@ import torch.distributed.nn.functional
 from torch import Tensor
 
 from .. import launch
-from ..launch import rendezvous
+from ..launch import collectives, rendezvous
 from ..launch.cluster import Layout
 from ..launch.devices import accelerator
 from ..launch.failures.nccl_watch import NCCLWatch
@@ -99,7 +99,7 @@ class ProcessGroupStrategy(Strategy):
     def start_equal(tensors: Iterable[Tensor]) -> None:
         """Broadcast rank 0's parameters and buffers, as torch's DDP does."""
         for tensor in tensors:
-            dist.broadcast(tensor.detach(), src=0)
+            collectives.broadcast_in_place(tensor.detach())
 
     @staticmethod
     def local_processes(devices: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..arguments.legacy import Mode
 from ..launch.cluster import Source
+from ..launch.devices import Hardware
 from .base import Launcher, Strategy
 from .limits import Limits
 
@@ -76,6 +77,7 @@ class Registration:
 
     Args:
         strategies: Its strategies by name, in the order of the help.
+        accelerators: Accelerators of an engine by name.
         cluster_sources: Launchers of an engine, from which a process reads its rank.
         variables: Environment variables that an engine reads.
         other_names: Names of such strategies in other trainers, each with what to use instead.
@@ -87,6 +89,7 @@ class Registration:
     """
 
     strategies: Mapping[str, Entry]
+    accelerators: Mapping[str, Hardware] = field(default_factory=dict)
     cluster_sources: Sequence[Source] = ()
     variables: Sequence[str] = ()
     other_names: Mapping[str, str] = field(default_factory=dict)

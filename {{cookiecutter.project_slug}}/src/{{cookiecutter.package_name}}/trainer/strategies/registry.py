@@ -11,7 +11,7 @@ from functools import partial
 from ..arguments import legacy, other_trainers
 from ..arguments.plugin import Plugin
 from ..errors import ConfigurationError, one_line, shown
-from ..launch import cluster
+from ..launch import cluster, devices
 from .base import Strategy
 from .registration import Entry, Registration, imported
 
@@ -99,6 +99,12 @@ def _add(package: str, declared: Registration) -> None:
         if name in _ENTRIES:
             raise RuntimeError(f"{package} declares strategy {name!r}, which exists already")
         _ENTRIES[name] = entry.below(package)
+    devices.ADDED.update(declared.accelerators)
+    for name, added in declared.accelerators.items():
+        legacy.STRATEGIES_ON[name] = added.strategy
+        other_trainers.ACCELERATORS[added.strategy] = (
+            f"is a strategy; give it as strategy={added.strategy!r}, with accelerator={name!r}"
+        )
     for source in declared.cluster_sources:
         cluster.register(source)
     variables.extend(declared.variables)

@@ -3,12 +3,15 @@
 Imports ``errors``, ``arguments`` and collectives.
 """
 
-from .accelerator import Accelerator, check_one_each, choose_accelerator
+from .accelerator import ADDED, Accelerator, Hardware, check_one_each, choose_accelerator, count
 from .device_list import parse_devices
 
 __all__ = [
+    "ADDED",
     "Accelerator",
+    "Hardware",
     "check_one_each",
     "choose_accelerator",
+    "count",
     "parse_devices",
 ]

@@ -31,12 +31,18 @@ class GradientAverage:
         parameters: Parameters of the model, in the same order on every process; of DTensors, the
             local shards are averaged.
         group: The processes that average; default: all. Dense gradients only.
+        add_up: Sums a dense tensor over these processes, perhaps in place; default: over the
+            process group.
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None
+        self,
+        parameters: Iterable[Tensor],
+        group: dist.ProcessGroup | None = None,
+        add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._group = group
+        self._add_up = add_up
         self._parameters = [each for each in parameters if each.is_floating_point()]
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
@@ -86,7 +92,18 @@ class GradientAverage:
             own = dtensors.local(parameter.grad)
             groups[own.dtype, own.device].append(own)
         for gradients in groups.values():
-            _average(gradients, self._group)
+            self._average(gradients)
+
+    def _average(self, gradients: list[Tensor]) -> None:
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        if self._add_up is None:
+            flat = collectives.sum_in_place(flat, self._group)
+        else:
+            flat = self._add_up(flat)
+        flat /= dist.get_world_size(self._group)
+        sizes = [gradient.numel() for gradient in gradients]
+        parts = zip(gradients, flat.split(sizes), strict=True)
+        torch._foreach_copy_(gradients, [part.view_as(gradient) for gradient, part in parts])
 
     def _pending(self, index: int) -> int:
         """The kind of gradient that has to be averaged."""
@@ -104,12 +121,3 @@ def copy_gradient(parameter: Tensor) -> None:
     """
     if parameter.grad is not None:
         parameter.grad = parameter.grad.clone()
-
-
-def _average(gradients: list[Tensor], group: dist.ProcessGroup | None) -> None:
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    flat /= dist.get_world_size(group)
-    sizes = [gradient.numel() for gradient in gradients]
-    parts = zip(gradients, flat.split(sizes), strict=True)
-    torch._foreach_copy_(gradients, [part.view_as(gradient) for gradient, part in parts])

@@ -1,0 +1,144 @@
+"""The strategy ``xla`` where PyTorch/XLA is not installed: each spelling is refused in one line.
+
+What needs PyTorch/XLA is in ``test_xla_runs.py``.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from my_project import trainer
+from my_project.trainer.errors import UserError
+from my_project.trainer.launch.devices import ADDED
+from my_project.trainer.loop.finite import FiniteGuard
+
+hardware = pytest.importorskip("my_project.trainer.strategies.xla.hardware")
+MISSING = (
+    "strategy='xla' needs the package torch_xla, which is not installed: make xla (into an "
+    "environment of its own, .venv-xla)"
+)
+ONE_PER_DEVICE = "is strategy='xla' here, one process per device; use it with accelerator='tpu'"
+
+
+def refusal(**given: Any) -> list[str]:
+    """The lines with which a trainer is refused."""
+    with pytest.raises(trainer.ConfigurationError) as raised:
+        trainer.Trainer(max_steps=1, **given)
+    return raised.value.problems
+
+
+@pytest.fixture
+def chips(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have this machine have so many TPU chips."""
+
+    def see(count: int | None) -> None:
+        monkeypatch.setattr(hardware, "count_chips", lambda: count)
+        monkeypatch.setitem(ADDED, "tpu", replace(ADDED["tpu"], count=lambda: count))
+
+    return see
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"strategy": "xla"}, MISSING),
+        ({"strategy": "xla", "accelerator": "cpu", "devices": 2}, MISSING),
+        ({"accelerator": "tpu"}, MISSING),
+        ({"accelerator": "tpu", "devices": 8}, MISSING),
+        ({"accelerator": "tpu", "strategy": "xla"}, MISSING),
+        ({"tpu_cores": 8}, MISSING),
+        ({"tpu_cores": [1]}, MISSING),
+        ({"tpu_cores": "8", "accelerator": "tpu"}, MISSING),
+        ({"strategy": "tpu_spawn"}, f"strategy='tpu_spawn' {ONE_PER_DEVICE}"),
+        ({"strategy": "single_tpu"}, f"strategy='single_tpu' {ONE_PER_DEVICE}"),
+        (
+            {"distributed_backend": "tpu_spawn"},
+            f"distributed_backend='tpu_spawn' {ONE_PER_DEVICE}",
+        ),
+        (
+            {"strategy": "xla_fsdp"},
+            "strategy='xla_fsdp' (PyTorch/XLA's FSDP) is not built; use strategy='xla', or 'fsdp' "
+            "on GPUs",
+        ),
+        (
+            {"accelerator": "xla"},
+            "accelerator='xla' is a strategy; give it as strategy='xla', with accelerator='tpu'",
+        ),
+        (
+            {"accelerator": "tpu", "strategy": "ddp"},
+            "strategy='ddp' runs on cpu or cuda, not on tpu",
+        ),
+    ],
+)
+def test_it_is_refused_in_one_line(nothing_runs: None, given: Any, line: str) -> None:
+    assert refusal(**given) == [line]
+
+
+def test_another_torch_is_refused(
+    nothing_runs: None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "torch_xla-2.9.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_xla\nVersion: 2.9.0\n")
+    (tmp_path / "torch_xla.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert refusal(strategy="xla", accelerator="cpu") == [
+        "torch_xla 2.9.0 works only with torch of the same version, and this is torch "
+        f"{torch.__version__}: make xla (into an environment of its own, .venv-xla)"
+    ]
+    assert trainer.Trainer(max_steps=1, accelerator="auto")._plan.strategy_name == "single_device"
+
+
+@pytest.mark.parametrize(
+    ("count", "given", "line"),
+    [
+        (
+            0,
+            {"accelerator": "tpu"},
+            "accelerator='tpu': this machine has none; use 'cpu' or 'auto'",
+        ),
+        (4, {"tpu_cores": 8}, "devices=8: there is no device 7 here (known: 0 to 3)"),
+        (4, {"tpu_cores": [5]}, "devices=[4]: there is no device 4 here (known: 0 to 3)"),
+        (
+            4,
+            {"accelerator": "tpu", "devices": 2},
+            "devices=2: PyTorch/XLA runs on one chip, or on all 4 of this machine; give 1 or "
+            "'auto'",
+        ),
+    ],
+)
+def test_it_counts_the_chips(
+    nothing_runs: None, chips: Any, count: int, given: Any, line: str
+) -> None:
+    chips(count)
+    assert line in refusal(**given)
+
+
+@pytest.mark.parametrize("given", [{}, {"accelerator": "tpu"}, {"tpu_cores": 4}])
+def test_all_chips_are_used_where_there_are_some(
+    nothing_runs: None, chips: Any, monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
+    """As on a TPU machine, but for the packages."""
+    chips(4)
+    cls = trainer.strategies.find("xla").cls
+    monkeypatch.setattr(cls, "limits", replace(cls.limits, packages={}))
+    plan = trainer.Trainer(max_steps=1, **given)._plan
+    assert plan.strategy_name == "xla"
+    assert plan.node_devices == tuple(torch.device("xla", index) for index in range(4))
+    assert plan.local_processes == 4
+
+
+@pytest.mark.parametrize("block", [1, None])
+def test_the_first_loss_that_is_not_finite_is_found_in_blocks_of_any_size(
+    block: int | None,
+) -> None:
+    position = SimpleNamespace(global_step=0)
+    guard = FiniteGuard(torch.device("cpu"), None, position, lambda: None, block)
+    for position.global_step, loss in enumerate([1.0, float("nan"), 2.0, float("inf")]):
+        guard.note(torch.tensor(loss))
+    position.global_step = 4
+    with pytest.raises(UserError, match="the loss of step 2 is not finite"):
+        guard.check()

@@ -1,0 +1,176 @@
+"""``xla``: TPUs by PyTorch/XLA, one process per device.
+
+PyTorch/XLA records the operations of a step in a graph, which XLA compiles and runs when the step
+is marked. Equal steps are compiled once.
+
+Source: https://docs.pytorch.org/xla/release/r2.9/index.html
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...arguments.options import Options
+from ...data import Feed, MicroBatch
+from ...errors import ConfigurationError
+from ...launch.cluster import Layout
+from ...launch.devices import parse_devices
+from ...logging import torchmetrics_state
+from ...module import TrainingModule
+from ..gradients import sparse
+from ..gradients.averaging import GradientAverage
+from ..limits import Limits
+from ..optimizers import Optimization
+from ..precision import Precision
+from ..process_group import ProcessGroupStrategy
+from ..step import Stage
+from . import hardware, runtime
+
+_NO_FLOAT16 = "TPUs have no float16 and no gradient scaler; use 'bf16-mixed' or 'bf16-true'"
+
+
+class XLA(ProcessGroupStrategy):
+    """One process per TPU device, through PyTorch/XLA; gradients are averaged after backward.
+
+    With ``accelerator="cpu"`` each process computes on XLA's CPU device, and gradients are averaged
+    over gloo: for tests. On TPUs, gradients are averaged inside the graph.
+
+    Args:
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
+    """
+
+    limits: Limits = Limits(
+        max_nodes=1,
+        accelerators=("cpu", "tpu"),
+        refused={
+            "16-mixed": _NO_FLOAT16,
+            "16-true": _NO_FLOAT16,
+            "compile": "XLA compiles each step already; leave compile out",
+            "activation_checkpointing": (
+                "XLA would merge the second forward with the first; use a smaller batch and "
+                "accumulate_grad_batches"
+            ),
+        },
+        packages={hardware.PACKAGE: hardware.INSTALL},
+    )
+    lacks: ClassVar[Mapping[str, str]] = {
+        "find_unused_parameters": "it finds them without this option; leave the option out"
+    }
+    compiles_steps = True
+
+    _averaged: GradientAverage | None = None
+
+    # --- before any process is started ------------------------------------------------------------
+
+    def problems(self, options: Options) -> list[str]:
+        lines = [line for line in [hardware.mismatch()] if line is not None]
+        given = os.environ.get(hardware.DEVICE, "")
+        if given and given.upper() not in ("CPU", "TPU"):
+            lines.append(
+                f"{hardware.DEVICE}={given}: strategy='xla' runs on CPU or TPU; unset it, or set "
+                "one of these"
+            )
+        if options.accelerator == "tpu":
+            lines += self._other_count(options)
+        return lines
+
+    @staticmethod
+    def _other_count(options: Options) -> list[str]:
+        """One line for a number of chips that PyTorch/XLA cannot use."""
+        chips = hardware.count_chips()
+        try:
+            asked = len(parse_devices(options.devices, chips)) if chips else 1
+        except ConfigurationError:
+            return []  # reported with the devices
+        if asked in (1, chips):
+            return []
+        return [
+            f"devices={options.devices!r}: PyTorch/XLA runs on one chip, or on all {chips} of this "
+            "machine; give 1 or 'auto'"
+        ]
+
+    def problems_of(self, module: TrainingModule) -> list[str]:
+        return sparse.problems_of(module, "XLA has only dense ones")
+
+    # --- before the first step -----------------------------------------------------------------
+
+    def connect(
+        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+    ) -> None:
+        own = own_devices[0]
+        device = runtime.start(layout, None if own.type == "cpu" else own.index)
+        self._is_cpu = own.type == "cpu"
+        # The process group is of the hosts: gloo.
+        host = [torch.device("cpu")]
+        super().connect(layout, host, Precision(precision.name, device.type))
+        self.device, self._moves = device, True
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        self.place(module)
+        self.start_equal((*module.parameters(), *module.buffers()))
+        add_up = None if self._is_cpu else runtime.sum_over_devices
+        self._averaged = GradientAverage(module.parameters(), add_up=add_up)
+        return configure()
+
+    def place(self, module: TrainingModule) -> None:
+        super().place(module)
+        for metric in torchmetrics_state.metrics(module):
+            metric.dist_sync_fn = metric.dist_sync_fn or _gather
+        runtime.seed(torch.initial_seed())
+        runtime.sync()
+
+    # --- a micro-batch -------------------------------------------------------------------------
+
+    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
+        return feed.epoch(epoch, start)
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        outputs = super().forward(stage, batch, batch_idx)
+        if stage != "training":
+            runtime.sync()
+        return outputs
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        super().backward(loss, synchronize=synchronize)
+        if not synchronize:
+            runtime.sync()  # a graph for each micro-batch, so that all are the same
+        elif self._averaged is not None and self.layout.world_size > 1:
+            self._averaged.average()
+
+    # --- a step --------------------------------------------------------------------------------
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        super().optimizer_step(optimizer)
+        runtime.sync()
+
+    # --- checkpoints ---------------------------------------------------------------------------
+
+    def model_state(self) -> dict[str, Any]:
+        return runtime.on_cpu(super().model_state())
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return runtime.on_cpu(super().optimizer_state(optimizer))
+
+    def rank_local_state(self) -> dict[str, Tensor]:
+        return {"generator": runtime.generator_state()}
+
+    def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
+        if "generator" in state:
+            runtime.set_generator_state(state["generator"])
+
+    def teardown(self) -> None:
+        if self._averaged is not None:
+            self._averaged.close()
+            self._averaged = None
+        super().teardown()
+
+
+def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
+    """Gather a metric's state from all ranks: as torchmetrics does, on the hosts."""
+    from torchmetrics.utilities.distributed import gather_all_tensors
+
+    return [each.to(tensor.device) for each in gather_all_tensors(tensor.cpu(), group)]

@@ -8,6 +8,7 @@ from torch import nn
 
 from my_project import trainer
 from my_project.trainer.errors import ConfigurationError
+from my_project.trainer.strategies.balance import divide, total
 from my_project.trainer.strategies.pipeline import partition
 from my_project.trainer.strategies.pipeline.measure import measure
 from my_project.trainer.strategies.pipeline.schedules import NAMES, Action, Kind, order
@@ -100,7 +101,7 @@ def test_each_action_runs_once(name):
     ],
 )
 def test_the_largest_stage_is_smallest(costs, stages, sizes):
-    found = partition.divide(partition.total(costs), len(costs), stages)
+    found = divide(total(costs), len(costs), stages)
     assert sum(found) == len(costs)
     assert all(size > 0 for size in found)
     largest = [

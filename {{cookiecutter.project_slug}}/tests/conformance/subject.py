@@ -15,7 +15,6 @@ GLOBAL_BATCH = 24
 # Batches of each reader where they are uneven, from the first reader on.
 UNEVEN_BATCHES = (5, 3, 4, 2)
 UNEVEN_BATCH = 6
-STYLES = {0: ColwiseParallel, 2: RowwiseParallel}
 
 
 class NormInPieces(nn.BatchNorm1d):
@@ -72,11 +71,14 @@ class Base(trainer.TrainingModule):
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4 * self.scale
 
     def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
-        """Two layers with an activation between them, by columns and by rows."""
-        networks = [n for n, each in self.named_modules() if isinstance(each, nn.Sequential)]
-        deep = [name for name in networks if len(self.get_submodule(name)) == 3]
-        columns, rows = ({f"{name}.{i}": kind() for name in deep} for i, kind in STYLES.items())
-        return columns | rows
+        """The last two linear layers of each network, by columns and by rows."""
+        plan: dict[str, Any] = {}
+        for name, network in self.named_modules():
+            if isinstance(network, nn.Sequential):
+                linear = [i for i, each in enumerate(network) if isinstance(each, nn.Linear)]
+                plan[f"{name}.{linear[-2]}"] = ColwiseParallel()
+                plan[f"{name}.{linear[-1]}"] = RowwiseParallel()
+        return plan
 
     def train_dataloader(self) -> Any:
         generator = torch.Generator().manual_seed(2)

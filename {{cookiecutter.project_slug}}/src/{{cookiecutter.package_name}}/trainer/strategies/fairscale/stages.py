@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from fairscale.nn import Pipe
 from fairscale.nn.pipe.balance import balance_by_size, balance_by_time
-from fairscale.nn.pipe.balance.blockpartition import solve
 from fairscale.nn.pipe.batchnorm import DeferredBatchNorm
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import UserError, one_line
+from ..balance import divide, total
 
 _SECONDS = 1.0  # that layers are measured for
 
@@ -189,7 +189,8 @@ def _follow(optimizer: Optimizer, devices: Mapping[Any, torch.device]) -> None:
 
 def _by_parameters(sequential: nn.Sequential, devices: Sequence[torch.device]) -> list[int]:
     costs = [sum(each.numel() for each in layer.parameters()) for layer in sequential]
-    return [len(part) for part in solve(costs, len(devices))]
+    # FairScale's own division gives a device no layers if those have no parameters.
+    return divide(total(costs), len(costs), len(devices))
 
 
 def _first_tensor(given: Any) -> Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 
 from ...errors import ConfigurationError, nearest
 from ...module import TrainingModule
+from ..balance import divide, total
 from . import partition, schedules
 from .measure import Measured
 from .partition import ATTRIBUTE
@@ -55,16 +56,16 @@ class Shape:
         """Number of children of each stage; by parameters, if there are no measurements."""
         if isinstance(self.balance, str):
             costs = partition.parameter_costs(module)
-            return partition.divide(partition.total(costs), len(costs), stages)
+            return divide(total(costs), len(costs), stages)
         return list(self.balance)
 
     def measured_sizes(self, found: Sequence[Measured], stages: int) -> list[int]:
         """Number of children of each stage, by measurements of the children."""
         if self.balance == "time":
-            cost = partition.total([each.seconds for each in found])
+            cost = total([each.seconds for each in found])
         else:
             cost = functools.partial(self._memory, found, stages)
-        return partition.divide(cost, len(found), stages)
+        return divide(cost, len(found), stages)
 
     def _memory(self, found: Sequence[Measured], stages: int, stage: int, indices: range) -> float:
         """Bytes that a stage needs while it holds as many micro-batches as its schedule lets."""

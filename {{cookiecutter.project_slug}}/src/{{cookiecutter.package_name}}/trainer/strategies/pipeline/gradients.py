@@ -47,7 +47,9 @@ class Gradients:
     def clip(self, parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
         """Clip by the norm over all stages, or by value."""
         if algorithm == "value":
-            clip_grad_value_(parameters, value)
+            # torch's function refuses an empty list, and a stage may have no parameters.
+            if any(each.grad is not None for each in parameters):
+                clip_grad_value_(parameters, value)
             return
         counted = [each for each in parameters if self._ownership.counts_here(each)]
         norm = get_total_norm([each.grad for each in counted if each.grad is not None])

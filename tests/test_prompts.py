@@ -28,7 +28,7 @@ def answer_all(terminal: Terminal, answers: dict[str, Sequence[str]]) -> list[st
         first, *others = answers.get(name, [""])
         terminal.answer(f"] {question}", first)
         for other in others:
-            said.append(terminal.answer(f"/16] {question}", other).split("\n")[1])
+            said.append(terminal.answer(f"/{len(PROMPTS)}] {question}", other).split("\n")[1])
     return said
 
 
@@ -143,7 +143,7 @@ def test_names_beyond_ascii_are_taken_in_any_locale(tmp_path: Path) -> None:
         COOKIECUTTER,
         cwd=tmp_path,
         env=environment,
-        input="\n\n\n\nZoë\n".encode() + b"\n" * 11,
+        input="\n\n\n\nZoë\n".encode() + b"\n" * (len(PROMPTS) - 5),
         capture_output=True,
         timeout=600,
     )

@@ -206,7 +206,7 @@ def test_the_help_lists_each_strategy_in_a_line(capsys: pytest.CaptureFixture[st
 def test_the_help_has_no_older_spelling(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "fit", "--help")
     assert "--trainer.devices" in text
-    assert [name for name in legacy.ARGUMENTS if re.search(rf"\.{name}\b", text)] == []
+    assert [name for name in legacy.ARGUMENTS if re.search(rf"--trainer\.{name}\b", text)] == []
 
 
 def test_a_configuration_is_written_in_today_s_spelling(

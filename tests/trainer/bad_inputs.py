@@ -113,7 +113,7 @@ ALSO = {
 
 NAMES: dict[str, tuple[str, ...]] = {
     "strategy": (
-        *("tpu", "tpu_spawn", "rpc_sequential", "gpipe"),
+        *("tpu", "tpu_spawn", "rpc_sequential", "gpipe", "model_parallel"),
         *("ps", "ddp_fully_sharded", "apex", "mps", "fsdp_native", "colossalai"),
         *("ddp_sharded_find_unused_parameters_false", "ddp_find_unused_parameters_false"),
         *("bagua", "ddp_cpu", "gpu", "hivemind", "zero2", "deepspeed_stage_3_offload_nvme"),

@@ -90,9 +90,13 @@ class Drawing(trainer.TrainingModule):
 
 
 class Undeclared(Drawing):
-    """Its norm sees a part of the sequence on each rank, and its plan does not say so."""
+    """Its first layers see a part of the batch on each rank, and its plan does not say so."""
 
     input_layout = Shard(0)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        hidden = self.norm(self.first(batch.chunk(2)[self.global_rank]))
+        return self.down(self.up(hidden).tanh()).square().mean()
 
 
 def draw(folder: Path, devices: int, strategy: str) -> None:

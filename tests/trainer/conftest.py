@@ -19,7 +19,8 @@ if not (PROJECT / "tests" / "project.py").is_file():
     raise SystemExit(f"there is no rendered project in {PROJECT}: make project")
 FOLDERS = [str(folder) for folder in (PROJECT / "src", PROJECT, HERE)]
 sys.path[:0] = FOLDERS
-# For the processes that tests start, and for pytest's own workers.
+# For the processes that tests start, in any directory, and for pytest's own workers.
+os.environ["RENDERED_PROJECT"] = str(PROJECT)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])]
 )

@@ -30,11 +30,7 @@ def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
         value: Value of the option.
         problems: Collects one line per error.
     """
-    if value is False:
-        return
-    if shutil.which(os.environ.get("CXX", "g++")) is None:
-        problems.add("compile needs a C++ compiler: install g++, or name one in CXX")
-    if value is True:
+    if value is False or value is True:
         return
     if not value:
         problems.add("compile={}: give true, or options")
@@ -52,6 +48,16 @@ def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
             f"compile.regional={shown(regional)}: give true, or a list of names, for example "
             "['Block']"
         )
+
+
+def check_compiler(value: bool | Mapping[str, Any]) -> None:
+    """Check that torch can compile on this machine.
+
+    Raises:
+        ConfigurationError: If there is no C++ compiler.
+    """
+    if value is not False and shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise ConfigurationError("compile needs a C++ compiler: install g++, or name one in CXX")
 
 
 @contextlib.contextmanager

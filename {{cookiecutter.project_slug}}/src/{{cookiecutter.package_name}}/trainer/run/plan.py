@@ -86,6 +86,9 @@ def make(given: Keywords) -> Plan:
     _check_options(options, where, problems)
     problems.lines += placement.check(options, where, name, strategy)
     problems.lines += strategy.limits.problems(name, strategy_choice.asked(options, where))
+    if "compile" not in strategy.limits.refused:
+        with problems:
+            compilation.check_compiler(options.compile)
     with problems:
         problems.lines += strategy.problems(options)
     precision = Precision("32-true", where.accelerator)

@@ -261,7 +261,7 @@ def test_a_name_that_does_not_exist_says_what_does() -> None:
     for name, text in (
         ("DDPPlugn", "there is no DDPPlugn; did you mean 'DDPPlugin' or"),
         ("NeptuneLogger", "'NeptuneLogger' is not built; use 'csv' or 'tensorboard'"),
-        ("ModelCheckpoint", "ModelCheckpoint: checkpoints are saved by the trainer"),
+        ("ModelCheckpoint", "ModelCheckpoint: the trainer saves checkpoints; see BestCheckpoint"),
     ):
         with pytest.raises(ImportError, match=text) as raised:
             getattr(legacy, name)

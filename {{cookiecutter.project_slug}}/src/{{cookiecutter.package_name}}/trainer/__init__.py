@@ -1,5 +1,6 @@
 """The bundled trainer: trains your module with any strategy."""
 
+from .callbacks import Callback
 from .data import seed_everything, sequence
 from .errors import CheckpointError, ConfigurationError, UserError
 from .launch import RankError
@@ -8,6 +9,7 @@ from .strategies import SingleDevice, Strategy, register
 from .trainer import Trainer
 
 __all__ = [
+    "Callback",
     "CheckpointError",
     "ConfigurationError",
     "DataModule",

@@ -83,6 +83,8 @@ class Trainer:
         val_every_n_steps: Also run validation every N optimizer steps.
         checkpoint_every_n_steps: Save a checkpoint every N optimizer steps, and after each epoch.
         keep_checkpoints: Number of checkpoints to keep, at least 2.
+        callbacks: Callbacks of a fit: objects, class paths, names of built-in ones, or dicts with
+            ``class_path`` and ``init_args``.
         stop_on_nonfinite_loss: Stop with an error after a step whose loss is NaN or infinite, and
             save no non-finite parameters. With a gradient scaler (``"16-mixed"``) such steps are
             skipped, and the fit stops when the scale falls below 1e-4.
@@ -145,6 +147,7 @@ class Trainer:
         val_every_n_steps: int | None = None,
         checkpoint_every_n_steps: int | None = None,
         keep_checkpoints: int = 2,
+        callbacks: Any = (),
         stop_on_nonfinite_loss: bool = True,
         async_checkpoints: bool = False,
         resume: str | None = None,

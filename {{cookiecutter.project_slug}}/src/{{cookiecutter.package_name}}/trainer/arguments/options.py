@@ -44,6 +44,8 @@ class Options:
     val_every_n_steps: int | None = None
     checkpoint_every_n_steps: int | None = None
     keep_checkpoints: int = 2
+    callbacks: Any = ()
+    """Callbacks, whose class is on a higher floor."""
     stop_on_nonfinite_loss: bool = True
     async_checkpoints: bool = False
     resume: str | None = None

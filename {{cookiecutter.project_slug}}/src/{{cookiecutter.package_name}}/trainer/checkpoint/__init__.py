@@ -5,7 +5,7 @@ file per rank. Imports ``launch`` and the folders below it; nothing here depends
 """
 
 from .dtensors import is_sharded
-from .reading import DIRECTORY, Checkpoint, resolve, run_of
+from .reading import DIRECTORY, Checkpoint, resolve, run_of, step_name
 from .run_choice import Chosen, Request
 from .run_lock import RunLock
 from .state_file import MOST_STEPS, Spread, check_count
@@ -29,4 +29,5 @@ __all__ = [
     "resolve",
     "run_of",
     "set_aside",
+    "step_name",
 ]

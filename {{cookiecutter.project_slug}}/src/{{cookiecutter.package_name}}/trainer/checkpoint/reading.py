@@ -21,6 +21,11 @@ _NAME = re.compile(r"step-(\d{1,16})")
 _BYTES_AT_ONCE = 1 << 22
 
 
+def step_name(step: int) -> str:
+    """Name of the directory of a step's checkpoint."""
+    return f"{PREFIX}{step:08d}"
+
+
 def step_of(path: Path) -> int:
     """The step in the name of a checkpoint directory; -1 if it has another name."""
     match = _NAME.fullmatch(path.name)
@@ -49,6 +54,8 @@ def candidates(path: str | Path) -> list[Path]:
         CheckpointError: There is none.
     """
     given = Path(path)
+    if given.is_symlink():  # the name of what it points to has the step
+        given = given.resolve()
     if _is_checkpoint(given):
         return [given]
     for directory in (given / DIRECTORY, given):

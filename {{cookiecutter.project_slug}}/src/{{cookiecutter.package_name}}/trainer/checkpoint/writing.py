@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..launch import collectives
 from . import dtensors, safetensors_writer, state_file
-from .reading import PREFIX, complete, step_of
+from .reading import PREFIX, complete, step_name, step_of
 from .state_file import Head, Packing, StoredFile
 
 _ABANDONED = "abandoned"
@@ -85,7 +85,7 @@ class Checkpoints:
             for name, each in tensors.items()
             if dtensors.local(each).numel() or not each.numel()
         }
-        path = self._directory / f"{PREFIX}{step:08d}"
+        path = self.path(step)
         head = Head(step, collectives.world_size(), {})
         if self._executor is None:
             _write(path, head, tree, chunks, None)
@@ -108,6 +108,10 @@ class Checkpoints:
             doomed = path.with_name(f".{path.name}.pruned")
             path.rename(doomed)  # so that a kill leaves no incomplete checkpoint
             shutil.rmtree(doomed, ignore_errors=True)
+
+    def path(self, step: int) -> Path:
+        """Directory of the checkpoint of a step."""
+        return self._directory / step_name(step)
 
     def wait(self) -> None:
         """Wait for a pending asynchronous save; raise its error."""

@@ -24,6 +24,8 @@ _SHOW_CURSOR = b"\x1b[?25h"
 # Approximate time until all ranks know of a signal, in addition to the current step.
 _SECONDS = 1.0
 _MOST_STEPS = 1000
+# Requested like a signal, but above the numbers of signals.
+STOP = 65
 
 
 @contextlib.contextmanager
@@ -123,11 +125,11 @@ class Preemption:
         finally:
             for each, handler in replaced.items():
                 signal.signal(each, handler)
-            if self._received:
+            if self._received not in (0, STOP):
                 signal.raise_signal(self._received)
 
     def _record_signal(self, number: int, frame: FrameType | None) -> None:
-        self._received = self._received or number
+        self._received = number if self._received == STOP else self._received or number
         if number == signal.SIGHUP:
             redirect_lost_terminal()
         if number == signal.SIGINT:
@@ -137,8 +139,17 @@ class Preemption:
                 # The progress bar hides the cursor, and cannot restore it if a second SIGINT comes.
                 os.write(sys.stderr.fileno(), _SHOW_CURSOR)
 
+    def request_stop(self) -> None:
+        """Ask all ranks to end training, unless a signal was received."""
+        self._received = self._received or STOP
+
+    def is_stop_requested(self) -> bool:
+        """Whether a rank has asked to end training; all ranks call this at the same time."""
+        own = torch.tensor([float(self._received == STOP)])
+        return bool(collectives.all_reduce(own, "max").item())
+
     def requested(self) -> int:
-        """Number of the signal that a rank received, or 0; all ranks call this once per step."""
+        """Number of the signal that a rank received, STOP, or 0; all ranks call it after a step."""
         if self._agree is not None:
             return self._agree(self._received)
         if collectives.world_size() == 1:

@@ -31,6 +31,7 @@ def evaluate(
     """
     with _evaluation_mode(module, strategy), recorder.evaluating(), torch.no_grad():
         strategy.begin_evaluation()
+        getattr(module, f"on_{stage}_epoch_start")()
         for batch in strategy.batches(feed, 0, 0):
             recorder.context = recorder.context._replace(samples=batch.samples)
             with nullcontext() if batch.samples else _padding(module, recorder):

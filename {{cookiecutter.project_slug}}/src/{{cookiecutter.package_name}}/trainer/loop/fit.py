@@ -4,11 +4,12 @@ what is done with parameters, gradients and data."""
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Literal
 
 from ..checkpoint import Checkpoints
 from ..data import MicroBatch
-from ..launch.preemption import Preempted, Preemption
+from ..launch.preemption import STOP, Preempted, Preemption
 from ..logging.context import BatchContext
 from . import saving
 from .finite import FiniteGuard
@@ -40,6 +41,8 @@ class FitLoop:
         strategy = fit.strategy
         self.preemption = Preemption(None if strategy.steps_together else strategy.agreed_signal)
         self.samples_per_second: float | None = None
+        self.after_save: list[Callable[[Path], None]] = []
+        """Hooks that asked for a checkpoint; called with its path, when it is complete."""
         self._guard = FiniteGuard(
             strategy.device,
             strategy.precision.scaler,
@@ -71,6 +74,8 @@ class FitLoop:
             self.fit.strategy.end_fit()
             self._write_last_values()
             self._validate_once()
+            for call in self.fit.calls.on_fit_end:
+                call()
         finally:
             progress.stop()
         if self.fit.feed.samples_per_step:
@@ -92,14 +97,21 @@ class FitLoop:
         fit, position = self.fit, self.fit.position
         fit.outputs.progress.begin_epoch(position.epoch, fit.options.max_epochs)
         if position.batch == 0:
-            fit.module.on_train_epoch_start()
+            for call in fit.calls.on_train_epoch_start:
+                call()
         for batch in fit.strategy.batches(fit.feed, position.epoch, position.batch):
             context = self._context(batch)
             fit.outputs.recorder.context = context
+            for call in fit.calls.on_train_batch_start:
+                call(batch.data, batch.number)
             self._run_batch(batch, context)
             position.batch += 1
             if context.ends_step:
                 self._step(context)
+            for call in fit.calls.on_train_batch_end:
+                call(batch.data, batch.number)
+            if context.ends_step:
+                self._after_step(context)
                 if not context.ends_epoch and self._is_finished():
                     return
         self._end_epoch()
@@ -125,6 +137,9 @@ class FitLoop:
         if self.fit.position.is_end(self.fit.options):
             return True
         number = self.preemption.requested()
+        if number == STOP:
+            self.fit.position.is_stopped = True
+            return True
         if number:
             self._save_once()
             self.checkpoints.wait()
@@ -132,7 +147,8 @@ class FitLoop:
         return False
 
     def _end_epoch(self) -> None:
-        self.fit.module.on_train_epoch_end()
+        for call in self.fit.calls.on_train_epoch_end:
+            call()
         self.fit.outputs.epoch_values = self.fit.outputs.recorder.take_epoch()
         self.fit.position.epoch_done = True
         # Before validation, which may fail or take long, and would lose the epoch.
@@ -145,6 +161,7 @@ class FitLoop:
         outputs.write(position.global_step, position.epoch, outputs.epoch_values)
         if (position.epoch + 1) % self.fit.options.check_val_every_n_epoch == 0:
             self._validate_once()
+        self._agree_to_stop()
         self._step_schedulers("epoch")
         outputs.progress.show(position.global_step, outputs.recorder.latest | outputs.validated)
         position.epoch += 1
@@ -168,19 +185,29 @@ class FitLoop:
         if self.fit.manual is None:
             self._optimize(context.rate_factor)
         self.fit.position.global_step += 1
-        self._after_step(context)
+        for call in self.fit.calls.on_after_optimizer_step:
+            call()
 
     def _optimize(self, rate_factor: float) -> None:
         strategy, optimization, options = self.fit.strategy, self.fit.optimization, self.fit.options
         bound = options.gradient_clip_val
         if bound is not None:
             strategy.clip_gradients(optimization, bound, options.gradient_clip_algorithm)
+        if self.fit.calls.on_before_optimizer_step:
+            self._before_optimizer_step(is_unscaled=bound is not None)
         with nullcontext() if rate_factor == 1.0 else optimization.rates_multiplied(rate_factor):
             for optimizer in optimization.optimizers:
                 strategy.optimizer_step(optimizer)
         strategy.end_step()
         for optimizer in optimization.optimizers:
             strategy.zero_grad(optimizer)
+
+    def _before_optimizer_step(self, is_unscaled: bool) -> None:
+        if not is_unscaled:
+            self.fit.strategy.precision.unscale(self.fit.optimization.optimizers)
+        for optimizer in self.fit.optimization.optimizers:
+            for call in self.fit.calls.on_before_optimizer_step:
+                call(optimizer)
 
     def _after_step(self, context: BatchContext) -> None:
         step, options, outputs = self.fit.position.global_step, self.fit.options, self.fit.outputs
@@ -192,10 +219,12 @@ class FitLoop:
             self._log_step(outputs.recorder.take_step() | rates | strategy.step_values())
         self._step_schedulers("step")
         outputs.progress.step(step, outputs.recorder.latest)
+        self._save_if_requested()
         if context.ends_epoch:
             return  # the end of the epoch validates and saves
         if options.val_every_n_steps and step % options.val_every_n_steps == 0:
             self._validate_once()
+            self._agree_to_stop()
         if options.checkpoint_every_n_steps and step % options.checkpoint_every_n_steps == 0:
             self._save_once()
 
@@ -223,8 +252,27 @@ class FitLoop:
         if self.validate is not None and position.validated_at != position.global_step:
             self._guard.check()
             position.validated_at = position.global_step
+            for call in self.fit.calls.on_validation_start:
+                call()
             outputs.validated = self.validate()
             outputs.write(position.global_step, position.epoch, outputs.validated)
+            for call in self.fit.calls.on_validation_end:
+                call()
+            self._save_if_requested()
+
+    def _agree_to_stop(self) -> None:
+        """Stop if a rank has asked for it; called by all ranks."""
+        position = self.fit.position
+        position.is_stopped = position.is_stopped or self.preemption.is_stop_requested()
+
+    def _save_if_requested(self) -> None:
+        if not self.after_save:
+            return
+        self._save_once()
+        self.checkpoints.wait()
+        actions, self.after_save = self.after_save, []
+        for action in actions:
+            action(self.checkpoints.path(self.fit.position.global_step))
 
     def _save_once(self) -> None:
         position = self.fit.position

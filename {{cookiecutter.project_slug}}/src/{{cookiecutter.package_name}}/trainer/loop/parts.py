@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..arguments.options import Options
+from ..callbacks import HookCalls
 from ..data import Feed
 from ..logging import Outputs
 from ..module import TrainingModule
@@ -17,7 +18,8 @@ class FitParts:
     """The parts of a fit, after the strategy's ``setup``.
 
     ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
-    manual optimization; ``feed``: training batches; ``outputs``: where values are logged.
+    manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
+    ``calls``: hooks of callbacks and of the module.
     """
 
     options: Options
@@ -28,3 +30,4 @@ class FitParts:
     feed: Feed
     outputs: Outputs
     position: Position
+    calls: HookCalls

@@ -19,9 +19,13 @@ class Position:
     """The step after which training was last saved."""
     validated_at: int = -1
     """The step after which the module was last validated."""
+    is_stopped: bool = False
+    """Whether all ranks have agreed to stop."""
 
     def is_end(self, options: Options) -> bool:
-        """Whether training has made all epochs or steps of the options."""
+        """Whether training has made all epochs or steps of the options, or was stopped."""
+        if self.is_stopped:
+            return True
         epochs, steps = options.max_epochs, options.max_steps
         return (epochs is not None and self.epoch + self.epoch_done >= epochs) or (
             steps is not None and self.global_step >= steps

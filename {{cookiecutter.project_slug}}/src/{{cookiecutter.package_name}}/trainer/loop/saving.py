@@ -37,6 +37,7 @@ def state(fit: FitParts) -> dict[str, Any]:
         "last_values": outputs.last_values,
         "logs": {name: each.position() for name, each in outputs.loggers.items()},
         "gradients": _accumulated(fit, is_sharded),
+        "callbacks": fit.calls.state(),
     }
 
 
@@ -108,7 +109,7 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     if fit.position.is_end(fit.options):
         outputs.last_values = saved["last_values"]
     outputs.log_positions = saved["logs"]
-    return remarks
+    return remarks + fit.calls.load_state(read_all(saved.get("callbacks", {})))
 
 
 def _load_position(fit: FitParts, saved: SavedPosition) -> list[str]:

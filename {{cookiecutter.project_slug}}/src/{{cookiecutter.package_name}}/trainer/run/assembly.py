@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from ..callbacks import HookCalls
 from ..checkpoint import DIRECTORY, Checkpoints
 from ..data import Feed, Share, feed_evaluation, feed_training, scaling
 from ..errors import UserError
@@ -65,7 +66,9 @@ class Assembly:
         )
         return FitLoop(fit, checkpoints, validate, self._rate_factor(fit.feed))
 
-    def fit_parts(self, module: TrainingModule, feed: Feed, position: Position) -> FitParts:
+    def fit_parts(
+        self, module: TrainingModule, feed: Feed, position: Position, calls: HookCalls
+    ) -> FitParts:
         """Set a module up under the strategy, to train from a position."""
         strategy, recorder, options = self._plan.strategy, self._recorder, self._plan.options
         if options.sync_batchnorm:
@@ -79,7 +82,9 @@ class Assembly:
         if not module.automatic_optimization:
             manual = ManualOptimization(strategy, optimization, lambda: recorder.context)
         outputs = Outputs(recorder, self._progress(feed))
-        return FitParts(options, module, strategy, optimization, manual, feed, outputs, position)
+        return FitParts(
+            options, module, strategy, optimization, manual, feed, outputs, position, calls
+        )
 
     def _validation(self, module: TrainingModule, loader: Loader) -> Callable[[], dict[str, float]]:
         strategy, recorder = self._plan.strategy, self._recorder

@@ -12,6 +12,7 @@ import torch
 from ..arguments import keywords, ranges
 from ..arguments.keywords import Keywords
 from ..arguments.options import Options
+from ..callbacks import Callback, create_callbacks, problems_of_manual, problems_of_signatures
 from ..checkpoint import Request, run_choice
 from ..data import feed, scaling, sources
 from ..errors import Problems
@@ -21,7 +22,7 @@ from ..launch.devices import gpu_backends
 from ..logging import loggers
 from ..loop import LearningRateScaling, compilation, manual_optimization
 from ..memory import activation_checkpointing
-from ..module import TrainingModule
+from ..module import Hooks, TrainingModule, other_hooks
 from ..strategies import Strategy, clipping
 from ..strategies.precision import Precision
 from . import device_choice, environment, placement, strategy_choice
@@ -45,6 +46,7 @@ class Plan:
     learning_rate: LearningRateScaling
     request: Request
     started_in: Path
+    callbacks: tuple[Callback, ...]
 
     @property
     def local_processes(self) -> int:
@@ -84,6 +86,7 @@ def make(given: Keywords) -> Plan:
     name, strategy = strategy_choice.choose(options, where, problems)
     is_placed = not problems.lines
     _check_options(options, where, problems)
+    callbacks = create_callbacks(options.callbacks, problems)
     problems.lines += placement.check(options, where, name, strategy)
     problems.lines += strategy.limits.problems(name, strategy_choice.asked(options, where))
     if "compile" not in strategy.limits.refused:
@@ -114,6 +117,7 @@ def make(given: Keywords) -> Plan:
         learning_rate=learning_rate,
         request=Request.of(options),
         started_in=Path.cwd(),
+        callbacks=callbacks,
     )
 
 
@@ -158,6 +162,9 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         activation_checkpointing.select(module, options.activation_checkpointing)
         compilation.select(module, options.compile, options.activation_checkpointing)
     problems.lines += strategy.problems_of(module)
+    problems.lines += other_hooks.of_module(type(module)) + problems_of_signatures(module, Hooks)
+    if not module.automatic_optimization:
+        problems.lines += problems_of_manual(plan.callbacks, module)
     if not plan.layout.started_outside:  # otherwise rank 0 checks this before it writes
         with problems:
             run_choice.refuse_existing(plan.request)

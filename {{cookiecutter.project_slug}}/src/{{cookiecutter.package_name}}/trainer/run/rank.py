@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from .. import launch
+from ..callbacks import calls_of
 from ..checkpoint import (
     DIRECTORY,
     Checkpoint,
@@ -20,7 +21,7 @@ from ..checkpoint import (
     run_directory,
     set_aside,
 )
-from ..data import Data, randomness, sources
+from ..data import Data, randomness, scaling, sources
 from ..errors import CheckpointError
 from ..launch import collectives, forks, outcome, restarts
 from ..launch.interruption import Interrupted
@@ -72,7 +73,7 @@ class RankRun:
     def __init__(self, plan: Plan, configuration: str | None) -> None:
         self.plan = plan
         self.strategy = plan.strategy
-        self.metrics: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
         self.directory: Path | None = None
         self.manual: ManualOptimization | None = None
         self.schedulers: list[Any] = []
@@ -80,6 +81,8 @@ class RankRun:
         self._configuration = configuration
         self._console = Console(plan, is_command=configuration is not None)
         self._position = Position()
+        self._loop: FitLoop | None = None
+        self._steps_per_epoch: int | None = None
 
     def connect(self) -> None:
         """Join the process group, and seed this rank."""
@@ -102,7 +105,7 @@ class RankRun:
 
     def result(self, value: Any) -> RunResult:
         """The result of the run, whose command returned a value."""
-        return RunResult(value, self.global_step, self.current_epoch, self.metrics, self.directory)
+        return RunResult(value, self.global_step, self.current_epoch, self._metrics, self.directory)
 
     # --- interface for the module (module.Run) ---------------------------------------------------
 
@@ -141,6 +144,48 @@ class RankRun:
         """Seed of data order, workers, augmentation and weights."""
         return self.plan.options.seed
 
+    @property
+    def local_rank(self) -> int:
+        """The rank of this process on its node."""
+        return self.plan.layout.local_rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is global rank 0."""
+        return self.plan.layout.is_main
+
+    @property
+    def run_directory(self) -> Path:
+        """The run directory of the fit."""
+        if self.directory is None:
+            raise RuntimeError("trainer.run_directory is available during a fit only")
+        return self.directory
+
+    @property
+    def total_steps(self) -> int | None:
+        """Number of optimizer steps of the whole fit; ``None`` if it is not known in advance."""
+        options = self.plan.options
+        return scaling.total_steps(self._steps_per_epoch, options.max_epochs, options.max_steps)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The latest logged value of each name, the same on every rank."""
+        return self._metrics if self._loop is None else self._loop.fit.outputs.latest
+
+    def stop(self, reason: str = "") -> None:
+        """Ask all ranks to end the fit; the main rank prints the reason."""
+        self._fit_loop("stop").preemption.request_stop()
+        self._console.say(f"training stops after step {self.global_step}: {reason or 'requested'}")
+
+    def save_checkpoint(self, then: Callable[[Path], None]) -> None:
+        """Save a checkpoint after the current step, if there is none; all ranks call it."""
+        self._fit_loop("save_checkpoint").after_save.append(then)
+
+    def _fit_loop(self, name: str) -> FitLoop:
+        if self._loop is None:
+            raise RuntimeError(f"trainer.{name}() is available during a fit only")
+        return self._loop
+
     # --- fit -------------------------------------------------------------------------------------
 
     def fit(self, module: TrainingModule, data: Data, val_dataloader: Loader | None) -> None:
@@ -157,9 +202,14 @@ class RankRun:
             )
             with self._console.output_of(chosen.directory), self._attached(module), compiled:
                 loop = self._make_loop(module, data, val_dataloader, chosen.directory)
-                self._start(loop, chosen)
-                self._train(loop, chosen.directory)
-                self.metrics = dict(loop.fit.outputs.latest)
+                self._loop = loop
+                try:
+                    self._start(loop, chosen)
+                    self._train(loop, chosen.directory)
+                except Exception as error:
+                    loop.fit.calls.failed(error)
+                    raise
+                self._metrics = dict(loop.fit.outputs.latest)
                 closing = announcements.closing(loop, self.plan.shown(chosen.directory))
                 self._console.say(*closing)
 
@@ -175,8 +225,10 @@ class RankRun:
         self, module: TrainingModule, data: Data, val_dataloader: Loader | None, directory: Path
     ) -> FitLoop:
         feed = self._assembly.training_feed(sources.loader(data, module, "train"))
+        self._steps_per_epoch = feed.steps
         validation = sources.validation_loader(data, module, val_dataloader)
-        fit = self._assembly.fit_parts(module, feed, self._position)
+        calls = calls_of(self.plan.callbacks, self, module)
+        fit = self._assembly.fit_parts(module, feed, self._position, calls)
         self.schedulers = [each.scheduler for each in fit.optimization.schedulers]
         return self._assembly.fit_loop(fit, validation, directory)
 
@@ -184,7 +236,8 @@ class RankRun:
         """Resume, write records, and print what the run will do."""
         say, layout = self._console.say, self.plan.layout
         self.manual = loop.fit.manual
-        loop.fit.module.on_fit_start()
+        for call in loop.fit.calls.on_fit_start:
+            call()
         say(*(f"note: {remark}" for remark in chosen.remarks))
         if chosen.checkpoint is not None:
             checkpoint = Checkpoint(chosen.checkpoint)
@@ -266,9 +319,9 @@ class RankRun:
         )
         with self._attached(module):
             self._set_up_for_evaluation(module, checkpoint)
-            self.metrics = evaluate(module, self.strategy, self._recorder, feed, stage)
-        self._console.say(*(f"{name}: {value:.6g}" for name, value in self.metrics.items()))
-        return self.metrics
+            self._metrics = evaluate(module, self.strategy, self._recorder, feed, stage)
+        self._console.say(*(f"{name}: {value:.6g}" for name, value in self._metrics.items()))
+        return self._metrics
 
     def predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
         """Predict, with the weights of a checkpoint if one is given."""

@@ -1,97 +1,19 @@
-"""The user's classes: a module with its steps, and a data module."""
+"""The user's module with its steps."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .errors import UserError
-from .logging import ReduceFx
-
-Loader = Iterable[Any]
-
-
-class Manual(Protocol):
-    """Interface of manual optimization for a training step."""
-
-    @property
-    def optimizers(self) -> Sequence[Any]: ...
-    def backward(self, loss: Tensor) -> None: ...
+from ..errors import UserError
+from ..logging import ReduceFx
+from .data_module import Loader
+from .hooks import Hooks
+from .run import Manual, Run, TrainerState
 
 
-class Run(Protocol):
-    """Interface of the run for a module; the trainer implements it."""
-
-    log: Callable[..., None]
-
-    @property
-    def global_step(self) -> int: ...
-    @property
-    def current_epoch(self) -> int: ...
-    @property
-    def is_last_batch(self) -> bool: ...
-    @property
-    def batch_samples(self) -> int: ...
-    @property
-    def schedulers(self) -> Sequence[Any]: ...
-    @property
-    def manual(self) -> Manual | None: ...
-    @property
-    def global_rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-
-
-class Shard(Protocol):
-    """A parameter of which this process has only a slice, left by an engine."""
-
-    def make_whole(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """The trainer's state of a module: the only attribute that it sets on the module.
-
-    ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
-    batches. ``samples``: default ``batch_size`` of logged values; ``None``: that of the batch.
-    ``shards``: parameters that are still slices after a run.
-    """
-
-    run: Run | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    samples: int | None = None
-    shards: Sequence[Shard] = ()
-
-
-class DataModule:
-    """Data loading. Override the loaders that you need; each returns a ``DataLoader``.
-
-    The trainer replaces the samplers: training data is reshuffled each epoch; validation and test
-    data is read in order, each sample once, on any number of processes.
-    """
-
-    def train_dataloader(self) -> Loader | None:
-        """Loader of training batches."""
-        return None
-
-    def val_dataloader(self) -> Loader | None:
-        """Loader of validation batches."""
-        return None
-
-    def test_dataloader(self) -> Loader | None:
-        """Loader of test batches."""
-        return None
-
-    def predict_dataloader(self) -> Loader | None:
-        """Loader of prediction batches."""
-        return None
-
-
-class TrainingModule(nn.Module):
+class TrainingModule(Hooks, nn.Module):
     """A model and its training, independent of devices, processes and precision.
 
     Override :meth:`training_step` and :meth:`configure_optimizers`, and other hooks as needed. The
@@ -230,23 +152,6 @@ class TrainingModule(nn.Module):
     def predict_dataloader(self) -> Loader | None:
         """Loader of prediction batches, if there is no data module."""
         return None
-
-    # --- hooks ------------------------------------------------------------------------------
-
-    def on_fit_start(self) -> None:
-        """Called after the module is moved to its device, before the first step."""
-
-    def on_train_epoch_start(self) -> None:
-        """Called before the first batch of an epoch; not if a run resumes within an epoch."""
-
-    def on_train_epoch_end(self) -> None:
-        """Called after the last batch of an epoch, before its values are reduced."""
-
-    def on_validation_epoch_end(self) -> None:
-        """Called after the last validation batch, before its values are reduced."""
-
-    def on_test_epoch_end(self) -> None:
-        """Called after the last test batch, before its values are reduced."""
 
     # --- logging and state of the run -------------------------------------------------------
 

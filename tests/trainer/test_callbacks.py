@@ -1,0 +1,195 @@
+"""Callbacks: when they are called, what they can do to a run, and what a resume restores."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import callback_subject as subject
+from my_project import trainer
+from my_project.trainer.callbacks import BestCheckpoint, EarlyStopping
+
+
+def fit(model: trainer.TrainingModule, *callbacks: Any, **options: Any) -> trainer.Trainer:
+    options = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False} | options
+    made = trainer.Trainer(callbacks=callbacks, **options)
+    with made.building():
+        made.fit(model)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+
+def test_hooks_are_called_in_this_order() -> None:
+    records = subject.Records()
+    own: list[str] = []
+
+    class Model(subject.Net):
+        def on_after_optimizer_step(self) -> None:
+            own.append(f"{self.global_step} {records.calls[-1]}")
+
+        def on_fit_end(self) -> None:
+            own.append("end")
+
+    fit(Model(), records, max_steps=3, accumulate_grad_batches=2, gradient_clip_val=0.1)
+    assert records.calls == [
+        "fit_start 0",
+        "epoch_start 0",
+        *("batch_start 0 0", "batch_end 0 0", "batch_start 1 0", "before_step 0"),
+        *("after_step 1", "batch_end 1 1"),
+        *("batch_start 2 1", "batch_end 2 1", "batch_start 3 1", "before_step 1"),
+        *("after_step 2", "batch_end 3 2", "epoch_end 2", "validation_start 2", "validation_end 2"),
+        "epoch_start 2",
+        *("batch_start 0 2", "batch_end 0 2", "batch_start 1 2", "before_step 2"),
+        *("after_step 3", "batch_end 1 3"),
+        *("validation_start 3", "validation_end 3", "fit_end 3"),
+    ]
+    assert own == ["1 after_step 1", "2 after_step 2", "3 after_step 3", "end"]
+
+
+def test_a_resume_with_a_stateful_callback_is_exact() -> None:
+    whole, half, rest = (subject.Net() for _ in range(3))
+    for each in (half, rest):
+        each.load_state_dict(whole.state_dict())
+    fit(whole, subject.Average(), max_steps=7, run_name="whole")
+    fit(half, subject.Average(), max_steps=3, run_name="half")
+    average = subject.Average()
+    fit(rest, average, max_steps=7, run_name="half", resume="auto")
+    assert average.steps == 7
+    assert torch.equal(rest.layer.weight, whole.layer.weight)
+
+
+def test_states_without_a_callback_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"run_name": "run", "enable_progress_bar": True}
+    fit(subject.Net(), subject.Average(), max_steps=1, **options)
+    fit(subject.Net(), max_steps=2, resume="auto", **options)
+    assert "note: the checkpoint has the state of Average, which is not" in capsys.readouterr().out
+
+
+def test_early_stopping_stops_and_counts_on_after_a_resume() -> None:
+    stopping = EarlyStopping("val_loss", patience=3)
+    made = fit(subject.Net(rises_after=4), stopping, max_epochs=20, run_name="run")
+    # Epochs 0 to 3 improve; 4, 5 and 6 do not.
+    assert (made.global_step, stopping.waited) == (7 * 4, 3)
+    made = fit(subject.Net(rises_after=4), EarlyStopping("val_loss"), max_epochs=6, run_name="half")
+    assert made.global_step == 6 * 4
+    more = {"max_epochs": 20, "run_name": "half", "resume": "auto"}
+    made = fit(subject.Net(rises_after=4), EarlyStopping("val_loss"), **more)
+    assert made.global_step == 7 * 4
+
+
+def test_the_best_checkpoints_are_kept() -> None:
+    best = BestCheckpoint("val_loss", k=2)
+    model = subject.Net(rises_after=3)
+    made = fit(model, best, max_epochs=6, run_name="run")
+    assert [step for _, step in best.kept] == [12, 8]
+    folder = Path("runs/run/checkpoints")
+    names = {path.name for path in (folder / "best").iterdir()}
+    assert names == {"step-00000012", "step-00000008"}
+    assert {path.name for path in folder.glob("step-*")} == {"step-00000024", "step-00000020"}
+    assert Path("runs/run/best").resolve().name == "step-00000012"
+    assert made.validate(subject.Net(), checkpoint="runs/run/best") == {
+        "val_loss": pytest.approx(best.kept[0][0], abs=1e-12)
+    }
+    resumed = BestCheckpoint("val_loss", k=2)
+    fit(subject.Net(rises_after=3), resumed, max_epochs=7, run_name="run", resume="auto")
+    assert resumed.kept == best.kept
+    assert {path.name for path in (folder / "best").iterdir()} == names
+
+
+def test_a_run_that_a_callback_stops_can_be_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    whole, rest = subject.Net(), subject.Net()
+    rest.load_state_dict(whole.state_dict())
+    fit(whole, max_epochs=2, run_name="whole")
+    options = {"max_epochs": 2, "run_name": "run", "enable_progress_bar": True}
+    made = fit(rest, subject.Stops(at=3), **options)
+    assert made.global_step == 3
+    assert "training stops after step 3: enough" in capsys.readouterr().out
+    assert fit(rest, resume="auto", **options).global_step == 8
+    assert torch.equal(rest.layer.weight, whole.layer.weight)
+
+
+def test_on_exception_is_told_and_cannot_hide_the_error() -> None:
+    fails = subject.Fails()
+    with pytest.raises(ArithmeticError, match="planted") as caught:
+        fit(subject.Net(), fails, max_steps=2)
+    assert fails.told == ["planted"]
+    assert caught.value.__notes__ == ["on_exception also raised OSError: no disk"]
+
+
+def test_a_value_that_is_not_logged_is_named() -> None:
+    line = "EarlyStopping: no value is logged as 'val_los'; did you mean 'val_loss'"
+    with pytest.raises(trainer.UserError, match=line):
+        fit(subject.Net(), EarlyStopping("val_los"), max_steps=1)
+
+
+class _Foreign(trainer.Callback):
+    def on_train_start(self, trainer: Any, module: Any) -> None: ...
+    def on_validation_ende_start(self, trainer: Any, module: Any) -> None: ...
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, i: int
+    ) -> None:
+        """As in Lightning, with the outputs."""
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "lines"),
+    [
+        (["EarlyStop"], ["callbacks[0]='EarlyStop' is no built-in callback and no class path; did"]),
+        (["EarlyStopping"], ["callbacks[0]: EarlyStopping needs monitor"]),
+        (["os.path"], ["callbacks[0]='os.path' is not a Callback"]),
+        (["no_such_module.Callback"], ["callbacks[0]='no_such_module.Callback': No module named"]),
+        ("EarlyStopping", ["callbacks='EarlyStopping': give a list of callbacks, or of class"]),
+        ([3], ["callbacks[0]=3: give a Callback, its class path, or class_path and init_args"]),
+        (
+            [{"class_path": "EarlyStopping", "init_args": {"monitr": "x", "patience": "many"}}],
+            [
+                "callbacks[0]: EarlyStopping has no option 'monitr'; did you mean 'monitor'",
+                "callbacks[0].patience='many': expected int",
+                "callbacks[0]: EarlyStopping needs monitor",
+            ],
+        ),
+        ([{"class_path": "EarlyStopping", "args": {}}], ["callbacks[0] has no 'args'"]),
+        (
+            [{"class_path": "BestCheckpoint", "init_args": {"monitor": "x", "k": 0}}],
+            ["BestCheckpoint: k=0: give at least 1"],
+        ),
+        (
+            [_Foreign()],
+            [
+                "_Foreign.on_train_start would not be called: use on_fit_start",
+                "_Foreign.on_validation_ende_start would not be called: it is no hook",
+                "_Foreign.on_train_batch_end takes (trainer: ",
+            ],
+        ),
+    ],
+)
+def test_mistakes_are_said_before_anything_starts(callbacks: Any, lines: list[str]) -> None:
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(accelerator="cpu", callbacks=callbacks)
+    assert len(caught.value.problems) == len(lines)
+    for found, line in zip(caught.value.problems, lines, strict=True):
+        assert found.startswith(line)
+
+
+def test_hooks_of_a_module_that_are_none_here_are_refused() -> None:
+    class Model(subject.Net):
+        def training_epoch_end(self, outputs: Any) -> None: ...
+        def on_train_batch_start(self, batch: Any) -> None: ...
+
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        fit(Model(), max_steps=1)
+    assert [line.partition(" ")[0] for line in caught.value.problems] == [
+        "Model.training_epoch_end",
+        "Model.on_train_batch_start",
+    ]
+
+
+def test_callbacks_by_class_path_are_created() -> None:
+    given = {"class_path": "callback_subject.Stops", "init_args": {"at": "2"}}
+    assert fit(subject.Net(), given, max_steps=5).global_step == 2

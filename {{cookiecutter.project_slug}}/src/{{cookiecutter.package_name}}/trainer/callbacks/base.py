@@ -1,0 +1,78 @@
+"""The interface of callbacks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..module import Run, TrainingModule
+
+
+class Callback:
+    """Something to do at moments of a fit; override the methods that you need.
+
+    Methods are called on every rank, in the order of ``Trainer(callbacks=…)``, and before the
+    module's own hook. A method that is not overridden costs nothing. ``trainer`` is the run
+    (:class:`~..module.Run`): it has ``global_step``, ``current_epoch``, ``metrics``, ``stop()``,
+    ``save_checkpoint()`` and more.
+
+    Example::
+
+        class PrintStep(Callback):
+            def on_train_epoch_end(self, trainer, module):
+                if trainer.is_global_zero:
+                    print(f"epoch {trainer.current_epoch}: step {trainer.global_step}")
+    """
+
+    def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
+        """Called before the first step, before a checkpoint is loaded."""
+
+    def on_fit_end(self, trainer: Run, module: TrainingModule) -> None:
+        """Called after the last step, checkpoint and validation; not if the fit fails."""
+
+    def on_train_epoch_start(self, trainer: Run, module: TrainingModule) -> None:
+        """Called before the first batch of an epoch; not if a run resumes within an epoch."""
+
+    def on_train_epoch_end(self, trainer: Run, module: TrainingModule) -> None:
+        """Called after the last batch of an epoch, before its values are reduced."""
+
+    def on_train_batch_start(
+        self, trainer: Run, module: TrainingModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Called before a micro-batch's forward."""
+
+    def on_train_batch_end(
+        self, trainer: Run, module: TrainingModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Called after a micro-batch's backward, and after the step that it ends."""
+
+    def on_before_optimizer_step(
+        self, trainer: Run, module: TrainingModule, optimizer: Optimizer
+    ) -> None:
+        """Called before each optimizer's step, after gradients are averaged and clipped.
+
+        Refused with manual optimization, in which ``training_step`` steps. Engines that step by
+        themselves (DeepSpeed) do not leave the gradients in the parameters.
+        """
+
+    def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:
+        """Called after the step of all optimizers; in manual optimization after each batch."""
+
+    def on_validation_start(self, trainer: Run, module: TrainingModule) -> None:
+        """Called before a validation of the fit."""
+
+    def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
+        """Called after a validation of the fit; ``trainer.metrics`` has its values."""
+
+    def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
+        """Called if the fit fails on this rank, before the error is raised again."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Get the state to save in checkpoints: numbers, strings, tensors, dicts and lists.
+
+        It must be the same on every rank.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state of :meth:`state_dict`, when a run resumes."""

@@ -1,0 +1,9 @@
+"""The callbacks of the trainer by name."""
+
+from .base import Callback
+from .best_checkpoint import BestCheckpoint
+from .early_stopping import EarlyStopping
+
+BUILT_IN: dict[str, type[Callback]] = {
+    each.__name__: each for each in (BestCheckpoint, EarlyStopping)
+}

@@ -1,0 +1,102 @@
+"""Create callbacks from class paths; all errors in them are reported at once."""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from ..arguments import values
+from ..errors import ConfigurationError, Problems, nearest, one_line, shown
+from ..module import other_hooks
+from .base import Callback
+from .built_in import BUILT_IN
+from .calls import problems_of_signatures
+
+_KEYS = ("class_path", "init_args")
+
+
+def create(given: object, problems: Problems) -> tuple[Callback, ...]:
+    """Create the callbacks of the trainer's argument.
+
+    Args:
+        given: A callback, or a list of callbacks; class paths, or names of built-in callbacks; or dicts with ``class_path``
+            and ``init_args``.
+        problems: Collects one line per error.
+    """
+    if isinstance(given, Callback):
+        given = [given]
+    if not isinstance(given, list | tuple):
+        problems.add(f"callbacks={shown(given)}: give a list of callbacks, or of class paths")
+        return ()
+    made: list[Callback] = []
+    for index, each in enumerate(given):
+        with problems:
+            callback = each if isinstance(each, Callback) else _create(f"callbacks[{index}]", each)
+            lines = other_hooks.of_callback(type(callback), Callback)
+            lines += problems_of_signatures(callback, Callback)
+            if lines:
+                raise ConfigurationError(lines)
+            made.append(callback)
+    return tuple(made)
+
+
+def _create(where: str, given: object) -> Callback:
+    entry = {"class_path": given} if isinstance(given, str) else given
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("class_path"), str):
+        raise ConfigurationError(
+            f"{where}={shown(given)}: give a Callback, its class path, or class_path and init_args"
+        )
+    if unknown := sorted(map(str, entry.keys() - set(_KEYS))):
+        raise ConfigurationError(f"{where} has no {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
+    cls = _find_class(where, entry["class_path"])
+    arguments = entry.get("init_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise ConfigurationError(f"{where}.init_args={shown(arguments)}: give them by name")
+    good = _checked(where, cls, arguments)
+    try:
+        return cls(**good)
+    except Exception as error:  # the constructor of a user's class may raise anything
+        raise values.refused(where, cls, good, error) from None
+
+
+def _find_class(where: str, path: str) -> type[Callback]:
+    module, _, name = path.rpartition(".")
+    if not module and name in BUILT_IN:
+        return BUILT_IN[name]
+    if not module:
+        raise ConfigurationError(
+            f"{where}={shown(path)} is no built-in callback and no class path{nearest(name, BUILT_IN)}"
+        )
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing a user's module may raise anything
+        raise ConfigurationError(f"{where}={shown(path)}: {one_line(error)}") from None
+    if not (isinstance(found, type) and issubclass(found, Callback)):
+        raise ConfigurationError(f"{where}={shown(path)} is not a Callback")
+    return found
+
+
+def _checked(where: str, cls: type[Callback], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a class, converted as on a command line."""
+    parameters, expected, problems = (
+        inspect.signature(cls).parameters,
+        values.hints(cls),
+        Problems(),
+    )
+    good: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in parameters:
+            known = nearest(str(name), parameters) if parameters else "; it has none"
+            problems.add(f"{where}: {cls.__name__} has no option {name!r}{known}")
+            continue
+        try:
+            wanted = expected.get(name, Any)
+            good[name] = values.converted(wanted, value, parameters[name].default)
+        except Exception:  # jsonargparse raises many types
+            problems.add(values.refusal(f"{where}.{name}", value, wanted))
+    for name, each in parameters.items():
+        is_named = each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        if each.default is each.empty and is_named and name not in given:
+            problems.add(f"{where}: {cls.__name__} needs {name}")
+    problems.raise_any()
+    return good

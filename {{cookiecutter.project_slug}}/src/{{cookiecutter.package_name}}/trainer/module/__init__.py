@@ -1,0 +1,20 @@
+"""The user's classes: a module with its steps, and a data module.
+
+It imports from ``logging/`` and ``errors.py``.
+"""
+
+from .data_module import DataModule, Loader
+from .hooks import Hooks
+from .run import Manual, Run, Shard, TrainerState
+from .training_module import TrainingModule
+
+__all__ = [
+    "DataModule",
+    "Hooks",
+    "Loader",
+    "Manual",
+    "Run",
+    "Shard",
+    "TrainerState",
+    "TrainingModule",
+]

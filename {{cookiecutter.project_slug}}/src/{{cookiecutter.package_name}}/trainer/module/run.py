@@ -1,0 +1,94 @@
+"""What a module knows of the run that trains it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Manual(Protocol):
+    """Interface of manual optimization for a training step."""
+
+    @property
+    def optimizers(self) -> Sequence[Any]: ...
+    def backward(self, loss: Tensor) -> None: ...
+
+
+class Run(Protocol):
+    """A run, as a module and callbacks see it: their ``trainer``."""
+
+    log: Callable[..., None]
+
+    @property
+    def global_step(self) -> int: ...
+    @property
+    def current_epoch(self) -> int: ...
+    @property
+    def is_last_batch(self) -> bool: ...
+    @property
+    def batch_samples(self) -> int: ...
+    @property
+    def schedulers(self) -> Sequence[Any]: ...
+    @property
+    def manual(self) -> Manual | None: ...
+    @property
+    def global_rank(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def is_global_zero(self) -> bool: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def run_directory(self) -> Path:
+        """The run directory of the fit."""
+
+    @property
+    def total_steps(self) -> int | None:
+        """Number of optimizer steps of the whole fit; ``None`` if it is not known in advance."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The latest logged value of each name, the same on every rank."""
+
+    def stop(self, reason: str = "") -> None:
+        """End the fit as if it had reached ``max_steps``: it is saved and validated.
+
+        Any rank may call it. All ranks stop after the same step: at once if called in a
+        validation's or an epoch's hook, otherwise within about a second.
+        """
+
+    def save_checkpoint(self, then: Callable[[Path], None]) -> None:
+        """Save a checkpoint after the current step, if there is none; all ranks call it.
+
+        Args:
+            then: Called on every rank with the directory of the checkpoint when it is complete.
+                It is saved when the other hooks of this moment have been called, so that it
+                contains their state.
+        """
+
+
+class Shard(Protocol):
+    """A parameter of which this process has only a slice, left by an engine."""
+
+    def make_whole(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """The trainer's state of a module: the only attribute that it sets on the module.
+
+    ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
+    batches. ``samples``: default ``batch_size`` of logged values; ``None``: that of the batch.
+    ``shards``: parameters that are still slices after a run.
+    """
+
+    run: Run | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    samples: int | None = None
+    shards: Sequence[Shard] = ()

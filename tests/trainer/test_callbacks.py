@@ -140,7 +140,7 @@ class _Foreign(trainer.Callback):
 @pytest.mark.parametrize(
     ("callbacks", "lines"),
     [
-        (["EarlyStop"], ["callbacks[0]='EarlyStop' is no built-in callback and no class path; did"]),
+        (["EarlyStop"], ["callbacks[0]='EarlyStop' is no built-in callback and no class path"]),
         (["EarlyStopping"], ["callbacks[0]: EarlyStopping needs monitor"]),
         (["os.path"], ["callbacks[0]='os.path' is not a Callback"]),
         (["no_such_module.Callback"], ["callbacks[0]='no_such_module.Callback': No module named"]),

@@ -99,7 +99,7 @@ def test_no_package_may_hide_what_locked_ones_install() -> None:
         # Answers are made of these characters, and begin with a letter.
         if re.sub(r"[-_.]+", "-", package.lower()) in locked and re.fullmatch("[a-z]\\w*", name):
             names.add(name)
-    assert {"torch", "numpy", "rpds", "functorch", "torchrun"} <= names
+    assert {"torch", "numpy", "yaml", "functorch", "torchrun"} <= names
     assert names - RESERVED == set()
 
 

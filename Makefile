@@ -76,9 +76,11 @@ test-engines: $(TOOLS)  ## check the types of projects with each set of engines,
 renders: $(TOOLS)  ## print the size of projects with each set of engines; ARGS='--test none' also runs the quick tests of this one
 	PYTHONPATH=. PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python tests/renders_table.py $(ARGS)
 
+# TESTS='(slow or needs) and not (gpu or exhaustive)', as in CI, leaves out combinations that the others cover together.
+TESTS = (slow or needs) and not gpu
 test-slow: project  ## run the tests of a rendered project and its trainer that are slow or need an engine
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
-	$(TRAINER_TESTS) -m "(slow or needs) and not gpu" tests/trainer
+	$(TRAINER_TESTS) -m "$(TESTS)" tests/trainer
 
 # PyTorch/XLA has an environment of its own, with another torch.
 XLA_VENV := $(CURDIR)/build/venv-xla

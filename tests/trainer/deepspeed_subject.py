@@ -59,12 +59,12 @@ class Grouped(Regression):
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.second[0].requires_grad_(False)
+        self.sequential_module[3].requires_grad_(False)
 
     def configure_optimizers(self) -> Any:
         groups = [
-            {"params": self.first.parameters(), "lr": 0.02},
-            {"params": self.second.parameters(), "weight_decay": 0.1},
+            {"params": self.sequential_module[:3].parameters(), "lr": 0.02},
+            {"params": self.sequential_module[3:].parameters(), "weight_decay": 0.1},
         ]
         return torch.optim.AdamW(groups, lr=0.01)
 

@@ -1,7 +1,7 @@
 """Saves a run's first steps under one strategy, or goes on under it from what others have saved.
 
 Started by the tests: ``python -m tests.conformance.portability_worker save FOLDER STRATEGY`` writes
-``FOLDER/runs/STRATEGY``, and ``… load FOLDER STRATEGY`` a file for each of these runs.
+``FOLDER/runs/STRATEGY``, and ``… load FOLDER STRATEGY SOURCE …`` a file for each of these sources.
 """
 
 import sys
@@ -22,14 +22,12 @@ def save(folder: Path, name: str) -> None:
     train(folder / f"{name}-stopped.safetensors", SUBJECT, options)
 
 
-def load(folder: Path, name: str) -> None:
-    """Train to the end from each strategy's checkpoint, and from none."""
+def load(folder: Path, name: str, *sources: str) -> None:
+    """Train to the end from the checkpoints of other strategies."""
     options = {**_chosen(name), "devices": PORTABLE[name].loads.devices}
-    for source in sorted((folder / "runs").iterdir()):
-        if source.name in PORTABLE:
-            result = folder / f"{source.name} to {name}.safetensors"
-            run_name = f"{source.name}-to-{name}"
-            train(result, SUBJECT, {**options, "run_name": run_name, "resume": str(source)})
+    for source in sources:
+        resume = {"run_name": f"{source}-to-{name}", "resume": str(folder / "runs" / source)}
+        train(folder / f"{source} to {name}.safetensors", SUBJECT, options | resume)
 
 
 def _chosen(name: str) -> dict[str, object]:
@@ -38,5 +36,5 @@ def _chosen(name: str) -> dict[str, object]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    command, folder, name = sys.argv[1:]
-    {"save": save, "load": load}[command](Path(folder), name)
+    command, folder, *names = sys.argv[1:]
+    {"save": save, "load": load}[command](Path(folder), *names)

@@ -167,6 +167,8 @@ COUNT_MATTERS = (
     *QUICKLY,
     *("clip value", "batchnorm", "sync batchnorm", "drop last", "uneven"),
 )
+# Of these, what a choice of tests tries on more than two processes.
+COVERING = ("clip norm", "sync batchnorm", "uneven", "experts, clipped")
 
 
 def more(devices: int, **options: Any) -> Launch:

@@ -15,7 +15,7 @@ from my_project.trainer import strategies
 
 from ..project import run, run_nodes
 from .matrix import MATRIX
-from .rows import PROPERTIES, QUICKLY, Launch
+from .rows import COVERING, PROPERTIES, QUICKLY, Launch
 from .subject import make
 from .worker import STOP
 
@@ -31,7 +31,10 @@ def marks(name: str, number: int, way: str) -> list[pytest.MarkDecorator]:
     launch = row.launches[number]
     is_quick = (way in QUICKLY or way in row.refused) and not launch.slow
     needs = [pytest.mark.needs(*launch.needs)] if launch.needs else []
-    return needs if is_quick else [*needs, pytest.mark.slow]
+    if is_quick:
+        return needs
+    covered = [pytest.mark.exhaustive] if launch.slow and way not in COVERING else []
+    return [*needs, *covered, pytest.mark.slow]
 
 
 LAUNCHES = [

@@ -52,7 +52,8 @@ def needing(names: Iterable[str]) -> list[Any]:
 def options(name: str) -> dict[str, Any]:
     """Of the trainer: the strategy, with units that fit the small model."""
     chosen: dict[str, Any] = {"strategy": name}
-    if "unit_parameters" in registry.options_of(registry.find(name).cls):
+    known = registry.options_of(registry.find(name).cls)
+    if "unit_parameters" in known and "shard" not in known:  # a mesh of one process has no units
         chosen["strategy_options"] = {"unit_parameters": 1000}
     return chosen
 

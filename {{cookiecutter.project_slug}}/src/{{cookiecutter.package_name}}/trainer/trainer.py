@@ -147,7 +147,7 @@ class Trainer:
         val_every_n_steps: int | None = None,
         checkpoint_every_n_steps: int | None = None,
         keep_checkpoints: int = 2,
-        callbacks: Any = (),
+        callbacks: Sequence[Any] = (),
         stop_on_nonfinite_loss: bool = True,
         async_checkpoints: bool = False,
         resume: str | None = None,

@@ -44,7 +44,7 @@ class Options:
     val_every_n_steps: int | None = None
     checkpoint_every_n_steps: int | None = None
     keep_checkpoints: int = 2
-    callbacks: Any = ()
+    callbacks: Sequence[Any] = ()
     """Callbacks, whose class is on a higher floor."""
     stop_on_nonfinite_loss: bool = True
     async_checkpoints: bool = False

@@ -19,8 +19,8 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
     """Create the callbacks of the trainer's argument.
 
     Args:
-        given: A callback, or a list of callbacks; class paths, or names of built-in callbacks; or dicts with ``class_path``
-            and ``init_args``.
+        given: A callback, or a list: callbacks, class paths, names of built-in callbacks, or dicts
+            with ``class_path`` and ``init_args``.
         problems: Collects one line per error.
     """
     if isinstance(given, Callback):
@@ -64,8 +64,9 @@ def _find_class(where: str, path: str) -> type[Callback]:
     if not module and name in BUILT_IN:
         return BUILT_IN[name]
     if not module:
+        known = nearest(name, BUILT_IN)
         raise ConfigurationError(
-            f"{where}={shown(path)} is no built-in callback and no class path{nearest(name, BUILT_IN)}"
+            f"{where}={shown(path)} is no built-in callback and no class path{known}"
         )
     try:
         found = getattr(importlib.import_module(module), name)

@@ -99,17 +99,25 @@ class Undeclared(Drawing):
         return self.down(self.up(hidden).tanh()).square().mean()
 
 
+class Uneven(GPT):
+    """Its sequences are one byte too short for the plan."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(torch.zeros(BATCH, CONTEXT, dtype=torch.int64), batch_size=BATCH)
+
+
 def draw(folder: Path, devices: int, strategy: str) -> None:
-    """Write what each rank draws and counts, and how a plan that leaves out a layer ends."""
+    """Write what each rank draws and counts, and how plans that do not fit the data end."""
     run = make_trainer(folder, "draws", strategy, devices, gradient_clip_val=None, max_steps=2)
     module = Drawing()
     run.fit(module)
     save_file(module.drawn, folder / f"drawn-{run.global_rank}.safetensors")
-    values = {"seen": run.metrics["seen"], "problem": ""}
-    try:
-        make_trainer(folder, "fails", strategy, devices).fit(Undeclared())
-    except trainer.UserError as error:
-        values["problem"] = str(error)
+    values = {"seen": run.metrics["seen"]}
+    for name, wrong in (("undeclared", Undeclared()), ("uneven", Uneven())):
+        try:
+            make_trainer(folder, name, strategy, devices).fit(wrong)
+        except trainer.UserError as error:
+            values[name] = str(error)
     (folder / f"drawn-{run.global_rank}.json").write_text(json.dumps(values))
 
 

@@ -16,6 +16,7 @@ from mesh_subject import CONTEXT, GPT, SAMPLES
 from my_project import trainer
 from my_project.trainer.errors import ConfigurationError
 from my_project.trainer.strategies.mesh.sizes import Sizes
+from my_project.trainer.strategies.mesh.styles import ShardedRandomness
 
 SECONDS = 600.0
 pytestmark = pytest.mark.timeout(4 * SECONDS)
@@ -30,11 +31,11 @@ RUNS: dict[str, tuple[int, str, dict[str, Any], tuple[str, ...]]] = {
     "four": (4, "mesh", {"strategy_options": SHARDED}, ("two",)),
     "eight": (8, "mesh", {"strategy_options": ALL}, ("four",)),
     "replicas": (4, "mesh", {"strategy_options": {"tensor": 2}}, ("four",)),
-    "one again": (1, "single_device", {}, ("two", "four")),
+    "one_again": (1, "single_device", {}, ("two", "four")),
     "ddp": (2, "ddp", {}, ("two", "four")),
     "fsdp": (2, "fsdp", {}, ("two", "four")),
     "dropout": (2, "tensor_parallel", {"model": {"dropout": 0.3}}, ()),
-    "computed again": (
+    "computed_again": (
         2,
         "tensor_parallel",
         {"model": {"dropout": 0.3}, "activation_checkpointing": ["Block"]},
@@ -96,8 +97,8 @@ def test_each_goes_on_from_what_others_saved(results, name):
 
 @pytest.mark.slow
 def test_activation_checkpointing_draws_the_same_dropout_again(results):
-    first, again = results("dropout"), results("computed again")
-    assert distance(first / "dropout.safetensors", again / "computed again.safetensors") < 1e-7
+    first, again = results("dropout"), results("computed_again")
+    assert distance(first / "dropout.safetensors", again / "computed_again.safetensors") < 1e-7
 
 
 def test_random_numbers_differ_where_activations_are_sharded_only(tmp_path):
@@ -114,9 +115,11 @@ def test_random_numbers_differ_where_activations_are_sharded_only(tmp_path):
     for rank in range(2):
         values = json.loads((tmp_path / f"drawn-{rank}.json").read_text())
         assert values["seen"] == SAMPLES
-        assert (
-            "the gradients of first.weight differ on the ranks of a tensor group"
-            in (values["problem"])
+        differ = "the gradients of first.weight differ on the ranks of a tensor group"
+        assert differ in values["undeclared"]
+        assert values["uneven"] == (
+            "parallelize_plan shards the output of bytes along dimension 1: its length 7 (shape "
+            "(8, 7, 16)) is not divisible by tensor=2; pad or cut each batch to a length that is"
         )
 
 
@@ -163,6 +166,10 @@ def test_a_plan_that_does_not_fit_is_refused_before_processes_start():
         "down.weight of shape (6, 9) is sharded along dimension 1: 9 is not divisible by tensor=2",
         "parallelize_plan: norm is a LayerNorm, and ColwiseParallel supports nn.Linear and "
         "nn.Embedding",
+    ]
+    assert refused(Planned({"norm": ShardedRandomness()})) == [
+        "parallelize_plan of Planned shards no parameter: give layers a style such as "
+        "ColwiseParallel(), or use strategy='ddp'"
     ]
     (line,) = refused(Planned({"up": ColwiseParallel()}), devices=3)
     assert line.startswith("up.weight is used in 2 places, and parallelize_plan would separate")

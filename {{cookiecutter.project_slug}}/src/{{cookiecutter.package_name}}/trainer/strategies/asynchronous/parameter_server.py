@@ -123,6 +123,13 @@ class ParameterServer(Strategy):
     def local_processes(devices: int) -> int:
         return devices
 
+    def check_processes(self, processes: int) -> None:
+        if self.servers > processes:
+            raise ConfigurationError(
+                f"strategy_options.servers={self.servers}: each rank runs at most one server, and "
+                f"there are {processes}; use fewer servers, or more devices"
+            )
+
     def replicas(self, devices: int, num_nodes: int) -> int:
         return devices * num_nodes
 
@@ -132,11 +139,6 @@ class ParameterServer(Strategy):
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
     ) -> None:
         super().connect(layout, own_devices, precision)
-        if self.servers > layout.world_size:
-            raise UserError(
-                f"strategy_options.servers={self.servers}: there are {layout.world_size} ranks, "
-                "each of which runs one server at most"
-            )
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
         store = rendezvous.connect_store(layout, timeout)
         secret = self._share_secret(store)

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
 
 from ...errors import UserError, nearest
 from ...module import TrainingModule
+from . import lengths
 from .sizes import Sizes
 from .styles import ShardedRandomness
 
@@ -47,6 +48,17 @@ class Layer(NamedTuple):
     name: str
     module: nn.Module
     style: ParallelStyle
+
+    @property
+    def inner(self) -> ParallelStyle | None:
+        """The style of torch; ``None`` if there is only :class:`ShardedRandomness`."""
+        return self.style.style if isinstance(self.style, ShardedRandomness) else self.style
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that become DTensors."""
+        is_plain = self.inner is None or isinstance(self.inner, _ACTIVATIONS)
+        return [] if is_plain else list(self.module.parameters())
 
 
 def read(module: TrainingModule, sizes: Sizes) -> dict[str, ParallelStyle]:
@@ -110,12 +122,17 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
     for own in by_key.values():
         rest = f" (and {len(own) - 1} more of this pattern)" if len(own) > 1 else ""
         lines += [f"{line}{rest}" for line in own[:1]]
+    if not lines and not any(layer.parameters for layer in found):
+        lines.append(
+            f"{ATTRIBUTE} of {type(module).__name__} shards no parameter: give layers a style such "
+            "as ColwiseParallel(), or use strategy='ddp'"
+        )
     return lines + _of_shared(module, found)
 
 
 def _of_layer(layer: Layer, size: int) -> list[str]:
     """One line if torch does not support a layer in a style, or its sizes are not divisible."""
-    style = layer.style
+    style = layer.inner
     if not isinstance(style, ColwiseParallel | RowwiseParallel):
         return []
     for each, kind, dimensions in _DIMENSIONS:
@@ -136,7 +153,7 @@ def _of_layer(layer: Layer, size: int) -> list[str]:
 
 def _of_shared(module: nn.Module, found: list[Layer]) -> list[str]:
     """One line for each parameter with several names that a plan would separate."""
-    sharded = {id(each) for layer in found if _shards(layer) for each in layer.module.parameters()}
+    sharded = {id(each) for layer in found for each in layer.parameters}
     uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
     return [
         f"{name} is used in {uses[id(each)]} places, and {ATTRIBUTE} would separate them; leave "
@@ -144,11 +161,6 @@ def _of_shared(module: nn.Module, found: list[Layer]) -> list[str]:
         for name, each in module.named_parameters()
         if uses[id(each)] > 1 and id(each) in sharded
     ]
-
-
-def _shards(layer: Layer) -> bool:
-    style = layer.style.style if isinstance(layer.style, ShardedRandomness) else layer.style
-    return style is not None and not isinstance(style, _ACTIVATIONS)
 
 
 def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module], None]) -> None:
@@ -163,9 +175,11 @@ def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module
         UserError: A custom style shards a parameter unevenly.
     """
     for layer in found:
-        if _shards(layer):
+        if layer.parameters:
             materialize(layer.module)
         trains = {name: each.requires_grad for name, each in layer.module.named_parameters()}
+        if layer.inner is not None:
+            lengths.watch(layer.name, layer.module, layer.inner, mesh.size())
         # The parameters are equal already: each rank takes its shard of its own.
         parallelize_module(layer.module, mesh, layer.style, src_data_rank=None)
         for name, each in layer.module.named_parameters():

@@ -2,6 +2,8 @@
 
 ``python -m pipeline_subject FOLDER NAME …`` trains cases of one number of processes; and
 ``python -m pipeline_subject FOLDER alone NAME …`` what one process computes in their stead.
+``python -m pipeline_subject FOLDER ported NAME`` trains a case of PORTED from where the first of
+them, which must be trained before, has stopped.
 """
 
 import csv
@@ -186,7 +188,8 @@ CASES = {
     "dropout": Case({"microbatches": 3, "checkpoint": "except_last"}, {"kind": "dropout"}),
     "norm": Case({"microbatches": 1, "checkpoint": "always"}, {"kind": "norm"}, tolerance=1e-5),
     "shared": Case({"balance": [3, 3], "stages": 2}, {"kind": "shared"}, CLIPPED),
-    "bf16": Case({}, {}, {"precision": "bf16-mixed"}, tolerance=3e-2),
+    # In one process, float32 differs from bf16-mixed by 0.1 of a loss.
+    "bf16": Case({}, {}, {"precision": "bf16-mixed"}, tolerance=6e-2),
     "memory": Case({"balance": "memory", "schedule": "gpipe"}, {"kind": "several", **ADAM}),
     "four": Case({"microbatches": 8, "balance": [1, 3, 1, 1]}, {}, CLIPPED, 4),
     "four, time": Case({"balance": "time"}, {"kind": "tuples"}, {}, 4),
@@ -198,7 +201,8 @@ CASES = {
         1e-5,
     ),
     "four, zero bubble": Case({"schedule": "zero_bubble"}, {"kind": "shared"}, CLIPPED, 4),
-    "four, frozen": Case({"microbatches": 2}, {"kind": "frozen"}, {}, 4),
+    # In one process, float32 differs from float64 by 2e-5 in predictions of up to 2.9.
+    "four, frozen": Case({"microbatches": 2}, {"kind": "frozen"}, {}, 4, 1e-5),
     "two by two": Case({"stages": 2, "microbatches": 3}, ADAM, CLIPPED, 4, 1e-5),
     "two by two, interleaved": Case(
         {"stages": 2, "schedule": "interleaved", "stages_per_process": 3, "balance": [1] * 6},
@@ -207,6 +211,16 @@ CASES = {
         4,
     ),
     "four by one": Case({"stages": 1, "microbatches": 2}, {}, CLIPPED_VALUES, 4),
+}
+
+# The first is stopped, and resumed as each of the others. The gradients of micro-batches are summed
+# in the same order in all but the last. In "four", a stage begins with an operation in place.
+PORTED = {
+    "two": Case({"microbatches": 4}),
+    "four": Case({"schedule": "gpipe", "microbatches": 4, "checkpoint": "always"}, processes=4),
+    "four zero bubble": Case({"schedule": "zero_bubble", "microbatches": 4}, processes=4),
+    "interleaved": Case({"schedule": "interleaved", "microbatches": 4, "stages_per_process": 3}),
+    "one": Case(trainer={"strategy": "single_device"}, processes=1),
 }
 
 
@@ -276,16 +290,27 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 def alone(folder: Path, names: list[str]) -> None:
-    """Train cases in one process, without a pipeline; and go on from where a pipeline stopped."""
+    """Train cases in one process, without a pipeline."""
     own = {"strategy": "single_device", "strategy_options": {}, "devices": 1}
     for name in names:
         trained = train(folder, f"{name} alone", CASES[name], **own)
         evaluate(folder, f"{name} alone", CASES[name], trained, **own)
 
 
+def ported(folder: Path, name: str) -> None:
+    """Train the first case of PORTED, whole and stopped; or another one from where it stopped."""
+    if name == "two":
+        train(folder, "whole", PORTED[name])
+        train(folder, "stopped", PORTED[name], max_steps=STOP, checkpoint_every_n_steps=1)
+    else:
+        train(folder, name, PORTED[name], resume=str(folder / "stopped"))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[2] == "alone":
+    if sys.argv[2] == "ported":
+        ported(Path(sys.argv[1]), sys.argv[3])
+    elif sys.argv[2] == "alone":
         alone(Path(sys.argv[1]), sys.argv[3:])
     else:
         main(Path(sys.argv[1]), sys.argv[2:])

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tests.project import run
 
-from pipeline_subject import CASES, SAMPLES, STOP, dashed
+from pipeline_subject import CASES, PORTED, SAMPLES, STOP, dashed
 
 # Dropout masks of micro-batches are other ones than those of a batch.
 RANDOM = {"dropout"}
@@ -69,3 +69,22 @@ def test_resumes_to_the_last_bit(trained, name):
     whole, resumed = results(folder, name), results(folder, f"{name} resumed")
     assert len(results(folder, f"{name} stopped")["logged/loss"]) == STOP
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+@pytest.mark.slow
+def test_goes_on_with_other_stages_and_schedules_and_in_one_process(tmp_path):
+    for name in PORTED:
+        done = run(["-m", "pipeline_subject", tmp_path, "ported", name], timeout=600)
+        assert done.returncode == 0, done.stderr
+    whole = results(tmp_path, "whole")
+    assert len(whole["logged/loss"]) > STOP == len(results(tmp_path, "stopped")["logged/loss"])
+    for name in list(PORTED)[1:]:
+        found = results(tmp_path, name)
+        assert found.keys() == whole.keys()
+        assert len(found["logged/loss"]) == len(whole["logged/loss"]) - STOP
+        # Sums over micro-batches are the same, but not that of one process over a whole batch.
+        tolerance = 2e-6 if name == "one" else 0.0
+        for key, value in found.items():
+            expected = whole[key][-len(value) :].double()
+            difference = (value.double() - expected).abs().max()
+            assert difference <= tolerance * max(1.0, expected.abs().max()), (name, key)

@@ -111,8 +111,9 @@ def test_the_largest_stage_is_smallest(costs, stages, sizes):
     assert largest[0] == largest[1]
 
 
-def test_children_are_measured_and_stay_as_they_are():
-    module = Subject("norm")
+@pytest.mark.parametrize("kind", ["norm", "tied"])  # one counts batches, one changes its input
+def test_children_are_measured_and_stay_as_they_are(kind):
+    module = Subject(kind)
     before = {name: each.clone() for name, each in module.state_dict().items()}
     batch = next(iter(module.train_dataloader()))
     state = torch.get_rng_state()
@@ -165,6 +166,7 @@ class Manual(Subject):
             {},
             ["microbatches=3: schedule='interleaved' needs a multiple of the 2 processes"],
         ),
+        ({"schedule": "interleaved", "stages": 1}, {}, ["and a pipeline has one here"]),
         (
             {"schedule": "zero_bubble", "checkpoint": "always"},
             {},

@@ -152,13 +152,17 @@ def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     def run(*values: Any) -> Any:
         return own(self, *values[:count], **dict(zip(names, values[count:], strict=True)))
 
+    return recomputed(self, run, *args, *kwargs.values())
+
+
+def recomputed(part: nn.Module, run: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of a part, and call it again in backward instead of keeping activations."""
     # Positional arguments: torch looks only there for devices whose random state it must save.
     return checkpoint(
         run,
         *args,
-        *kwargs.values(),
         use_reentrant=False,
-        context_fn=lambda: (contextlib.nullcontext(), buffers_kept(self)),
+        context_fn=lambda: (contextlib.nullcontext(), buffers_kept(part)),
     )
 
 

@@ -135,6 +135,11 @@ class Shape:
                 f"strategy_options.balance={list(self.balance)} has {len(self.balance)} entries "
                 f"for {stages} stages; give one per stage"
             )
+        if self.schedule == "interleaved" and count == 1:
+            lines.append(
+                "strategy_options.schedule='interleaved' passes micro-batches round several "
+                "processes, and a pipeline has one here; use schedule='1f1b', or more stages"
+            )
         if self.schedule == "interleaved" and self.microbatches % count:
             lines.append(
                 f"strategy_options.microbatches={self.microbatches}: schedule='interleaved' needs "

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.utils._pytree import tree_map
 
 from ...memory import activation_checkpointing
 from . import partition
 from .boundary import Boundary
-from .messages import Messages, Values
+from .messages import Messages, Values, changeable
 from .processes import Processes
 from .schedules import Action, Kind
 
@@ -144,18 +145,21 @@ class Engine:
         return received, Values.read(output, f"sequential_module.{name}"), None
 
     def _arguments(self, stage: int, received: Values, step: Step) -> tuple[Any, ...]:
-        # A stage may begin with an operation in place, such as nn.ReLU(inplace=True). If it is
-        # recomputed, its inputs must stay as they are: then torch raises an error.
         if not step.checkpointed:
-            received = received._replace(tensors=tuple(map(_not_leaf, received.tensors)))
+            received = received._replace(tensors=tuple(map(changeable, received.tensors)))
         return partition.arguments(self._parts[stage], received)
 
     def _call(self, stage: int, given: tuple[Any, ...], step: Step) -> Any:
         part = self._parts[stage]
         part.training = self._boundary.is_training
-        if step.checkpointed:
-            return activation_checkpointing.forward(part, *given)
-        return part(*given)
+        if not step.checkpointed:
+            return part(*given)
+
+        def run(*inputs: Any) -> Any:
+            # A stage that begins with an operation in place changes what it is computed from again.
+            return part(*tree_map(_copy, inputs))
+
+        return activation_checkpointing.recomputed(part, run, *given)
 
     # --- backward ------------------------------------------------------------------------------
 
@@ -201,20 +205,5 @@ class Engine:
         return iter([each for each in found.values() if each.requires_grad])
 
 
-class _Same(torch.autograd.Function):
-    """Returns its input as a tensor that may be changed in place, unlike a leaf or its views."""
-
-    @staticmethod
-    def forward(context: Any, value: Tensor) -> Tensor:
-        return value.detach()
-
-    @staticmethod
-    def backward(context: Any, *gradients: Any) -> Any:
-        return gradients[0]
-
-
-def _not_leaf(tensor: Tensor) -> Tensor:
-    if not tensor.requires_grad:
-        return tensor
-    same: Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
-    return same
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

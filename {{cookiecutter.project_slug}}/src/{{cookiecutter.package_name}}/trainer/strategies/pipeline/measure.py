@@ -15,7 +15,7 @@ from ...memory import activation_checkpointing, meta_device
 from ...module import TrainingModule
 from . import partition
 from .boundary import Boundary
-from .messages import Values
+from .messages import Values, changeable
 
 _REPEATS = 3
 # A parameter, its gradient, and two states of an optimizer such as Adam.
@@ -108,8 +108,9 @@ def _forward(
     nested: bool,
     autocast: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Any:
+    own = tuple(changeable(each) if isinstance(each, Tensor) else each for each in inputs)
     with autocast():
-        return part(inputs) if nested else part(*inputs)
+        return part(own) if nested else part(*own)
 
 
 def _time(

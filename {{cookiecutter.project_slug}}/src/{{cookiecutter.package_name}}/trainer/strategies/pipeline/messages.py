@@ -5,7 +5,7 @@ asynchronous, and a receive waits: so the order of actions alone decides when a 
 """
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -131,3 +131,23 @@ class Messages:
 
 def _tag(source: int, to: int) -> int:
     return 2 * max(source, to) + (source > to)
+
+
+class _Same(torch.autograd.Function):
+    """Returns its input as a tensor that may be changed in place, unlike a leaf or its views."""
+
+    @staticmethod
+    def forward(context: Any, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+def changeable(tensor: Tensor) -> Tensor:
+    """The same tensor for a child that changes it in place, such as ``nn.ReLU(inplace=True)``."""
+    if not tensor.requires_grad:
+        return tensor
+    same: Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
+    return same

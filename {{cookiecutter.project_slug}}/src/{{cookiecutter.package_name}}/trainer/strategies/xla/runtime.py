@@ -40,8 +40,8 @@ def start(layout: Layout, chip: int | None) -> torch.device:
         pjrt.initialize_singleprocess()
     if runtime.addressable_device_count() > 1:
         raise UserError(
-            "strategy='xla': a process has several devices here (TPU v2 and v3, or "
-            "CPU_NUM_DEVICES), and it trains on one; use TPU v4 or later, and unset CPU_NUM_DEVICES"
+            "strategy='xla': a process has several devices here (TPU v2, v3 and 7x, or "
+            "CPU_NUM_DEVICES), and it trains on one; use TPU v4 to v6e, and unset CPU_NUM_DEVICES"
         )
     device: torch.device = torch_xla.device()
     _check_backward(device)

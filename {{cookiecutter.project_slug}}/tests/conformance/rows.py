@@ -188,10 +188,15 @@ NOT_FOUND = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Portable:
-    """How a strategy is started to save what others load, and to load what they saved."""
+    """How a strategy is started to save what others load, and to load what they saved.
+
+    Args:
+        partners: the only strategies that it is tried with; default: all.
+    """
 
     saves: Launch = Launch(2)
     loads: Launch = Launch(4)
+    partners: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

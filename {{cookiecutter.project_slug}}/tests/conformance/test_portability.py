@@ -1,6 +1,6 @@
 """What one strategy saves, each other one goes on from, on another number of processes."""
 
-from collections.abc import Iterator
+import itertools
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,36 @@ TOLERANCE = 1e-5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(len(PORTABLE) * SECONDS)]
 
 
+def marks(target: str, source: str) -> list[pytest.MarkDecorator]:
+    """A quarter of the pairs, in which each strategy is both, covers the others."""
+    names = list(PORTABLE)
+    is_covering = (names.index(target) + names.index(source)) % 4 == 0
+    return [] if is_covering else [pytest.mark.exhaustive]
+
+
+PAIRS = [
+    pytest.param(target, source, marks=marks(target, source))
+    for target, source in itertools.product(PORTABLE, PORTABLE)
+    if all(
+        {target, source} <= {each, *(PORTABLE[each].partners or PORTABLE)}
+        for each in (target, source)
+    )
+]
+
+
+def selected(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Parameters of the tests that were selected: nothing else is trained."""
+    here = [item for item in request.session.items if item.path == Path(__file__)]
+    return [item.callspec.params for item in here if hasattr(item, "callspec")]
+
+
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every strategy's run, stopped after a few steps."""
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run of each strategy of the selected tests, stopped after a few steps."""
     folder = tmp_path_factory.mktemp("portability-")
+    sources = {each["source"] for each in selected(request)}
     for name, ways in PORTABLE.items():
-        if not any(map(missing, ways.saves.needs)):
+        if name in sources and not any(map(missing, ways.saves.needs)):
             work("save", folder, name, ways.saves)
     return folder
 
@@ -36,9 +60,7 @@ def loaded(request: pytest.FixtureRequest, saved: Path):
 
     @cache
     def load(name: str) -> Path:
-        here = [item for item in request.session.items if item.path == Path(__file__)]
-        asked = [item.callspec.params for item in here if hasattr(item, "callspec")]
-        sources = {each["source"] for each in asked if each["target"] == name}
+        sources = {each["source"] for each in selected(request) if each["target"] == name}
         there = (each for each in sources if not any(map(missing, PORTABLE[each].saves.needs)))
         work("load", saved, name, PORTABLE[name].loads, *sorted(there))
         return saved
@@ -63,15 +85,7 @@ def work(command: str, folder: Path, name: str, launch: Launch, *sources: str) -
     assert done.returncode == 0, f"{command} {name}: {done.stderr}"
 
 
-def pairs() -> Iterator[Any]:
-    """Each target with each source; a quarter of them, in which each is both, covers the others."""
-    for row, target in enumerate(PORTABLE):
-        for column, source in enumerate(PORTABLE):
-            is_covering = (row + column) % 4 == 0
-            yield pytest.param(target, source, marks=[] if is_covering else pytest.mark.exhaustive)
-
-
-@pytest.mark.parametrize(("target", "source"), pairs())
+@pytest.mark.parametrize(("target", "source"), PAIRS)
 def test_goes_on_from_what_another_saved(saved, loaded, whole, record_property, source, target):
     for name in (*PORTABLE[source].saves.needs, *PORTABLE[target].loads.needs):
         require(missing(name))

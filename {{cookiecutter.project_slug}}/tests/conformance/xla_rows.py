@@ -11,4 +11,5 @@ REFUSED = {**NO_SPARSE, **dict.fromkeys(("fp16", "fp16 true"), "have no float16"
 ONLY = (*QUICKLY[:6], "manual", "uneven", "clip value", "sync batchnorm", "bf16 true", *REFUSED)
 LAUNCHES = (Launch(1, only=QUICKLY), Launch(2), Launch(4, only=QUICKLY)) if HERE else ()
 ROWS = {"xla": Row(LAUNCHES, refused=REFUSED, only=ONLY)}
-PORTABLE = {"xla": Portable()} if HERE else {}
+# Other strategies need a newer torch than there is for PyTorch/XLA.
+PORTABLE = {"xla": Portable(partners=("single_device", "ddp"))} if HERE else {}

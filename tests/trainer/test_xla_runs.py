@@ -34,6 +34,14 @@ def test_equal_steps_are_compiled_once_and_not_waited_for(tmp_path):
     assert read[3] == read[STEPS - 1] < read[STEPS] == read[-1]
 
 
+def test_accumulation_and_clipping_compile_nothing_in_a_second_epoch(tmp_path):
+    """On two processes; three steps in turn have the same graphs, two micro-batches each."""
+    compiled = [each for each, _ in told(tmp_path, "accumulated", 2)]
+    assert len(compiled) == 2 * 2 * STEPS
+    assert compiled[STEPS] == compiled[2 * STEPS - 1] == compiled[2 * STEPS] - 1
+    assert compiled[2 * STEPS] == compiled[-1]
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_resumed_run_draws_the_same_dropout_masks(tmp_path, devices):
     whole, resumed, without = told(tmp_path, "resumed", devices)
@@ -60,7 +68,7 @@ def test_a_backward_before_its_start_is_explained(tmp_path):
 
 
 def test_what_it_does_not_support_is_refused_in_one_line_each(tmp_path):
-    no_tpu, half, compiled, batch_size, sparse = told(tmp_path, "refused", 1)
+    no_tpu, half, compiled, batch_size, sparse, is_imported = told(tmp_path, "refused", 1)
     assert no_tpu == ["accelerator='tpu': this machine has none; use 'cpu' or 'auto'"]
     assert half == [
         "strategy='xla' does not support '16-mixed': TPUs have no float16 and no gradient scaler; "
@@ -73,3 +81,4 @@ def test_what_it_does_not_support_is_refused_in_one_line_each(tmp_path):
     assert line.startswith("find_batch_size: strategy='xla' compiles a step for each batch size")
     [line] = sparse
     assert line.startswith("words.weight has sparse gradients (sparse=True): XLA has only dense")
+    assert not is_imported  # not even to count TPUs

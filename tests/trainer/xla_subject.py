@@ -92,6 +92,14 @@ def steps(folder: str, devices: int) -> Any:
     return net.counts
 
 
+def accumulated(folder: str, devices: int) -> Any:
+    """The same with two micro-batches per step, clipping, and values that are read now and then."""
+    net = Net()
+    options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "log_every_n_steps": 3}
+    made(folder, devices, run_name="accumulated", **options).fit(net, data())
+    return net.counts
+
+
 def resumed(folder: str, devices: int) -> Any:
     """Weights of a run with dropout, and of one that was stopped and resumed."""
     whole, other = Net(), Net()
@@ -149,10 +157,12 @@ def refused(folder: str, devices: int) -> Any:
         line(lambda: made(folder, devices, compile=["layers"])),
         line(lambda: made(folder, devices).find_batch_size(Net(), data())),
         line(lambda: made(folder, devices).fit(Words(), data())),
+        "torch_xla" in sys.modules,
     ]
 
 
-COMMANDS = {each.__name__: each for each in (steps, resumed, evaluated, backward_first, refused)}
+ALL = (steps, accumulated, resumed, evaluated, backward_first, refused)
+COMMANDS = {each.__name__: each for each in ALL}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

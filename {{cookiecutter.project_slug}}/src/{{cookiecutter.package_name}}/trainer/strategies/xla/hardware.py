@@ -3,12 +3,15 @@
 import importlib.util
 import os
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
 PACKAGE = "torch_xla"
 INSTALL = "make xla (into an environment of its own, .venv-xla)"
 DEVICE = "PJRT_DEVICE"
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_GOOGLE = "0x1ae0"
 
 
 def count_chips() -> int | None:
@@ -21,10 +24,18 @@ def count_chips() -> int | None:
         return None
     if os.environ.get(DEVICE, "TPU").upper() != "TPU":
         return 0
+    if not _has_google_device():
+        return 0  # importing torch_xla takes seconds, sets PJRT_DEVICE, and prints a warning
     from torch_xla._internal import tpu
 
     found: int = tpu.num_available_chips()
     return found
+
+
+def _has_google_device() -> bool:
+    """Whether there is a PCI device by Google: a TPU chip, or a network card of its cloud."""
+    vendors = _PCI_DEVICES.glob("*/vendor")
+    return any(each.read_text().strip() == _GOOGLE for each in vendors)
 
 
 def mismatch() -> str | None:

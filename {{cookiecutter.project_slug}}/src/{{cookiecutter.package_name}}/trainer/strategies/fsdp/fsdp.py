@@ -39,6 +39,8 @@ from .units import CONTAINERS, choose_units, explain_calls_inside_units
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
+# An engine's own environment may have an older one: its DTensors cannot be saved.
+_OLDEST_TORCH = "2.10"
 
 _ADVICE = f"set {OPTION}, which gathers all units for the whole step, or use strategy='ddp' with it"
 
@@ -113,14 +115,20 @@ class FSDP(ProcessGroupStrategy):
         self._used: set[str] = set()
 
     def problems(self, options: Options) -> list[str]:
+        lines = []
+        if torch.__version__ < _OLDEST_TORCH:
+            lines.append(
+                f"sharded parameters need torch {_OLDEST_TORCH} or newer, and this is torch "
+                f"{torch.__version__}; use strategy='ddp', or another environment"
+            )
         dtype = self.mixed_precision.param_dtype
         fitting = _AUTOCAST.get(dtype) if dtype is not None else None
-        if fitting is None or options.precision == fitting:
-            return []
-        return [
-            f"strategy_options.parameter_dtype gathers in {str(dtype).split('.')[1]} what is "
-            f"computed with precision={options.precision!r}; use precision={fitting!r}"
-        ]
+        if fitting is not None and options.precision != fitting:
+            lines.append(
+                f"strategy_options.parameter_dtype gathers in {str(dtype).split('.')[1]} what is "
+                f"computed with precision={options.precision!r}; use precision={fitting!r}"
+            )
+        return lines
 
     def problems_of(self, module: TrainingModule) -> list[str]:
         lines = sparse.problems_of(module, "FSDP shards gradients as whole tensors")

@@ -188,8 +188,8 @@ CASES = {
     "dropout": Case({"microbatches": 3, "checkpoint": "except_last"}, {"kind": "dropout"}),
     "norm": Case({"microbatches": 1, "checkpoint": "always"}, {"kind": "norm"}, tolerance=1e-5),
     "shared": Case({"balance": [3, 3], "stages": 2}, {"kind": "shared"}, CLIPPED),
-    # In one process, float32 differs from bf16-mixed by 0.1 of a loss.
-    "bf16": Case({}, {}, {"precision": "bf16-mixed"}, tolerance=6e-2),
+    # With SGD the losses grow to 3, and carry roundings of a half to 0.6 of a prediction.
+    "bf16": Case({}, {**ADAM}, {"precision": "bf16-mixed"}, tolerance=6e-2),
     "memory": Case({"balance": "memory", "schedule": "gpipe"}, {"kind": "several", **ADAM}),
     "four": Case({"microbatches": 8, "balance": [1, 3, 1, 1]}, {}, CLIPPED, 4),
     "four, time": Case({"balance": "time"}, {"kind": "tuples"}, {}, 4),

@@ -65,8 +65,8 @@ def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
     assert set(logged(scaled, "lr")) == {0.006}
     assert set(logged(not_scaled, "lr")) == {0.003}
     assert len(logged(scaled, "loss")) == 44
-    assert logged(not_scaled, "loss") == pytest.approx(logged(alone, "loss"), abs=1e-4)
-    # Forty steps of a doubled rate carry roundings of 1e-7 to 3e-4.
+    # Forty steps of Adam carry roundings of 1e-7 to 3e-4.
+    assert logged(not_scaled, "loss") == pytest.approx(logged(alone, "loss"), abs=1e-3)
     assert logged(scaled, "loss") == pytest.approx(logged(twice, "loss"), abs=1e-3)
 
 

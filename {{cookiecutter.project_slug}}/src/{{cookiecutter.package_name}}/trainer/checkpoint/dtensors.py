@@ -19,6 +19,11 @@ def local(value: Tensor) -> Tensor:
     return part.to_local() if is_sharded(value) else value
 
 
+def whole(value: Any) -> Any:
+    """The full tensor of a DTensor; other values as they are."""
+    return value.full_tensor() if is_sharded(value) else value
+
+
 def is_first_copy(value: Tensor) -> bool:
     """Whether no lower rank has a replica of this rank's shard.
 

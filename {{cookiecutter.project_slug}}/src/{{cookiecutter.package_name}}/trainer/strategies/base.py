@@ -86,6 +86,11 @@ class Strategy:
 
     # --- before any process is started ------------------------------------------------------------
 
+    @classmethod
+    def make(cls, **options: Any) -> "Strategy":
+        """Create the strategy; a class may leave some options to another class of its folder."""
+        return cls(**options)
+
     def problems(self, options: Options) -> list[str]:
         """One line for each of the trainer's options that contradicts the strategy's."""
         return []

@@ -42,7 +42,7 @@ def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -
     if algorithm == "norm":
         clip_grad_norm_([_with_dense_gradient(each) for each in parameters], value)
     else:
-        clip_grad_value_([_with_local_gradient(each) for each in parameters], value)
+        clip_grad_value_([with_local_gradient(each) for each in parameters], value)
 
 
 def clip_distinct_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
@@ -73,7 +73,7 @@ def clip_gradients_on_meshes(parameters: Sequence[Tensor], value: float, algorit
         value: Maximum norm, or maximum value.
         algorithm: ``"norm"`` or ``"value"``.
     """
-    own = [_with_local_gradient(each) for each in parameters]
+    own = [with_local_gradient(each) for each in parameters]
     if algorithm == "value":
         clip_grad_value_(own, value)
         return
@@ -110,7 +110,7 @@ def _with_dense_gradient(parameter: Tensor) -> Tensor:
     return _with_gradient(parameter.grad.detach().values())
 
 
-def _with_local_gradient(parameter: Tensor) -> Tensor:
+def with_local_gradient(parameter: Tensor) -> Tensor:
     """A tensor whose gradient is the local shard of a parameter's gradient, made dense."""
     if parameter.grad is not None and dtensors.is_sharded(parameter.grad):
         return _with_gradient(dtensors.local(parameter.grad))

@@ -12,9 +12,11 @@ on each rank, or on rank 0; here each rank reads its own shards.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..checkpoint import Stored, dtensors, fill, stored_tensors
 from ..errors import ConfigurationError
 
 # Keys of torch's parameter groups that select an implementation, not the result.
@@ -106,6 +108,29 @@ def load_optimizer_state(
     ]
     by_index = {indices[name]: dict(values) for name, values in state["state"].items()}
     optimizer.load_state_dict({"state": by_index, "param_groups": groups})
+
+
+def state_like(parameter: Tensor | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's state in a checkpoint, read; of a DTensor, only what this rank's shard needs.
+
+    Raises:
+        ConfigurationError: It cannot be sharded like its parameter.
+    """
+    return {key: _like(parameter, key, value) for key, value in values.items()}
+
+
+def _like(parameter: Tensor | None, key: str, value: Any) -> Any:
+    is_whole = not isinstance(value, Tensor | Stored) or not len(value.shape)
+    if parameter is None or is_whole or not dtensors.is_sharded(parameter):
+        return stored_tensors.read_all(value)
+    if value.shape != parameter.shape:
+        raise ConfigurationError(
+            f"the optimizer's {key!r} has another shape than its parameter, and cannot be sharded "
+            "like it; load the checkpoint under strategy='ddp'"
+        )
+    target = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+    fill(target, value)
+    return target
 
 
 def implementation(group: Mapping[str, Any]) -> dict[str, Any]:

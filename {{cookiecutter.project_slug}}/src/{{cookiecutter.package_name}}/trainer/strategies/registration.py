@@ -54,7 +54,7 @@ class Entry:
 
     def make(self, options: Mapping[str, Any]) -> Strategy:
         """Create the strategy with the preset and the user's options."""
-        made = self.cls(**self.preset, **options)
+        made = self.cls.make(**self.preset, **options)
         if self.preset:
             made.preset = self.preset
         if self.launcher is not None:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import Stored, fill, stored_tensors
-from ...errors import ConfigurationError
-from ..optimizer_state import load_optimizer_state, parameter_names
+from ...checkpoint import fill, stored_tensors
+from ..optimizer_state import load_optimizer_state, parameter_names, state_like
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:
@@ -66,21 +65,6 @@ def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, 
     """
     parameters = dict(module.named_parameters())
     state = {
-        name: {key: _shard_like(parameters.get(name), key, value) for key, value in values.items()}
-        for name, values in saved["state"].items()
+        name: state_like(parameters.get(name), values) for name, values in saved["state"].items()
     }
     load_optimizer_state(optimizer, {**saved, "state": state}, parameter_names(module))
-
-
-def _shard_like(parameter: Tensor | None, key: str, value: Any) -> Any:
-    """Shard a parameter's state like the parameter."""
-    if parameter is None or not isinstance(value, Tensor | Stored) or not len(value.shape):
-        return stored_tensors.read_all(value)
-    if value.shape != parameter.shape:
-        raise ConfigurationError(
-            f"the optimizer's {key!r} has another shape than its parameter, and cannot be sharded "
-            "like it; load the checkpoint under strategy='ddp'"
-        )
-    target = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-    fill(target, value)
-    return target

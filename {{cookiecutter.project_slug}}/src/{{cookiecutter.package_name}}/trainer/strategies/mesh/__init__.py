@@ -1,6 +1,8 @@
-"""Device meshes: tensor and context parallelism, also with data parallelism, sharded or not.
+"""Device meshes: tensor, context and pipeline parallelism, also with data parallelism, sharded or
+not.
 
-It imports from ``strategies/``, ``gradients/`` and ``fsdp/``, and from the floors below.
+It imports from ``strategies/``, ``gradients/``, ``fsdp/`` and ``pipeline/``, and from the floors
+below.
 """
 
 from ..registration import Entry, Registration

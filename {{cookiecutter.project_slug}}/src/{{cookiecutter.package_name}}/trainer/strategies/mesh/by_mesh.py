@@ -90,8 +90,9 @@ def groups_split(optimizer: Optimizer) -> Iterator[None]:
     finally:
         optimizer.param_groups = groups
         for group, own in zip(groups, parts, strict=True):
-            # Some optimizers keep a state in their groups.
-            group.update({key: value for key, value in own[0].items() if key != "params"})
+            # Some optimizers keep a state in their groups; a stage may have no parameter of one.
+            for part in own[:1]:
+                group.update({key: value for key, value in part.items() if key != "params"})
 
 
 def _split(group: dict[str, Any]) -> list[dict[str, Any]]:

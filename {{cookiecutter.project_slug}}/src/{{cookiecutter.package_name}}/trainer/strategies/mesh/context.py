@@ -91,13 +91,13 @@ class Context:
 
     def gather(self, tensor: Tensor, dim: int) -> Tensor:
         """The whole sequence; see :func:`~...data.sequence.gather`."""
-        tensor = _whole(tensor)
+        tensor = dtensors.whole(tensor)
         lengths = self._slice_lengths(tensor.shape[dim])
         return _Gather.apply(tensor, dim % tensor.ndim, lengths, self._group)  # type: ignore[no-any-return,no-untyped-call]
 
     def mean(self, values: Tensor, count: Tensor | int) -> Tensor:
         """The mean over all processes; see :func:`~...data.sequence.mean`."""
-        values = _whole(values)
+        values = dtensors.whole(values)
         sums = [values.sum(dtype=torch.float64), torch.as_tensor(count, device=values.device)]
         own = torch.stack([each.double() for each in sums])
         total, number = _Sum.apply(own, self._group)  # type: ignore[no-untyped-call]
@@ -166,12 +166,6 @@ def _lower_right(
     return scaled_dot_product_attention(
         query, key, value, bias, dropout_p, scale=scale, enable_gqa=enable_gqa
     )
-
-
-def _whole(tensor: Any) -> Tensor:
-    """The full tensor of a DTensor, which layers of a tensor group may return."""
-    whole: Tensor = tensor.full_tensor() if dtensors.is_sharded(tensor) else tensor
-    return whole
 
 
 class _Gather(torch.autograd.Function):

@@ -9,11 +9,6 @@ from ...errors import ConfigurationError
 # Outermost first: neighboring ranks, on the same node, form a tensor group.
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 
-# Dimensions that are not supported yet, each with what to use instead.
-_UNSUPPORTED = {
-    "pipeline": "use strategy='sequential'",
-}
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -33,12 +28,8 @@ class Sizes:
     pipeline: int = 1
     context: int = 1
 
-    def check(self) -> None:
-        """Check the sizes as far as this is possible without the number of processes.
-
-        Raises:
-            ConfigurationError: One line per error.
-        """
+    def problems(self) -> list[str]:
+        """One line for each error that can be found without the number of processes."""
         lines = [
             f"strategy_options.{name}={size}: give a number above 0, or -1 for all remaining "
             "processes"
@@ -48,13 +39,13 @@ class Sizes:
         free = [name for name, size in self if size == -1]
         if len(free) > 1:
             lines.append(f"strategy_options: {' and '.join(free)} are -1; only one size may be")
-        lines += [
-            f"strategy_options.{name}={size} is not supported in a mesh; {_UNSUPPORTED[name]}"
-            for name, size in self
-            if name in _UNSUPPORTED and size != 1
-        ]
-        if lines:
-            raise ConfigurationError(lines)
+        if self.pipeline != 1 and self.context != 1:
+            lines.append(
+                f"strategy_options: context={self.context} with pipeline={self.pipeline} is not "
+                "supported: later stages do not know how a step has split its sequences; set one "
+                "of them to 1"
+            )
+        return lines
 
     def on(self, processes: int) -> "Sizes":
         """The sizes on a number of processes, without -1.

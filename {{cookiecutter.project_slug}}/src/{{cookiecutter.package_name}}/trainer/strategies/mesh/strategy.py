@@ -5,10 +5,10 @@ Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 
 import contextlib
 import datetime
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_map
 from ...arguments.options import Options
 from ...checkpoint import dtensors
 from ...data import sequence
-from ...errors import UserError
+from ...errors import ConfigurationError, UserError
 from ...launch import collectives
 from ...launch.collectives import How
 from ...module import TrainingModule
+from ..base import Strategy
 from ..clipping import clip_gradients_on_meshes
 from ..fsdp.fsdp import FSDP
 from ..gradients import sparse
@@ -29,9 +30,10 @@ from ..gradients.averaging import GradientAverage
 from ..limits import Limits
 from ..optimizers import Optimization
 from ..step import Stage
-from . import context, plan
+from . import context, groups, plan
 from .by_mesh import check_equal, groups_split, settle
 from .metrics import CountedOnce
+from .pipelined import PipelinedMesh
 from .sizes import Sizes
 from .styles import LossParallel
 
@@ -46,12 +48,17 @@ class Mesh(FSDP):
         data: Number of replicas of the model; -1: all remaining processes.
         shard: Number of shards of each replica's parameters, gradients and optimizer states.
         tensor: Number of ranks over which layers are sharded.
-        pipeline: Number of stages; not supported yet.
+        pipeline: Number of processes over which the children of ``sequential_module`` are divided.
         context: Number of ranks over which sequences are split.
-        options: As in :class:`FSDP`, if ``shard`` is not 1.
+        balance: As in ``sequential``, if ``pipeline`` is not 1; so are the next four.
+        microbatches: Number of parts of a batch that pass through the stages.
+        schedule: The order of their forwards and backwards.
+        checkpoint: Of which of them stages recompute activations.
+        stages_per_process: Number of stages of a process, with ``schedule="interleaved"``.
+        options: As in :class:`FSDP`, if ``shard`` is not 1, and ``pipeline`` is.
 
     Raises:
-        ConfigurationError: A size is invalid or not supported.
+        ConfigurationError: An option is invalid, or has no effect.
     """
 
     limits: Limits = Limits(
@@ -71,14 +78,41 @@ class Mesh(FSDP):
         tensor: int = 1,
         pipeline: int = 1,
         context: int = 1,
+        balance: str | Sequence[int] | None = None,
+        microbatches: int | None = None,
+        schedule: str | None = None,
+        checkpoint: str | None = None,
+        stages_per_process: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.sizes = Sizes(data, shard, tensor, pipeline, context)
-        self.sizes.check()
+        of_pipeline = {
+            "balance": balance,
+            "microbatches": microbatches,
+            "schedule": schedule,
+            "checkpoint": checkpoint,
+            "stages_per_process": stages_per_process,
+        }
+        lines = self.sizes.problems() + [
+            f"strategy_options.{name} has no effect with pipeline=1, which has no stages; remove "
+            "it, or set strategy_options.pipeline of strategy='mesh'"
+            for name, value in of_pipeline.items()
+            if value is not None
+        ]
+        if pipeline != 1:
+            lines.append(f"pipeline={pipeline}: create it with Mesh.make(…), or as strategy='mesh'")
+        if lines:
+            raise ConfigurationError(lines)
         self.has_units = shard != 1
         self._of_units = [name for name in options if name != "timeout_seconds"]
         self._until_teardown = contextlib.ExitStack()
+
+    @classmethod
+    def make(cls, **options: Any) -> Strategy:
+        if cls is Mesh and options.get("pipeline", 1) != 1:
+            return PipelinedMesh(**options)
+        return cls(**options)
 
     # --- before any process is started ------------------------------------------------------------
 
@@ -142,15 +176,7 @@ class Mesh(FSDP):
         sizes = {name: size for name, size in of_parameters if size > 1}
         if self.has_units or not sizes:
             sizes = {name: size for name, size in of_parameters if size > 1 or name == "shard"}
-        ranks = torch.arange(self.layout.world_size).view(*sizes.values())
-        groups = []
-        for dimension, size in enumerate(sizes.values()):
-            lines = ranks.movedim(dimension, -1).reshape(-1, size).tolist()
-            group, _ = dist.new_subgroups_by_enumeration(lines, timeout=timeout)
-            groups.append(group)
-        self.whole_mesh = DeviceMesh.from_group(
-            groups, self.device.type, ranks, mesh_dim_names=tuple(sizes)
-        )
+        self.whole_mesh = groups.device_mesh(sizes, self.device.type, timeout)
         of_units = [name for name in ("data", "shard") if name in sizes]
         return self.whole_mesh[tuple(of_units)] if of_units else self.whole_mesh
 
@@ -197,14 +223,14 @@ class Mesh(FSDP):
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         with self.slices.step(stage) if self.slices is not None else contextlib.nullcontext():
             outputs = super().forward(stage, batch, batch_idx)
-        return tree_map(_whole, outputs) if stage == "predict" else outputs
+        return tree_map(dtensors.whole, outputs) if stage == "predict" else outputs
 
     def read_loss(self, outputs: Any) -> Tensor:
-        loss: Tensor = _whole(super().read_loss(outputs))
+        loss: Tensor = dtensors.whole(super().read_loss(outputs))
         return loss
 
     def take_loss(self, loss: Tensor, source: str) -> None:
-        super().take_loss(_whole(loss), source)
+        super().take_loss(dtensors.whole(loss), source)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         # In manual optimization, units reduce gradients in each backward; so do replicas.
@@ -241,10 +267,5 @@ class Mesh(FSDP):
         self._until_teardown.close()
         self.slices = None
         if hasattr(self, "whole_mesh"):
-            getattr(self.whole_mesh, "_pg_registry", {}).clear()
+            groups.close(self.whole_mesh)
         super().teardown()
-
-
-def _whole(value: Any) -> Any:
-    """The full tensor of a DTensor; other values as they are."""
-    return value.full_tensor() if dtensors.is_sharded(value) else value

@@ -1,6 +1,6 @@
 """Pipeline parallelism: the children of ``sequential_module`` divided over processes.
 
-It imports from ``strategies/``, and from the floors below.
+It imports from ``strategies/``, and from the floors below. ``mesh/`` imports it.
 """
 
 from ..registration import Entry, Registration

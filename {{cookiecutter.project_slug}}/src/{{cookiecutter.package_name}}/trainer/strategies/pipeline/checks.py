@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ...errors import ConfigurationError, nearest
+from ...errors import nearest
 from ...module import TrainingModule
 from ..balance import divide, total
 from . import partition, schedules
@@ -77,12 +77,8 @@ class Shape:
             kept = saved + found[indices.start].inputs * held
         return kept + sum(found[index].parameters for index in indices)
 
-    def check(self) -> None:
-        """Check each option.
-
-        Raises:
-            ConfigurationError: One line per error.
-        """
+    def problems(self) -> list[str]:
+        """One line for each invalid option."""
         lines = [
             f"strategy_options.{name}={value!r} is unknown{nearest(value, known)}"
             for name, value, known in (
@@ -117,8 +113,7 @@ class Shape:
                 "strategy_options.checkpoint: schedule='zero_bubble' divides a backward in two, "
                 "and would recompute activations twice; use checkpoint='never', or schedule='1f1b'"
             )
-        if lines:
-            raise ConfigurationError(lines)
+        return lines
 
     def problems_with(self, run_processes: int) -> list[str]:
         """One line for each option that a number of processes contradicts."""
@@ -155,8 +150,7 @@ def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int)
     if not isinstance(sequential, nn.Sequential):
         found = "has none" if sequential is None else f"has a {type(sequential).__name__}"
         return [
-            f"strategy='sequential' divides the children of self.{ATTRIBUTE}, an nn.Sequential; "
-            f"{name} {found}"
+            f"a pipeline divides the children of self.{ATTRIBUTE}, an nn.Sequential; {name} {found}"
         ]
     lines = []
     count, stages = len(sequential), shape.processes(run_processes) * shape.rounds

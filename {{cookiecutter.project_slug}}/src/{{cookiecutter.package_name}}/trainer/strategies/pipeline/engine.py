@@ -1,6 +1,6 @@
 """Runs the stages of a process: forwards, backwards and messages, in the order of a schedule."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ class Engine:
     Args:
         processes: The processes of the pipeline.
         parts: The modules of its stages.
-        outside: Parameters outside ``sequential_module``, which the last stage may use.
+        outside: Finds the parameters outside ``sequential_module``, which the last stage may use.
         boundary: Where the user's step enters and leaves the pipeline.
         messages: Connections to the neighbors.
     """
@@ -61,7 +61,7 @@ class Engine:
         self,
         processes: Processes,
         parts: Mapping[int, nn.Sequential],
-        outside: Sequence[nn.Parameter],
+        outside: Callable[[], Iterable[nn.Parameter]],
         boundary: Boundary,
         messages: Messages,
     ) -> None:
@@ -201,7 +201,7 @@ class Engine:
     def _weights(self, stage: int) -> Iterator[nn.Parameter]:
         found = {id(each): each for each in self._parts[stage].parameters()}
         if stage == self._processes.stages - 1:
-            found |= {id(each): each for each in self._outside}
+            found |= {id(each): each for each in self._outside()}
         return iter([each for each in found.values() if each.requires_grad])
 
 

@@ -8,7 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
+from ...checkpoint import dtensors
+from ..clipping import with_local_gradient
 from .partition import Ownership
+from .placement import Placement
 from .processes import Processes
 
 
@@ -22,46 +25,58 @@ class Gradients:
         parameters: All parameters of the module.
         ownership: Which process has which.
         processes: The processes of the pipeline.
+        placement: How processes with the same stages hold them.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], ownership: Ownership, processes: Processes
+        self,
+        parameters: Sequence[Tensor],
+        ownership: Ownership,
+        processes: Processes,
+        placement: Placement,
     ) -> None:
         self._ownership = ownership
-        self._pipeline = processes.among(range(processes.count)) if processes.count > 1 else None
+        self._placement = placement
+        self._counted = placement.counted()
         self._shared: list[tuple[list[Tensor], dist.ProcessGroup]] = []
         for positions, tensors in ownership.shared(parameters).items():
             group = processes.among(positions)
             if group is not None:
                 self._shared.append((tensors, group))
-        self._own = [each for each in parameters if ownership.is_own(each)]
-        self._replicas = processes.across_replicas()
+        self._averaged = placement.averaged([each for each in parameters if ownership.is_own(each)])
+        self._replicas = placement.replicas()
 
     def synchronize(self) -> None:
         """Sum and average the gradients of a step, after its last backward."""
         for tensors, group in self._shared:
             _reduce(tensors, group, 1)
         if self._replicas is not None:
-            _reduce(self._own, self._replicas, self._replicas.size())
+            _reduce(self._averaged, self._replicas, self._replicas.size())
 
     def clip(self, parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
         """Clip by the norm over all stages, or by value."""
+        own = [with_local_gradient(each) for each in parameters]
         if algorithm == "value":
             # torch's function refuses an empty list, and a stage may have no parameters.
-            if any(each.grad is not None for each in parameters):
-                clip_grad_value_(parameters, value)
+            if any(each.grad is not None for each in own):
+                clip_grad_value_(own, value)
             return
-        counted = [each for each in parameters if self._ownership.counts_here(each)]
-        norm = get_total_norm([each.grad for each in counted if each.grad is not None])
-        if self._pipeline is not None:
+        pairs = zip(own, parameters, strict=True)
+        counted = [each.grad for each, whole in pairs if self._counts_here(whole)]
+        norm = get_total_norm([each for each in counted if each is not None])
+        if self._counted is not None:
             square = norm.detach().cpu().double() ** 2
-            dist.all_reduce(square, group=self._pipeline)
+            dist.all_reduce(square, group=self._counted)
             norm = square.sqrt().float()
-        clip_grads_with_norm_(parameters, value, norm)
+        clip_grads_with_norm_(own, value, norm)
+
+    def _counts_here(self, parameter: Tensor) -> bool:
+        counts = self._ownership.counts_here(parameter)
+        return counts and self._placement.counts_here(parameter)
 
     def close(self) -> None:
         """Drop the process groups."""
-        self._shared, self._replicas, self._pipeline = [], None, None
+        self._shared, self._replicas, self._counted = [], None, None
 
 
 def _reduce(parameters: Sequence[Tensor], group: dist.ProcessGroup, divisor: int) -> None:
@@ -77,7 +92,8 @@ def _reduce(parameters: Sequence[Tensor], group: dist.ProcessGroup, divisor: int
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        same_type[parameter.grad.dtype, parameter.grad.device].append(parameter.grad)
+        gradient = dtensors.local(parameter.grad)
+        same_type[gradient.dtype, gradient.device].append(gradient)
     for gradients in same_type.values():
         flat = torch.cat([each.flatten() for each in gradients])
         dist.all_reduce(flat, group=group)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...checkpoint import dtensors
 from ...errors import UserError
 from .processes import Processes
 
@@ -36,6 +37,11 @@ class Values(NamedTuple):
                 raise UserError(
                     f"{where} gives a {type(each).__name__} to the next stage; give a tensor or a "
                     "tuple of tensors there, or divide sequential_module elsewhere (balance)"
+                )
+            if dtensors.is_sharded(each):
+                raise UserError(
+                    f"{where} gives a DTensor to the next stage; let its style in parallelize_plan "
+                    "return local tensors (use_local_output=True)"
                 )
         return cls(tuple(tensors), isinstance(output, tuple))
 

@@ -1,16 +1,18 @@
 """Which process of a pipeline has which children of ``sequential_module``, and which parameters."""
 
+import contextlib
 import copy
 import inspect
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...checkpoint import dtensors
 from ...memory import meta_device
 from ...module import TrainingModule
 from .messages import Values
@@ -51,6 +53,12 @@ def part(sequential: nn.Sequential, indices: range) -> nn.Sequential:
         vars(found)[name] = OrderedDict()  # those of the whole run before and after the pipeline
     vars(found).pop("forward", None)
     return found
+
+
+def outside(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters outside ``sequential_module``."""
+    inside = {id(each) for each in getattr(module, ATTRIBUTE).parameters()}
+    return [each for each in module.parameters() if id(each) not in inside]
 
 
 def arguments(part: nn.Sequential, given: Values) -> tuple[Any, ...]:
@@ -106,6 +114,10 @@ class Ownership:
         """Whether this process has a parameter or buffer."""
         return self.position in self.holders(tensor)
 
+    def has_layer(self, layer: nn.Module) -> bool:
+        """Whether this process has a layer."""
+        return any(each is layer for each in self._layers)
+
     def counts_here(self, tensor: Tensor) -> bool:
         """Whether this process is the one that counts a parameter."""
         return max(self.holders(tensor)) == self.position
@@ -137,6 +149,20 @@ class Ownership:
                     self._holders[id(new)] = self._holders[id(old)]
         self._kept_alive = list(before.values())  # or ids could be used again
 
+    @contextlib.contextmanager
+    def following(self, module: TrainingModule) -> Iterator[None]:
+        """Know the parameters that replace others in this context, by their names."""
+        before = {name: id(each) for name, each in module.named_parameters(remove_duplicate=False)}
+        yield
+        found = {
+            id(each): self._holders[before[name]]
+            for name, each in module.named_parameters(remove_duplicate=False)
+        }
+        # The replaced ones may be gone, and their ids be used again.
+        replaced = set(before.values())
+        kept = {key: each for key, each in self._holders.items() if key not in replaced}
+        self._holders = kept | found
+
     def move(self, module: nn.Module, device: torch.device) -> None:
         """Move this process' parameters and buffers to its device."""
         for each in (*module.parameters(), *module.buffers()):
@@ -167,8 +193,8 @@ class Ownership:
 
 
 def is_divided(module: nn.Module) -> bool:
-    """Whether a fit has left parameters of a module without memory."""
-    return any(
+    """Whether a fit has left parameters of a module without memory, or sharded."""
+    return any(dtensors.is_sharded(each) for each in module.parameters()) or any(
         each.numel() > 1 and not each.is_meta and each.untyped_storage().nbytes() < each.nbytes
         for each in module.parameters()
         if each.layout == torch.strided and type(each.data) is Tensor

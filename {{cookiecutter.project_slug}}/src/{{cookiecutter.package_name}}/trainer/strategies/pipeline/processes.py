@@ -19,6 +19,8 @@ class Processes:
         count: Number of processes of a pipeline.
         rounds: Number of stages of a process.
         timeout_seconds: Timeout of collectives.
+        are_neighbors: Whether the processes of a pipeline have neighboring ranks; if not, the
+            processes of a stage have.
     """
 
     rank: int
@@ -26,6 +28,7 @@ class Processes:
     count: int
     rounds: int
     timeout_seconds: float
+    are_neighbors: bool = True
     _groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     links: dict[tuple[bool, bool], dist.ProcessGroup] = field(default_factory=dict)
 
@@ -46,12 +49,13 @@ class Processes:
     @property
     def replica(self) -> int:
         """Index of this process' pipeline."""
-        return self.rank // self.count
+        return self.rank // self.count if self.are_neighbors else self.rank % self.replicas
 
     @property
     def position(self) -> int:
         """Position of this process in its pipeline; 0 has the first stage."""
-        return self.count - 1 - self.rank % self.count
+        neighbor = self.rank % self.count if self.are_neighbors else self.rank // self.replicas
+        return self.count - 1 - neighbor
 
     @property
     def stages(self) -> int:
@@ -80,7 +84,10 @@ class Processes:
     def rank_at(self, position: int, replica: int | None = None) -> int:
         """Rank of the process at a position of a pipeline; by default, of this one."""
         index = self.replica if replica is None else replica
-        return index * self.count + self.count - 1 - position
+        neighbor = self.count - 1 - position
+        if self.are_neighbors:
+            return index * self.count + neighbor
+        return neighbor * self.replicas + index
 
     def among(self, positions: Iterable[int]) -> dist.ProcessGroup | None:
         """Group of the processes at some positions of this pipeline.

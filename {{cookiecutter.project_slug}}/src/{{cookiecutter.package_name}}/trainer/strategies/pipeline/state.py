@@ -13,6 +13,7 @@ from ..optimizer_state import (
     load_optimizer_state,
     named_groups,
     parameter_names,
+    state_like,
 )
 from .partition import Ownership
 
@@ -21,13 +22,13 @@ _NAMES = "param_names"
 
 
 def model_state(module: nn.Module, ownership: Ownership) -> dict[str, Any]:
-    """This process' part of a state dict."""
+    """This process' part of a state dict; of what several stages have, the last one's."""
     whole = module.state_dict(keep_vars=True)
     return Spread(
         {
             name: each.detach() if isinstance(each, Tensor) else each
             for name, each in whole.items()
-            if not isinstance(each, Tensor) or ownership.is_own(each)
+            if not isinstance(each, Tensor) or ownership.counts_here(each)
         }
     )
 
@@ -67,6 +68,7 @@ class OwnParameters:
     def __init__(self, optimizer: Optimizer, module: nn.Module, ownership: Ownership) -> None:
         self.optimizer = optimizer
         self._names = parameter_names(module)
+        self._ownership = ownership
         self._groups = group_names(optimizer, self._names)
         self._also = [list(group.get(_NAMES, ())) for group in optimizer.param_groups]
         for group in optimizer.param_groups:
@@ -80,7 +82,11 @@ class OwnParameters:
 
     def state(self) -> dict[str, Any]:
         """The state in the form of every strategy, with this process' parameters only."""
-        own = self.optimizer.state
+        own = {
+            each: values
+            for each, values in self.optimizer.state.items()
+            if self._ownership.counts_here(each)
+        }
         groups = named_groups(self.optimizer.param_groups, self._groups)
         for group, names in zip(groups, self._also, strict=True):
             if _NAMES in group:
@@ -97,14 +103,20 @@ class OwnParameters:
             ConfigurationError: The saved parameters are not those of this optimizer.
         """
         check_groups(saved["param_groups"], self._groups)
-        mine = {name for own in group_names(self.optimizer, self._names) for name in own}
+        groups = self.optimizer.param_groups
+        named = zip(group_names(self.optimizer, self._names), groups, strict=True)
+        mine = {
+            name: each
+            for names, group in named
+            for name, each in zip(names, group["params"], strict=True)
+        }
         share = {
             "state": {
-                name: stored_tensors.read_all(values)
+                name: state_like(mine[name], values)
                 for name, values in saved["state"].items()
                 if name in mine
             },
-            "param_groups": [_restricted(group, mine) for group in saved["param_groups"]],
+            "param_groups": [_restricted(group, set(mine)) for group in saved["param_groups"]],
         }
         load_optimizer_state(self.optimizer, share, self._names)
 

@@ -27,6 +27,7 @@ from .gradients import Gradients
 from .measure import measure
 from .messages import Messages
 from .partition import Ownership
+from .placement import Placement
 from .processes import Processes
 from .schedules import Action
 from .state import OwnParameters, load_model, model_state
@@ -87,7 +88,8 @@ class Sequential(ProcessGroupStrategy):
     ) -> None:
         super().__init__(timeout_seconds)
         self.shape = Shape(stages, balance, microbatches, schedule, checkpoint, stages_per_process)
-        self.shape.check()
+        if lines := self.shape.problems():
+            raise ConfigurationError(lines)
         self._run_processes = 1
         self._boundary: Boundary | None = None
         self._optimizers: dict[int, OwnParameters] = {}
@@ -112,10 +114,16 @@ class Sequential(ProcessGroupStrategy):
 
     def init_process_group(self, layout: Any, device: torch.device) -> None:
         super().init_process_group(layout, device)
-        count = self.shape.processes(layout.world_size)
-        self.processes = Processes(
-            layout.rank, layout.world_size, count, self.shape.rounds, self.timeout_seconds
-        )
+        self.processes = self.make_processes(self.shape.processes(layout.world_size))
+
+    def make_processes(self, count: int) -> Processes:
+        """The processes of pipelines of so many; creates their process groups."""
+        rank, world_size = self.layout.rank, self.layout.world_size
+        return Processes(rank, world_size, count, self.shape.rounds, self.timeout_seconds)
+
+    def make_placement(self) -> Placement:
+        """How processes with the same stages hold their parameters."""
+        return Placement(self.processes)
 
     @property
     def data_replicas(self) -> int:
@@ -164,7 +172,10 @@ class Sequential(ProcessGroupStrategy):
         self.precision.cast_all(filter(self.ownership.is_own, tensors))
         self.ownership.move(module, self.device)
         self._start_equal(module)
-        self._gradients = Gradients(list(module.parameters()), self.ownership, self.processes)
+        self.placement = self.make_placement()
+        self.placement.shard(module, self.ownership)
+        parameters = list(module.parameters())
+        self._gradients = Gradients(parameters, self.ownership, self.processes, self.placement)
 
     def _sizes(self, module: TrainingModule) -> list[int]:
         """Number of children of each stage; in evaluation, nothing is measured."""
@@ -194,11 +205,13 @@ class Sequential(ProcessGroupStrategy):
         sequential: Any = getattr(module, partition.ATTRIBUTE)
         own = self.processes.own_stages
         self._boundary = Boundary(module, self.device)
-        inside = {id(each) for each in sequential.parameters()}
+        parts = {stage: partition.part(sequential, self.stages[stage]) for stage in own}
+        for part in parts.values():
+            self.placement.prepare_part(part)
         self._engine = Engine(
             self.processes,
-            {stage: partition.part(sequential, self.stages[stage]) for stage in own},
-            [each for each in module.parameters() if id(each) not in inside],
+            parts,
+            functools.partial(partition.outside, module),
             self._boundary,
             Messages(self.processes, self.device),
         )
@@ -242,7 +255,9 @@ class Sequential(ProcessGroupStrategy):
                     self._is_checkpointed(number, count),
                 )
             )
-        self._engine.train(self._orders(count), steps)
+        with self.placement.gathered():
+            self._engine.train(self._orders(count), steps)
+            self.placement.end_backward(synchronize=synchronize)
         if synchronize:
             self._gradients.synchronize()
 
@@ -256,9 +271,7 @@ class Sequential(ProcessGroupStrategy):
         run = self.module.trainer_state.run
         if run is None or self.processes.count == 1 or not self._runs_step:
             return None
-        return randomness.mix(
-            run.seed, run.current_epoch, batch_idx, number, self.processes.replica
-        )
+        return randomness.mix(run.seed, run.current_epoch, batch_idx, number, self.data_index)
 
     def _is_checkpointed(self, number: int, count: int) -> bool:
         except_last = self.shape.checkpoint == "except_last" and number < count - 1
@@ -266,7 +279,8 @@ class Sequential(ProcessGroupStrategy):
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = functools.partial(super().forward, stage, batch, batch_idx)
-        return self._engine.evaluate(Step(run, self.precision.autocast, self.read_loss))
+        with self.placement.gathered():
+            return self._engine.evaluate(Step(run, self.precision.autocast, self.read_loss))
 
     def begin_evaluation(self) -> None:
         # BatchNorm statistics differ between replicas after training; use those of the first.
@@ -307,6 +321,8 @@ class Sequential(ProcessGroupStrategy):
             self._boundary = None
             self._gradients.close()
             self._engine.close()
+        if hasattr(self, "placement"):
+            self.placement.close()
         if hasattr(self, "processes"):
             self.processes.close()
         super().teardown()

@@ -80,7 +80,10 @@ def body(kind: str, width: int) -> nn.Sequential:
 
 
 class Subject(trainer.TrainingModule):
-    """Before and after ``sequential_module``: tied weights, a skip connection, frozen weights."""
+    """Before and after ``sequential_module``: tied weights, a skip connection, frozen weights.
+
+    ``"rare"``: a layer for a few samples, so that some replicas do not use it, and a scalar.
+    """
 
     def __init__(self, kind: str = "tied", optimizer: str = "sgd") -> None:
         super().__init__()
@@ -91,6 +94,8 @@ class Subject(trainer.TrainingModule):
         self.unused = nn.Linear(3, 3)
         self.norm = nn.BatchNorm1d(6) if kind == "norm" else nn.Identity()
         self.out = nn.Linear(6, 3)
+        if kind == "rare":
+            self.rare, self.scale = nn.Linear(6, 3), nn.Parameter(torch.ones(()))
         generator = torch.Generator().manual_seed(1)
         for parameter in self.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
@@ -105,7 +110,12 @@ class Subject(trainer.TrainingModule):
             hidden = hidden + 0.05 * skip * number[:1]
         else:
             hidden = self.sequential_module(embedded)
-        return self.out(self.norm((hidden + 0.3 * embedded) @ self.embed.weight))
+        output: Tensor = self.out(self.norm((hidden + 0.3 * embedded) @ self.embed.weight))
+        if self.kind == "rare":
+            output = output * self.scale
+            if (chosen := x[:, 0] > 1.3).any():
+                output = output + self.rare(x) * chosen[:, None]
+        return output
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, rest = batch

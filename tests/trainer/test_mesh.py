@@ -198,7 +198,6 @@ def test_sizes_that_do_not_multiply_to_the_processes_are_refused():
         ("tensor", 3): "data=-1 x tensor=3: 4 processes are not divisible by 3",
         ("shard", 0): "shard=0: give a number above 0, or -1 for all remaining processes",
         ("shard", -1): "data and shard are -1; only one size may be",
-        ("pipeline", 2): "pipeline=2 is not supported in a mesh; use strategy='sequential'",
     }.items():
         given = dict(zip(options[::2], options[1::2], strict=True))
         (found,) = refused(plan, "mesh", devices=4, strategy_options=given)

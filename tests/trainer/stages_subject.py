@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import mesh_subject
-import pipeline_subject
 import torch
-from mesh_subject import GPT
-from pipeline_subject import ACCUMULATED, CLIPPED, CLIPPED_VALUES, Case
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import dropout, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+import mesh_subject
+import pipeline_subject
+from mesh_subject import GPT
 from my_project import trainer
 from my_project.trainer.strategies.mesh.styles import ShardedRandomness
+from pipeline_subject import ACCUMULATED, CLIPPED, CLIPPED_VALUES, Case
 
 SHARDS = {"data": 1, "shard": 2, "pipeline": 2}
 TENSOR = {"data": 1, "tensor": 2, "pipeline": 2}

@@ -1,5 +1,4 @@
-"""Device meshes: tensor, context and pipeline parallelism, also with data parallelism, sharded or
-not.
+"""Device meshes: tensor, context and pipeline parallelism, with replicas and shards around them.
 
 It imports from ``strategies/``, ``gradients/``, ``fsdp/`` and ``pipeline/``, and from the floors
 below.

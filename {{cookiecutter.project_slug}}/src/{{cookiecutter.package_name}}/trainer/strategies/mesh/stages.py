@@ -48,7 +48,7 @@ class MeshStages(Placement):
     """The processes that have the same stages are a mesh of replicas, shards and tensor groups.
 
     All parameters of a process are one FSDP unit: they are gathered when the first micro-batch of a
-    batch begins, and their gradients are reduced after the last one.
+    batch begins, and their gradients are reduced after the last one of an optimizer step.
 
     Args:
         processes: The processes of the pipelines.
@@ -95,6 +95,7 @@ class MeshStages(Placement):
             for layer in found
             if layer.module is not sequential and ownership.has_layer(layer.module)
         ]
+        # Each process has created and moved the parameters of its stages already.
         plan.apply(own, self._mesh["tensor"], lambda _: None)
         if any(isinstance(layer.style, LossParallel) for layer in own):
             self._until_close.enter_context(loss_parallel())

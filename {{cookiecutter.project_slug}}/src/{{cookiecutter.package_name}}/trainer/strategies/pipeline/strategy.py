@@ -157,8 +157,8 @@ class Sequential(ProcessGroupStrategy):
         """Move this process' part of a module to the device."""
         if partition.is_divided(module):
             raise UserError(
-                f"{type(module).__name__} is still divided into stages from a previous fit; create "
-                "it again, and give a checkpoint, as in test(module, "
+                f"{type(module).__name__} is still divided into stages, or sharded, from a "
+                "previous fit; create it again, and give a checkpoint, as in test(module, "
                 "checkpoint=trainer.run_directory)"
             )
         problems = problems_of_module(module, self.shape, self.layout.world_size)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn.functional import dropout, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -72,7 +74,11 @@ class Drawing(trainer.TrainingModule):
         self.before = torch.zeros(0)
 
     def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
-        return {"sequential_module.*.inside": ShardedRandomness()}
+        whole = ColwiseParallel(output_layouts=Replicate())
+        return {
+            "sequential_module.*.inside": ShardedRandomness(),
+            "sequential_module.*.layer": whole,
+        }
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.before = torch.rand(8)

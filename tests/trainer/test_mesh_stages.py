@@ -112,7 +112,7 @@ def test_options_that_do_not_fit_are_refused_in_one_line_each():
     ]
     assert "context=2 with pipeline=2 is not supported" in lines[1]
     (line,) = refused(GPT(), pipeline=3)
-    assert line == "strategy_options: data=-1 x pipeline=3: 4 processes are not divisible by 3"
+    assert line == "strategy_options: pipeline=3 x data=-1: 4 processes are not divisible by 3"
     (line,) = refused(GPT(), data=1, pipeline=2)
     assert "pipeline=2 x data=1 is a mesh of 2 processes, and there are 4" in line
     (line,) = refused(GPT(layers=2), pipeline=-1, data=1)

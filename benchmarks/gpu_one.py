@@ -66,7 +66,13 @@ def lightning(job: Job, clock: Clock) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(_module(package.LightningModule, job, clock))
+
+    class Clipping(package.LightningModule):  # type: ignore[misc]
+        def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+            """Clip here: Lightning's own way refuses fused optimizers in half precision."""
+            nn.utils.clip_grad_norm_(self.net.parameters(), CLIP)
+
+    trainer.fit(_module(Clipping, job, clock))
 
 
 def _module(base: Any, job: Job, clock: Clock) -> Any:
@@ -82,10 +88,6 @@ def _module(base: Any, job: Job, clock: Clock) -> Any:
             loss: Tensor = self.net(*batch)
             clock.loss = loss.detach()
             return loss
-
-        def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
-            """Clip under Lightning, whose own way refuses fused optimizers in half precision."""
-            nn.utils.clip_grad_norm_(self.net.parameters(), CLIP)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return optimizer_for(self.net)

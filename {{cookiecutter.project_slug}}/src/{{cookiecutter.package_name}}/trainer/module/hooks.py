@@ -29,8 +29,8 @@ class Hooks:
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Called before each optimizer's step, after gradients are averaged and clipped.
 
-        Not with manual optimization, in which ``training_step`` steps. Engines that step by
-        themselves (DeepSpeed) do not leave the gradients in the parameters.
+        Not with manual optimization, in which ``training_step`` steps. An engine that steps by
+        itself may not leave the gradients in the parameters.
         """
 
     def on_after_optimizer_step(self) -> None:

@@ -26,7 +26,7 @@ def peak() -> float:
 
 
 def forget_peak() -> None:
-    """Let `peak` begin anew, from what is in memory now."""
+    """Reset `peak` to what is in memory now."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -12,7 +12,7 @@ from .jobs import PLAIN, Job, Project, until
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 NODES = ("--nodes=2", "--gpus-per-node=2")
 SMALL = ("--nodes=2", "--gpus-per-node=1")
-# Random numbers too must go on where they were: dropout, and images that are shifted anew.
+# Random numbers too must go on where they were: dropout, and images that are shifted at random.
 NOISY = (*PLAIN, "--data.shift=1", "--model=subject.Slow", "--model.dropout=0.2")
 
 

@@ -1,6 +1,13 @@
-"""A small model, and callbacks that record what they are called with."""
+"""A small model, and callbacks that record what they are called with.
 
+``python -m callback_subject FOLDER`` fits on two ranks; each writes what it has kept and where it
+stopped to ``RANK.json``.
+"""
+
+import json
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +16,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from my_project import trainer
+from my_project.trainer.callbacks import BestCheckpoint
 
 
 class Net(trainer.TrainingModule):
@@ -132,3 +140,39 @@ class Fails(trainer.Callback):
     def on_exception(self, trainer: Any, module: Any, error: BaseException) -> None:
         self.told.append(str(error))
         raise OSError("no disk")
+
+
+class _Own(Net):
+    """Logs a value that falls on rank 0 and rises on rank 1."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        sign = 1.0 if self.global_rank else -1.0
+        self.log("own", sign * self.global_step, sync_dist=False)
+
+
+class _Writes(BestCheckpoint):
+    """Writes what was kept at the end, and the last step, to ``RANK.json``."""
+
+    def on_fit_end(self, trainer: Any, module: Any) -> None:
+        seen = {"kept": self.kept, "step": trainer.global_step}
+        file = trainer.run_directory.parent / f"{trainer.global_rank}.json"
+        file.write_text(json.dumps(seen))
+
+
+def _fit_on_two_ranks(folder: Path) -> None:
+    fit = trainer.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=20,
+        default_root_dir=folder,
+        run_name="run",
+        callbacks=[_Writes("own"), Stops(at=7, rank=1)],
+    )
+    with fit.building():
+        model = _Own()
+        fit.fit(model)
+
+
+if __name__ == "__main__":
+    _fit_on_two_ranks(Path(sys.argv[1]))

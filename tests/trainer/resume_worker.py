@@ -23,7 +23,7 @@ from my_project.trainer.checkpoint.reading import Checkpoint
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):
-    """Noise from torch, NumPy and Python on each sample, anew each time."""
+    """Noise from torch, NumPy and Python on each sample, different each time."""
 
     def __len__(self) -> int:
         return 44

@@ -1,10 +1,12 @@
 """Callbacks: when they are called, what they can do to a run, and what a resume restores."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.project import run
 
 import callback_subject as subject
 from my_project import trainer
@@ -109,9 +111,21 @@ def test_a_run_that_a_callback_stops_can_be_resumed(capsys: pytest.CaptureFixtur
     options = {"max_epochs": 2, "run_name": "run", "enable_progress_bar": True}
     made = fit(rest, subject.Stops(at=3), **options)
     assert made.global_step == 3
-    assert "training stops after step 3: enough" in capsys.readouterr().out
+    assert "stop requested in step 3: enough" in capsys.readouterr().out
     assert fit(rest, resume="auto", **options).global_step == 8
     assert torch.equal(rest.layer.weight, whole.layer.weight)
+
+
+def test_ranks_decide_together(tmp_path: Path) -> None:
+    done = run(["-m", "callback_subject", tmp_path])
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    # Two steps an epoch. Rank 1 asked in step 7; the ranks agree then, or at the epoch's end.
+    assert first["step"] in (7, 8)
+    assert first["kept"] == [[-float(first["step"]), first["step"]]]
+    log = (tmp_path / "run/logs/rank-1.log").read_text()
+    assert "stop requested in step 7: enough" in log
 
 
 def test_on_exception_is_told_and_cannot_hide_the_error() -> None:
@@ -141,7 +155,7 @@ class _Foreign(trainer.Callback):
     ("callbacks", "lines"),
     [
         (["EarlyStop"], ["callbacks[0]='EarlyStop' is no built-in callback and no class path"]),
-        (["EarlyStopping"], ["callbacks[0]: EarlyStopping needs monitor"]),
+        (["EarlyStopping"], ["callbacks[0].monitor: not given, and it has no default"]),
         (["os.path"], ["callbacks[0]='os.path' is not a Callback"]),
         (["no_such_module.Callback"], ["callbacks[0]='no_such_module.Callback': No module named"]),
         ("EarlyStopping", ["callbacks='EarlyStopping': give a list of callbacks, or of class"]),
@@ -149,9 +163,9 @@ class _Foreign(trainer.Callback):
         (
             [{"class_path": "EarlyStopping", "init_args": {"monitr": "x", "patience": "many"}}],
             [
-                "callbacks[0]: EarlyStopping has no option 'monitr'; did you mean 'monitor'",
+                "callbacks[0].monitr: there is no such option; did you mean 'monitor'",
                 "callbacks[0].patience='many': expected int",
-                "callbacks[0]: EarlyStopping needs monitor",
+                "callbacks[0].monitor: not given, and it has no default",
             ],
         ),
         ([{"class_path": "EarlyStopping", "args": {}}], ["callbacks[0] has no 'args'"]),

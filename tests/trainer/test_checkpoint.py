@@ -201,7 +201,7 @@ def test_what_a_killed_run_left_is_ignored_and_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
 
 
-def test_a_partial_checkpoint_of_the_same_step_is_written_anew(tmp_path: Path) -> None:
+def test_a_partial_checkpoint_of_the_same_step_is_overwritten(tmp_path: Path) -> None:
     partial = tmp_path / ".step-00000001.partial"
     partial.mkdir(parents=True)
     (partial / "junk.safetensors").write_text("junk")

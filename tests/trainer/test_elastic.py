@@ -108,7 +108,7 @@ def test_three_failures_without_progress_end_the_job(tmp_path):
 ALONE = cluster.Layout(source="torchelastic")
 
 
-def test_progress_begins_the_count_anew(tmp_path, monkeypatch):
+def test_progress_resets_the_count(tmp_path, monkeypatch):
     ended = []
     monkeypatch.setattr(restarts.os, "kill", lambda *arguments: ended.append(arguments))
     for step in (0, 0, 0, 5, 5, 5):
@@ -120,7 +120,7 @@ def test_progress_begins_the_count_anew(tmp_path, monkeypatch):
     restarts.count_attempt(tmp_path, 5, ALONE)
 
 
-def test_a_count_that_is_damaged_begins_anew(tmp_path):
+def test_a_damaged_count_is_reset(tmp_path):
     for text in ("", "{", "[]", '{"step": 1}'):
         (tmp_path / "restarts.json").write_text(text)
         restarts.count_attempt(tmp_path, 1, ALONE)

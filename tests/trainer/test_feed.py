@@ -186,7 +186,7 @@ def test_a_later_epoch_is_the_same_for_who_starts_there_with_a_generator_of_thei
 
 
 @pytest.mark.parametrize("kind", ["ordered", "iterable", "own sampler", "generated"])
-def test_each_epoch_draws_anew(kind: str) -> None:
+def test_each_epoch_draws_other_samples(kind: str) -> None:
     feed = training(LOADERS[kind]())
     assert data_of(feed.epoch(0, 0)) != data_of(feed.epoch(1, 0))
 

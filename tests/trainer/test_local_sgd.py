@@ -302,7 +302,7 @@ def test_other_strategies_and_numbers_of_ranks_resume_from_the_average(trained_b
 
 
 @pytest.mark.parametrize("trained_by", [pytest.param(4, marks=pytest.mark.slow)], indirect=True)
-def test_a_compression_with_state_starts_anew(trained_by, tmp_path):
+def test_the_state_of_a_compression_starts_empty(trained_by, tmp_path):
     folder, ranks = trained_by
     resume(tmp_path, checkpoint(folder, RESUMED, CASES[RESUMED].stop).path, ranks, "PowerSGD")
     (end, *_), reads = read(tmp_path, "PowerSGD", ranks)

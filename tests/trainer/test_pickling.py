@@ -70,7 +70,7 @@ class Drops:
 
 
 class Endless:
-    """Its state holds another one, made anew each time."""
+    """Its state holds another one, created each time."""
 
     def __getstate__(self) -> dict[str, object]:
         return {"next": Endless()}

@@ -9,7 +9,6 @@ sections, and sections that another file replaces by another type.
 # it, first of all test_mistakes_in_every_part_are_reported_together.
 
 import importlib
-import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def find(arguments: Sequence[str], sections: Collection[str]) -> list[str]:
     for section in ("model", "data"):
         if given.get(section) is not None:
             _check_class(section, given[section], problems)
-    good = _check_values("trainer", Trainer, given.get("trainer") or {}, problems)
+    good = values.check_arguments("trainer", Trainer, given.get("trainer") or {}, problems)
     with problems:
         Trainer(**good)
     if given.get("model") is None and not any(line.startswith("model:") for line in problems.lines):
@@ -181,7 +180,7 @@ def _check_class(section: str, value: Any, problems: Problems) -> None:
     with problems:
         cls = find_class(section, entry["class_path"])
         before = len(problems.lines)
-        good = _check_values(section, cls, arguments, problems)
+        good = values.check_arguments(section, cls, arguments, problems)
         if section == "data" and len(problems.lines) == before:
             try:
                 cls(**good)
@@ -207,28 +206,3 @@ def find_class(section: str, path: str) -> type:
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigurationError(f"{where} is not a {base.__name__}")
     return found
-
-
-def _check_values(
-    section: str, cls: type, given: Mapping[Any, Any], problems: Problems
-) -> dict[str, Any]:
-    """Check each value separately with jsonargparse; return the valid ones."""
-    parameters, expected = inspect.signature(cls).parameters, values.hints(cls)
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    good: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in parameters:
-            if not takes_any:
-                suggestion = nearest(str(name), parameters)
-                problems.add(f"{section}.{shorten(str(name))}: there is no such option{suggestion}")
-            continue
-        wanted = expected.get(name, Any)
-        try:
-            good[name] = values.converted(wanted, value, parameters[name].default)
-        except Exception:  # jsonargparse raises many types
-            problems.add(values.refusal(f"{section}.{name}", value, wanted))
-    for name, parameter in parameters.items():
-        is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if parameter.default is parameter.empty and is_named and name not in given:
-            problems.add(f"{section}.{name}: not given, and it has no default")
-    return good

@@ -144,7 +144,8 @@ def check_refused(name: str, launch: Launch, way: str, folder: Path) -> None:
     """It says why: before processes are started, or in setup if it depends on the optimizers."""
     row, one = MATRIX[name], PROPERTIES[way]
     options = {"strategy": row.strategy or name, "accelerator": "cpu", "max_steps": 1}
-    options |= {"default_root_dir": folder, "strategy_options": one.options, **one.trainer}
+    options |= {"default_root_dir": folder, **one.trainer}
+    options["strategy_options"] = {**row.options, **one.options}
     # Of a launcher's own processes, one alone is asked.
     devices = 1 if launch.by is not None else launch.devices
 

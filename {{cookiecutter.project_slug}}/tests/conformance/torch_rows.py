@@ -116,7 +116,10 @@ ROWS = {
     "mesh": Row(
         SLOWLY_ON_FOUR,
         options={**SMALL_UNITS, "data": 1, "shard": -1, "tensor": 2},
-        refused={**NO_SPARSE, **NO_UNITS},
+        refused={
+            **NO_SPARSE,
+            **dict.fromkeys(NO_UNITS, "find_unused_parameters is not supported with tensor"),
+        },
         only=MESHED,
     ),
     "mesh, replicas": Row(

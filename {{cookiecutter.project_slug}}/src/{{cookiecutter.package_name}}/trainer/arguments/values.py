@@ -16,7 +16,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from ..errors import ConfigurationError, Problems, one_line, shown
+from ..errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 from . import redaction
 
 # The largest integer that torch, JSON and names of checkpoints support.
@@ -125,6 +125,41 @@ def converted(expected: Any, value: Any, default: Any = None) -> Any:
     if _is_too_large(value) or (value is None and not fits(expected, None)):
         raise TypeError(type(value))
     return _parser(expected).parse_object({"value": value})["value"]
+
+
+def check_arguments(
+    prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
+) -> dict[str, Any]:
+    """Check the arguments of a class separately, converted as on a command line.
+
+    Args:
+        prefix: What names are shown with.
+        cls: The class.
+        given: Values by name.
+        problems: Collects a line for each unknown, invalid or missing argument.
+
+    Returns:
+        The valid ones.
+    """
+    parameters, expected = inspect.signature(cls).parameters, hints(cls)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    good: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in parameters:
+            if not takes_any:
+                suggestion = nearest(str(name), parameters)
+                problems.add(f"{prefix}.{shorten(str(name))}: there is no such option{suggestion}")
+            continue
+        wanted = expected.get(name, Any)
+        try:
+            good[name] = converted(wanted, value, parameters[name].default)
+        except Exception:  # jsonargparse raises many types
+            problems.add(refusal(f"{prefix}.{name}", value, wanted))
+    for name, parameter in parameters.items():
+        is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is parameter.empty and is_named and name not in given:
+            problems.add(f"{prefix}.{name}: not given, and it has no default")
+    return good
 
 
 def may_be_given(cls: type, name: str, value: Any) -> bool:

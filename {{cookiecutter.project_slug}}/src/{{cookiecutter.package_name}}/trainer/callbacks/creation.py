@@ -1,9 +1,7 @@
 """Create callbacks from class paths; all errors in them are reported at once."""
 
 import importlib
-import inspect
 from collections.abc import Mapping
-from typing import Any
 
 from ..arguments import values
 from ..errors import ConfigurationError, Problems, nearest, one_line, shown
@@ -52,7 +50,9 @@ def _create(where: str, given: object) -> Callback:
     arguments = entry.get("init_args") or {}
     if not isinstance(arguments, Mapping):
         raise ConfigurationError(f"{where}.init_args={shown(arguments)}: give them by name")
-    good = _checked(where, cls, arguments)
+    problems = Problems()
+    good = values.check_arguments(where, cls, arguments, problems)
+    problems.raise_any()
     try:
         return cls(**good)
     except Exception as error:  # the constructor of a user's class may raise anything
@@ -75,29 +75,3 @@ def _find_class(where: str, path: str) -> type[Callback]:
     if not (isinstance(found, type) and issubclass(found, Callback)):
         raise ConfigurationError(f"{where}={shown(path)} is not a Callback")
     return found
-
-
-def _checked(where: str, cls: type[Callback], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a class, converted as on a command line."""
-    parameters, expected, problems = (
-        inspect.signature(cls).parameters,
-        values.hints(cls),
-        Problems(),
-    )
-    good: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in parameters:
-            known = nearest(str(name), parameters) if parameters else "; it has none"
-            problems.add(f"{where}: {cls.__name__} has no option {name!r}{known}")
-            continue
-        try:
-            wanted = expected.get(name, Any)
-            good[name] = values.converted(wanted, value, parameters[name].default)
-        except Exception:  # jsonargparse raises many types
-            problems.add(values.refusal(f"{where}.{name}", value, wanted))
-    for name, each in parameters.items():
-        is_named = each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        if each.default is each.empty and is_named and name not in given:
-            problems.add(f"{where}: {cls.__name__} needs {name}")
-    problems.raise_any()
-    return good

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..errors import ConfigurationError, UserError, nearest, shown
+from ..launch import collectives
 
 Mode = Literal["min", "max"]
 
@@ -32,7 +33,7 @@ class Monitor:
         self._min_delta = min_delta
 
     def read(self, metrics: Mapping[str, float]) -> float:
-        """The latest value.
+        """The latest value of the main rank, on every rank, so that all decide the same.
 
         Raises:
             UserError: There is none.
@@ -40,7 +41,8 @@ class Monitor:
         if self.name not in metrics:
             known = nearest(self.name, metrics) if metrics else "; nothing was logged"
             raise UserError(f"{self.owner}: no value is logged as {self.name!r}{known}")
-        return metrics[self.name]
+        value: float = collectives.broadcast(metrics[self.name])
+        return value
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Whether a value improves on another one; ``None``, and NaN, are worse than any."""

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import nn
 
 from ..errors import ConfigurationError, UserError
-from ..module import DataModule, Loader, TrainingModule
+from ..module import DataModule, Loader, TrainingModule, other_hooks
 from . import loaders
 
 Data = DataModule | Loader | None
@@ -74,9 +74,12 @@ def validation_loader(data: Data, module: TrainingModule, given: Loader | None) 
 
 
 def check_given(*given: Data) -> None:
-    """Check that each argument is a data module or an iterable of batches."""
+    """Check that each argument is an iterable of batches, or a data module without other hooks."""
     for each in given:
-        if each is not None and not isinstance(each, DataModule):
+        if isinstance(each, DataModule):
+            if lines := other_hooks.of_data(type(each)):
+                raise ConfigurationError(lines)
+        elif each is not None:
             loaders.check(each, "the trainer was given")
 
 

@@ -76,6 +76,7 @@ class FitLoop:
             self._validate_once()
             for call in self.fit.calls.on_fit_end:
                 call()
+            self._save_if_requested()
         finally:
             progress.stop()
         if self.fit.feed.samples_per_step:
@@ -153,6 +154,7 @@ class FitLoop:
         self.fit.position.epoch_done = True
         # Before validation, which may fail or take long, and would lose the epoch.
         self._save_once()
+        self._save_if_requested()
         self._finish_epoch()
 
     def _finish_epoch(self) -> None:
@@ -219,9 +221,9 @@ class FitLoop:
             self._log_step(outputs.recorder.take_step() | rates | strategy.step_values())
         self._step_schedulers("step")
         outputs.progress.step(step, outputs.recorder.latest)
-        self._save_if_requested()
         if context.ends_epoch:
             return  # the end of the epoch validates and saves
+        self._save_if_requested()
         if options.val_every_n_steps and step % options.val_every_n_steps == 0:
             self._validate_once()
             self._agree_to_stop()

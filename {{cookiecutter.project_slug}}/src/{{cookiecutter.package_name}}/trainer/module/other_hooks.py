@@ -67,7 +67,7 @@ _CALLBACK_HOOKS: Mapping[str, str] = {
     "on_before_zero_grad": "use on_after_optimizer_step",
     "on_save_checkpoint": "use state_dict",
     "on_load_checkpoint": "use load_state_dict",
-    "on_keyboard_interrupt": "use on_exception",
+    "on_keyboard_interrupt": "catch KeyboardInterrupt around trainer.fit",
     **dict.fromkeys(("on_epoch_start", "on_batch_start"), "use on_train_epoch_start"),
     **dict.fromkeys(("on_epoch_end", "on_batch_end"), "use on_train_epoch_end"),
     **{

@@ -173,9 +173,13 @@ class RankRun:
         return self._metrics if self._loop is None else self._loop.fit.outputs.latest
 
     def stop(self, reason: str = "") -> None:
-        """Ask all ranks to end the fit; the main rank prints the reason."""
+        """Ask all ranks to end the fit, and print the reason; other ranks print it to their log."""
         self._fit_loop("stop").preemption.request_stop()
-        self._console.say(f"training stops after step {self.global_step}: {reason or 'requested'}")
+        line = f"stop requested in step {self.global_step}{reason and f': {reason}'}"
+        if self.is_global_zero:
+            self._console.say(line)
+        else:
+            print(line, flush=True)
 
     def save_checkpoint(self, then: Callable[[Path], None]) -> None:
         """Save a checkpoint after the current step, if there is none; all ranks call it."""

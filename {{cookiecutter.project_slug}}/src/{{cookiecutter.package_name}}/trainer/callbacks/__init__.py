@@ -3,19 +3,25 @@
 One file per callback. Imports ``module``, ``checkpoint`` and the folders below them.
 """
 
+from .averaged import save_averaged
 from .base import Callback
 from .best_checkpoint import BestCheckpoint
 from .calls import HookCalls, calls_of, problems_of_manual, problems_of_signatures
 from .creation import create as create_callbacks
 from .early_stopping import EarlyStopping
+from .ema import EMA
+from .profile import Profile
 
 __all__ = [
+    "EMA",
     "BestCheckpoint",
     "Callback",
     "EarlyStopping",
     "HookCalls",
+    "Profile",
     "calls_of",
     "create_callbacks",
     "problems_of_manual",
     "problems_of_signatures",
+    "save_averaged",
 ]

@@ -1,10 +1,11 @@
 """The interface of callbacks."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.optim import Optimizer
 
+from ..checkpoint import read_all
 from ..module import Run, TrainingModule
 
 
@@ -23,6 +24,9 @@ class Callback:
                 if trainer.is_global_zero:
                     print(f"epoch {trainer.current_epoch}: step {trainer.global_step}")
     """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Features that the strategy must support, such as ``"parameter_averaging"``."""
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         """Called before the first step, before a checkpoint is loaded."""
@@ -70,9 +74,16 @@ class Callback:
     def state_dict(self) -> dict[str, Any]:
         """Get the state to save in checkpoints: numbers, strings, tensors, dicts and lists.
 
-        It must be the same on every rank.
+        It must be the same on every rank, except what ``trainer.weights().state()`` returns.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of :meth:`state_dict`, when a run resumes."""
+
+    def load_stored_state(self, state: Mapping[str, Any]) -> None:
+        """Load a state whose tensors are not read from the checkpoint yet.
+
+        By default, all are read in full. Override it if each rank needs only a part of them.
+        """
+        self.load_state_dict(read_all(dict(state)))

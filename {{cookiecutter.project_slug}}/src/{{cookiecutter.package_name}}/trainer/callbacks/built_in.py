@@ -3,7 +3,9 @@
 from .base import Callback
 from .best_checkpoint import BestCheckpoint
 from .early_stopping import EarlyStopping
+from .ema import EMA
+from .profile import Profile
 
 BUILT_IN: dict[str, type[Callback]] = {
-    each.__name__: each for each in (BestCheckpoint, EarlyStopping)
+    each.__name__: each for each in (BestCheckpoint, EarlyStopping, EMA, Profile)
 }

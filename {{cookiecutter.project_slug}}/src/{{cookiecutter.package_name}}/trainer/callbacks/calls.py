@@ -45,7 +45,7 @@ class HookCalls:
     def load_state(self, saved: Mapping[str, Any]) -> list[str]:
         """Load the states of a checkpoint; return notes on what could not be loaded."""
         for name in saved.keys() & self.callbacks.keys():
-            self.callbacks[name].load_state_dict(saved[name])
+            self.callbacks[name].load_stored_state(saved[name])
         return [
             f"the checkpoint has the state of {name.rpartition('.')[2]}, which is not among the "
             "callbacks of this run"

@@ -24,7 +24,7 @@ from . import commit
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RECORD = "run.json"
-_OUTPUTS = ("metrics.csv", "tensorboard", "checkpoints", "best")
+_OUTPUTS = ("metrics.csv", "tensorboard", "checkpoints", "best", "averaged", "profile")
 _RECORDS = (
     _RECORD,
     "config.yaml",

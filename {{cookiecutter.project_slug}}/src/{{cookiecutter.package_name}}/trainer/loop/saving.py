@@ -76,6 +76,8 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
         CheckpointError: It belongs to another model, or contains invalid values.
     """
     saved = checkpoint.stored_state()
+    if saved.keys() == {"model"}:
+        raise CheckpointError(f"{checkpoint.path}: has weights only, for evaluation")
     try:
         remarks = _load(fit, saved, checkpoint.step)
         _load_gradients(fit, saved, checkpoint, layout)
@@ -109,7 +111,7 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     if fit.position.is_end(fit.options):
         outputs.last_values = saved["last_values"]
     outputs.log_positions = saved["logs"]
-    return remarks + fit.calls.load_state(read_all(saved.get("callbacks", {})))
+    return remarks + fit.calls.load_state(saved.get("callbacks", {}))
 
 
 def _load_position(fit: FitParts, saved: SavedPosition) -> list[str]:

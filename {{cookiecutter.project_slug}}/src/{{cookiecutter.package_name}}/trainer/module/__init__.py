@@ -5,7 +5,7 @@ It imports from ``logging/`` and ``errors.py``.
 
 from .data_module import DataModule, Loader
 from .hooks import Hooks
-from .run import Manual, Run, Shard, TrainerState
+from .run import Manual, Run, Shard, TrainerState, Weights
 from .training_module import TrainingModule
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "Shard",
     "TrainerState",
     "TrainingModule",
+    "Weights",
 ]

@@ -1,6 +1,6 @@
 """What a module knows of the run that trains it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,29 @@ class Manual(Protocol):
     @property
     def optimizers(self) -> Sequence[Any]: ...
     def backward(self, loss: Tensor) -> None: ...
+
+
+class Weights(Protocol):
+    """The parameters of a fit in this process, to average them.
+
+    A part is a plain tensor: all of a parameter, or the shard or slice that this process holds.
+    Elementwise operations on parts are therefore right under every strategy.
+    """
+
+    def trained(self) -> list[str]:
+        """Names of the parameters that are trained now, of those in this process."""
+
+    def parts(self, names: Iterable[str]) -> list[Tensor]:
+        """This process' parts of parameters: not copies, and not to be modified."""
+
+    def put(self, parts: Mapping[str, Tensor]) -> None:
+        """Overwrite parameters with parts, in the parameters' data type; all ranks call it."""
+
+    def state(self, parts: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Convert parts to what a checkpoint contains, as of the weights; all ranks call it."""
+
+    def load(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Read parts from a state of :meth:`state` of any strategy."""
 
 
 class Run(Protocol):
@@ -55,6 +78,18 @@ class Run(Protocol):
     @property
     def metrics(self) -> Mapping[str, float]:
         """The latest logged value of each name, the same on every rank."""
+
+    def weights(self) -> Weights:
+        """The parameters in this process, from ``on_fit_start`` on.
+
+        A callback that uses them has ``needs = ("parameter_averaging",)``. Keep none after the fit.
+        """
+
+    def has_skipped_step(self) -> bool:
+        """Whether a step was skipped since the last call, because gradients were not finite.
+
+        The same on all ranks. With a gradient scaler, it waits for the device.
+        """
 
     def stop(self, reason: str = "") -> None:
         """End the fit as if it had reached ``max_steps``: it is saved and validated.

@@ -88,7 +88,8 @@ def make(given: Keywords) -> Plan:
     _check_options(options, where, problems)
     callbacks = create_callbacks(options.callbacks, problems)
     problems.lines += placement.check(options, where, name, strategy)
-    problems.lines += strategy.limits.problems(name, strategy_choice.asked(options, where))
+    asked = strategy_choice.asked(options, where, callbacks)
+    problems.lines += strategy.limits.problems(name, asked)
     if "compile" not in strategy.limits.refused:
         with problems:
             compilation.check_compiler(options.compile)

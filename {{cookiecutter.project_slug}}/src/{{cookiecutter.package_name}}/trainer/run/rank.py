@@ -38,7 +38,7 @@ from ..loop import (
     saving,
 )
 from ..memory import activation_checkpointing
-from ..module import Loader, TrainingModule
+from ..module import Loader, TrainingModule, Weights
 from . import announcements
 from .assembly import Assembly
 from .console import Console
@@ -184,6 +184,14 @@ class RankRun:
     def save_checkpoint(self, then: Callable[[Path], None]) -> None:
         """Save a checkpoint after the current step, if there is none; all ranks call it."""
         self._fit_loop("save_checkpoint").after_save.append(then)
+
+    def weights(self) -> Weights:
+        """The parameters in this process, to average them."""
+        return self.strategy.weights()
+
+    def has_skipped_step(self) -> bool:
+        """Whether a step was skipped since the last call, because gradients were not finite."""
+        return self.strategy.has_skipped_step()
 
     def _fit_loop(self, name: str) -> FitLoop:
         if self._loop is None:

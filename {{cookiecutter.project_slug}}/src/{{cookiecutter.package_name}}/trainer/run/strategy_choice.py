@@ -1,7 +1,10 @@
 """Which strategy a run uses, and which of its features."""
 
+from collections.abc import Sequence
+
 from .. import launch, strategies
 from ..arguments.options import Options
+from ..callbacks import Callback
 from ..errors import Problems
 from ..launch.devices import ADDED
 from ..strategies import Asked, Strategy
@@ -33,7 +36,7 @@ def choose(options: Options, placement: Placement, problems: Problems) -> tuple[
     return chosen, strategies.create(chosen, {})
 
 
-def asked(options: Options, placement: Placement) -> Asked:
+def asked(options: Options, placement: Placement, callbacks: Sequence[Callback]) -> Asked:
     """What a run requires of its strategy."""
     used = {
         "sync_batchnorm": options.sync_batchnorm,
@@ -46,5 +49,7 @@ def asked(options: Options, placement: Placement) -> Asked:
         options.precision,
         len(placement.devices),
         placement.nodes,
-        frozenset(name for name, is_used in used.items() if is_used),
+        frozenset(name for name, is_used in used.items() if is_used).union(
+            *(each.needs for each in callbacks)
+        ),
     )

@@ -28,6 +28,7 @@ from .optimizer_state import load_optimizer_state, optimizer_state, parameter_na
 from .optimizers import Optimization
 from .precision import Precision
 from .step import Stage, check_loss, read_loss
+from .weights import LocalWeights
 
 Launcher = Literal["subprocess", "spawn", "fork"]
 
@@ -278,6 +279,13 @@ class Strategy:
         """Called after the last optimizer of a step."""
         self.precision.update()
 
+    def has_skipped_step(self) -> bool:
+        """Whether a step was skipped since the last call, because gradients were not finite.
+
+        The same on all processes. With a gradient scaler, it waits for the device.
+        """
+        return self.precision.has_skipped_step()
+
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Reset the gradients of an optimizer's parameters."""
         optimizer.zero_grad(set_to_none=True)
@@ -336,6 +344,10 @@ class Strategy:
     def load_model(self, saved: Mapping[str, Any]) -> None:
         """Load a state of :meth:`model_state` of any strategy."""
         self.module.load_state_dict(stored_tensors.read_all(saved))
+
+    def weights(self) -> LocalWeights:
+        """The parameters in this process, to average them; called after :meth:`setup`."""
+        return LocalWeights(self.module.named_parameters(remove_duplicate=False))
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer's part of :meth:`state`."""

@@ -105,6 +105,7 @@ class Precision:
         self.scaler: torch.amp.GradScaler | None = None
         if name == "16-mixed":
             self.scaler = _Scaler(device_type)
+        self._last_scale: float | None = None
 
     def skip_together(self) -> None:
         """Skip a step on all ranks if one finds an overflow: each has only its own gradients.
@@ -161,6 +162,16 @@ class Precision:
         if self.scaler is not None:
             self.scaler.update()
 
+    def has_skipped_step(self) -> bool:
+        """Whether a step was skipped since the last call: the scale has fallen.
+
+        The first call only notes the scale.
+        """
+        if self.scaler is None:
+            return False
+        last, self._last_scale = self._last_scale, self.scaler.get_scale()
+        return last is not None and self._last_scale < last
+
     def state(self) -> dict[str, float]:
         """The scaler's state; empty without a scaler."""
         return {} if self.scaler is None else self.scaler.state_dict()
@@ -169,3 +180,4 @@ class Precision:
         """Load a state of :meth:`state`; a run of another precision starts with a new scaler."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
+            self._last_scale = self.scaler.get_scale()

@@ -48,8 +48,10 @@ class LocalSGD(Replicated):
 
     limits: Limits = Limits(
         refused={
+            "parameter_averaging": "ranks hold different weights between its own averages; use "
+            "strategy='ddp'",
             "sync_batchnorm": "ranks would communicate in every forward, and their weights differ; "
-            "use strategy='ddp'"
+            "use strategy='ddp'",
         }
     )
     lacks: ClassVar[Mapping[str, str]] = {

@@ -66,6 +66,7 @@ class ParameterServer(Strategy):
             "16-mixed": "a gradient scaler must see the gradients of all workers before a step; "
             "use bf16-mixed",
             "manual_optimization": "optimizers step on the servers; use strategy='ddp'",
+            "parameter_averaging": "workers hold weights of different steps; use strategy='ddp'",
             "sync_batchnorm": "there is no process group over which to synchronize; use "
             "strategy='ddp'",
         },

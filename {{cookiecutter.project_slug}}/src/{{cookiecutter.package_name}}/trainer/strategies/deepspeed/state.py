@@ -66,7 +66,7 @@ class ShardedState:
         own = Spread()
         for index, (name, parameter) in enumerate(self._parameters.items()):
             part = self._slices.weights(parameter)
-            whole = _gather(index, part, part.flat, self._slices.shape(parameter))
+            whole = gather(index, part, part.flat, self._slices.shape(parameter))
             if whole is not None:
                 own.update({alias: whole for alias, of in self._aliases.items() if of == name})
         if collectives.rank() == 0:
@@ -79,7 +79,7 @@ class ShardedState:
             shape = self._slices.shape(self._parameters[name])
             values: dict[str, Any] = self._optimizer.state.get(part.flat, {})
             whole = {
-                key: _gather(index, part, values[key], shape)
+                key: gather(index, part, values[key], shape)
                 if _is_flat(values[key], part.flat)
                 else values[key]
                 for key in sorted(values)
@@ -175,8 +175,8 @@ def _keeps(index: int) -> bool:
     return index % collectives.world_size() == collectives.rank()
 
 
-def _gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor | None:
-    """Gather a full tensor from all slices on the process that keeps it; ``None`` elsewhere."""
+def gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor | None:
+    """Gather a full tensor from all slices, on the process that keeps it; ``None`` elsewhere."""
     whole = flat.new_zeros(shape.numel())
     whole.narrow(0, part.offset, part.length).copy_(part.within(flat))
     dist.reduce(whole, dst=index % collectives.world_size())

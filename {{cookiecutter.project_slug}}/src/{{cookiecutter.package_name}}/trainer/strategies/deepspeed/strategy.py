@@ -30,10 +30,12 @@ from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..recast import recasting
 from ..step import Stage, StepModule
+from ..weights import LocalWeights
 from . import optimizers, process, scaler, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
 from .state import ShardedState
+from .weights import SlicedWeights
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -283,6 +285,9 @@ class DeepSpeed(ProcessGroupStrategy):
             scaler.adapt(self.precision, self.zero.overflow)
             self.slices.forget_gradients()
 
+    def has_skipped_step(self) -> bool:
+        return super().has_skipped_step() if self.zero is None else bool(self.zero.overflow)
+
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Do nothing: DeepSpeed's step resets gradients."""
 
@@ -299,6 +304,13 @@ class DeepSpeed(ProcessGroupStrategy):
             if parameter.numel() == 0 and name in state["model"]:  # freed by stage 3
                 parameter.data = parameter.new_empty(state["model"][name].shape)
         super().load_state(state, optimization)
+
+    def weights(self) -> LocalWeights:
+        slices = self.slices if self.sharded is not None else None
+        if not isinstance(slices, ParameterSlices):
+            return super().weights()
+        named = self.module.named_parameters(remove_duplicate=False)
+        return SlicedWeights(named, slices, self.zero)
 
     @property
     def one_bit_adam(self) -> OneBitAdam | None:

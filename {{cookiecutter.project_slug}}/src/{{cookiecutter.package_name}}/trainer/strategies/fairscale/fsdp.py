@@ -32,9 +32,11 @@ from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..recast import recasting
 from ..step import Stage, StepModule
+from ..weights import LocalWeights
 from .checks import check_owned, not_averaged
 from .parameter_shards import Contents, Shard, leave_cut, make_whole
 from .sharded import PACKAGES
+from .weights import ShardedWeights
 
 if TYPE_CHECKING:
     from .units import Unit
@@ -214,6 +216,16 @@ class FairScaleFSDP(ProcessGroupStrategy):
                 parameter.data.copy_(self._shards[id(parameter)].cut(whole))
             for name, buffer in self._contents.buffers().items():
                 buffer.copy_(stored_tensors.read_all(saved[name]))
+
+    def weights(self) -> LocalWeights:
+        from .units import units
+
+        def cut() -> None:
+            for unit in units(self._root):
+                unit.cut()
+
+        named = self._contents.parameters.items()
+        return ShardedWeights(named, self._shards, self._keepers, cut)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         kept = Spread()

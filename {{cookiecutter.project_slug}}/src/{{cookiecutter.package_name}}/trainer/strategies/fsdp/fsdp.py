@@ -33,6 +33,7 @@ from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from ..step import Stage, StepModule
+from ..weights import LocalWeights
 from . import state as sharded_state
 from .precision import AutocastCalls, gather_as_autocast
 from .units import CONTAINERS, choose_units, explain_calls_inside_units
@@ -318,6 +319,13 @@ class FSDP(ProcessGroupStrategy):
 
     def load_model(self, saved: Mapping[str, Any]) -> None:
         sharded_state.load_model(self.module, saved)
+
+    def weights(self) -> LocalWeights:
+        def reshard() -> None:
+            for unit in self._units():
+                unit.reshard()
+
+        return LocalWeights(self.module.named_parameters(remove_duplicate=False), reshard)
 
     def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         sharded_state.load_optimizer(self.module, optimizer, saved)

@@ -19,6 +19,7 @@ from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from ..splitting import split
 from ..step import Stage
+from ..weights import LocalWeights
 from . import partition, schedules
 from .boundary import Boundary
 from .checks import Shape, problems_of_module
@@ -308,6 +309,11 @@ class Sequential(ProcessGroupStrategy):
 
     def load_model(self, saved: Mapping[str, Any]) -> None:
         load_model(self.module, self.ownership, saved)
+
+    def weights(self) -> LocalWeights:
+        named = self.module.named_parameters(remove_duplicate=False)
+        own = [(name, each) for name, each in named if self.ownership.is_own(each)]
+        return LocalWeights(own, is_spread=True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return self._optimizers[id(optimizer)].state()

@@ -49,6 +49,8 @@ class XLA(ProcessGroupStrategy):
         refused={
             "16-mixed": _NO_FLOAT16,
             "16-true": _NO_FLOAT16,
+            "parameter_averaging": "averages were not tried with XLA's compiled steps; use "
+            "strategy='ddp' on another accelerator",
             "compile": "XLA compiles each step already; leave compile out",
             "activation_checkpointing": (
                 "XLA would merge the second forward with the first; use a smaller batch and "

@@ -1,0 +1,117 @@
+"""A model with shared weights and a frozen layer, and an average of its weights.
+
+``python -m averaging_subject DEVICES STRATEGY:STEPS:RUN …`` trains it for each word in turn, and
+resumes if RUN has a checkpoint; the main rank writes the losses of validations to ``RUN.json``.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from my_project import trainer
+from my_project.trainer.callbacks import EMA
+
+DECAY = 0.7
+OPTIONS = {
+    # What a validation has gathered must not be trained.
+    "fsdp": {"reshard_after_forward": False},
+    "fairscale_fsdp": {"min_num_params": 40},
+}
+
+
+class Net(trainer.TrainingModule):
+    """A small network; its third and first layers share their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        frozen = nn.Linear(6, 6)
+        frozen.requires_grad_(False)
+        tied = nn.Linear(6, 6)
+        tied_again = nn.Linear(6, 6)
+        tied_again.weight = tied.weight
+        # The pipeline's stages split it; tied layers are on one of them.
+        self.sequential_module = nn.Sequential(tied, nn.Tanh(), tied_again, frozen, nn.Linear(6, 3))
+        for each in self.parameters():
+            each.data.copy_(torch.randn(each.shape, generator=generator) * 0.4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return mse_loss(self.sequential_module(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", mse_loss(self.sequential_module(batch[0]), batch[1]))
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        trained = [each for each in self.parameters() if each.requires_grad]
+        return torch.optim.SGD(trained, lr=0.1, momentum=0.5)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(*_data(32)), batch_size=4)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(*validation_data()), batch_size=4)
+
+    test_dataloader = val_dataloader
+
+
+def _data(samples: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(samples, 6, generator=torch.Generator().manual_seed(samples))
+    return x, x[:, :3] * x[:, 3:]
+
+
+def validation_data() -> tuple[Tensor, Tensor]:
+    """Inputs and targets of the validation."""
+    return _data(12)
+
+
+class Records(trainer.Callback):
+    """The loss of each validation, and the batches of training."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.batches: list[Any] = []
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.batches.append(batch)
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        self.losses.append(trainer.metrics["val_loss"])
+
+
+def fit(strategy: str, devices: int, steps: int, name: str, **options: Any) -> Records:
+    """Train, from the newest checkpoint of a run if it has one."""
+    records = Records()
+    made = trainer.Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy=strategy,
+        strategy_options=OPTIONS.get(strategy),
+        global_batch_size=4,
+        max_steps=steps,
+        val_every_n_steps=2,
+        callbacks=[EMA(DECAY), records],
+        run_name=name,
+        enable_progress_bar=False,
+        **{"resume": "auto"} | options,
+    )
+    with made.building():
+        model = Net()
+    made.fit(model)
+    if made.global_rank == 0:
+        Path(f"{name}.json").write_text(json.dumps(records.losses))
+    return records
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for word in sys.argv[2:]:
+        chosen, steps, run_name = word.split(":")
+        fit(chosen, int(sys.argv[1]), int(steps), run_name)

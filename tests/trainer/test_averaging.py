@@ -1,0 +1,215 @@
+"""Averages of the weights: as torch's, the same under every strategy, and resumed exactly."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.project import run
+from torch import Tensor
+from torch.nn.functional import mse_loss
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import averaging_subject as subject
+from my_project import trainer
+from my_project.trainer.callbacks import EMA, save_averaged
+from my_project.trainer.checkpoint import Checkpoint, resolve
+
+STATE = "my_project.trainer.callbacks.ema.EMA"
+STEPS = 9  # of eight in an epoch
+
+
+class Reference(NamedTuple):
+    """What one process has computed by hand."""
+
+    model: dict[str, Tensor]
+    average: dict[str, Tensor]
+    losses: list[float]
+
+
+def by_hand(batches: Sequence[Any], every: int = 1) -> Reference:
+    """Train on batches, with torch's average, and validate with that after every second step."""
+    model = subject.Net()
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(subject.DECAY))
+    optimizer: Any = model.configure_optimizers()
+    x, y = subject.validation_data()
+    losses = []
+    for step, batch in enumerate(batches, 1):
+        model.training_step(batch, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % every == 0:
+            averaged.update_parameters(model)
+        if step % 2 == 0 or step == len(batches):
+            with torch.no_grad():
+                losses.append(mse_loss(averaged.module.sequential_module(x), y).item())
+    average: Any = averaged.module
+    return Reference(model.state_dict(), average.state_dict(), losses)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The batches of nine steps; their order is the same under every strategy."""
+    records = subject.Records()
+    fit(subject.Net(), records, default_root_dir=tmp_path_factory.mktemp("batches"))
+    return records.batches
+
+
+def fit(model: trainer.TrainingModule, *callbacks: Any, **options: Any) -> trainer.Trainer:
+    options = {"max_steps": STEPS, "devices": 1, "enable_progress_bar": False} | options
+    made = trainer.Trainer(accelerator="cpu", callbacks=callbacks, **options)
+    with made.building():
+        made.fit(model)
+    return made
+
+
+def saved(name: str) -> dict[str, Any]:
+    return Checkpoint(resolve(Path("runs") / name)).state()
+
+
+def average_of(state: dict[str, Any]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = state["callbacks"][STATE]["average"]
+    return found
+
+
+def check(name: str, expected: Reference, validations: slice = slice(None)) -> None:
+    """Compare a run with one process by hand."""
+    state = saved(name)
+    trained = {each for each in expected.average if not each.startswith("sequential_module.3")}
+    assert average_of(state).keys() == trained
+    for each, value in average_of(state).items():
+        torch.testing.assert_close(value, expected.average[each], atol=1e-6, rtol=0)
+    for each, value in state["model"].items():
+        torch.testing.assert_close(value, expected.model[each], atol=1e-6, rtol=0)
+    losses = json.loads(Path(f"{name}.json").read_text())
+    assert losses == pytest.approx(expected.losses[validations], abs=1e-6)
+
+
+def test_validations_use_the_average_and_it_can_be_written(batches: list[Any]) -> None:
+    expected = by_hand(batches)
+    subject.fit("single_device", 1, STEPS, "run")
+    check("run", expected)
+    save_averaged("runs/run", "runs/run/averaged")
+    model = subject.Net()
+    test = trainer.Trainer(accelerator="cpu", devices=1, enable_progress_bar=False).test
+    loss = test(model, checkpoint="runs/run/averaged")["val_loss"]
+    assert loss == pytest.approx(expected.losses[-1], abs=1e-6)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected.average[name])
+    with pytest.raises(trainer.CheckpointError, match="has weights only, for evaluation"):
+        subject.fit("single_device", 1, STEPS, "other", resume="runs/run/averaged")
+
+
+def test_training_is_the_same_as_without_an_average(batches: list[Any]) -> None:
+    expected = by_hand(batches, every=3)
+    ema, model = EMA(subject.DECAY, every_n_steps=3), subject.Net()
+    fit(model, ema, val_every_n_steps=2)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected.model[name])
+    for name, value in ema.average.items():
+        assert torch.equal(value, expected.average[name])
+    fit(model, ema, EMA(0.5), run_name="two", max_steps=1)
+    with pytest.raises(trainer.CheckpointError, match="has several averages"):
+        save_averaged("runs/two", "averaged")
+    fit(model, run_name="plain", max_steps=1)
+    with pytest.raises(trainer.CheckpointError, match="has no averaged weights; train with"):
+        save_averaged("runs/plain", "averaged")
+
+
+def test_half_precision_is_averaged_in_float32() -> None:
+    ema, model = EMA(0.999), subject.Net()
+    fit(model, ema, precision="bf16-true")
+    name = "sequential_module.0.weight"
+    assert model.state_dict()[name].dtype == torch.bfloat16
+    assert ema.average[name].dtype == torch.float32
+    # bfloat16 has eight bits: it would lose all changes of a thousandth.
+    assert not torch.equal(ema.average[name], ema.average[name].bfloat16().float())
+
+
+class _Infinite(subject.Net):
+    """The losses of two of its eight steps are infinite: a gradient scaler skips them."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.inf if batch_idx in (0, 4) else loss
+
+
+def test_a_skipped_step_does_not_count() -> None:
+    ema = EMA(subject.DECAY)
+    made = fit(_Infinite(), ema, max_steps=8, precision="16-mixed")
+    assert (made.global_step, ema.steps) == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [("local_sgd", "ranks hold different"), ("parameter_server", "workers hold weights")],
+)
+def test_strategies_without_common_weights_refuse_it(strategy: str, reason: str) -> None:
+    line = rf"strategy='{strategy}' does not support averages of the parameters \(EMA\): {reason}"
+    with pytest.raises(trainer.ConfigurationError, match=line):
+        trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, callbacks=["EMA"])
+
+
+def test_arguments_out_of_range_are_refused() -> None:
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        EMA(decay=1.0, every_n_steps=0)
+    assert caught.value.problems == [
+        "EMA: decay=1.0: give a number from 0 to below 1",
+        "EMA: every_n_steps=0: give at least 1",
+    ]
+
+
+def train(*words: str) -> None:
+    """Train with two ranks; all in one start."""
+    run(["-m", "averaging_subject", "2", *words], cwd=Path.cwd())
+
+
+def check_exact(whole: str, resumed: str) -> None:
+    """Compare a run and a resumed one bit by bit."""
+    one, other = saved(whole), saved(resumed)
+    for part in (lambda state: state["model"], average_of):
+        assert part(one).keys() == part(other).keys()
+        for name, value in part(one).items():
+            assert torch.equal(value, part(other)[name])
+
+
+def test_a_checkpoint_of_ddp_resumes_under_fsdp_exactly(batches: list[Any]) -> None:
+    expected = by_hand(batches)
+    train("ddp:5:run", f"fsdp:{STEPS}:run", f"fsdp:{STEPS}:whole", "fsdp:5:half")
+    check("run", expected, slice(2, None))
+    check("whole", expected)
+    train(f"fsdp:{STEPS}:half")
+    check_exact("whole", "half")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        ("hsdp", "ddp_zero1", "pipeline"),
+        pytest.param(
+            ("deepspeed_stage_3", "deepspeed_stage_2"), marks=pytest.mark.needs("deepspeed")
+        ),
+        pytest.param(("fairscale_fsdp", "ddp_sharded"), marks=pytest.mark.needs("fairscale")),
+    ],
+)
+def test_each_strategy_averages_like_one_process_and_resumes_exactly(
+    strategies: tuple[str, ...], batches: list[Any]
+) -> None:
+    expected = by_hand(batches)
+    train(
+        *(word for each in strategies for word in (f"{each}:{STEPS}:{each}", f"{each}:5:5-{each}"))
+    )
+    train(*(f"{each}:{STEPS}:5-{each}" for each in strategies))
+    for each in strategies:
+        check(each, expected)
+        check_exact(each, f"5-{each}")
+    # Another strategy reads their averages.
+    subject.fit("single_device", 1, STEPS + 1, strategies[0])

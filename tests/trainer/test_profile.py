@@ -1,0 +1,68 @@
+"""Traces of a fit: their files, their steps and their ranks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import callback_subject as subject
+from my_project import trainer
+from my_project.trainer.callbacks import Profile
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(profile: Profile, steps: int) -> None:
+    made = trainer.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=steps,
+        callbacks=[profile],
+        run_name="run",
+        overwrite=True,
+        enable_progress_bar=False,
+    )
+    with made.building():
+        made.fit(subject.Net())
+
+
+def steps_in(trace: Path) -> set[str]:
+    """The profiler's steps that a trace has, counted from 0."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {each["name"] for each in events}
+    assert "aten::linear" in names
+    return {name for name in names if name.startswith("ProfilerStep#")}
+
+
+def test_the_steps_of_the_schedule_are_recorded_and_no_others() -> None:
+    profile = Profile(wait=1, warmup=1, active=2, repeat=2)
+    fit(profile, steps=12)
+    folder = Path("runs/run/profile")
+    assert sorted(each.name for each in folder.iterdir()) == [
+        "rank-00000-2.json",
+        "rank-00000.json",
+    ]
+    assert steps_in(folder / "rank-00000.json") == {"ProfilerStep#2", "ProfilerStep#3"}
+    assert steps_in(folder / "rank-00000-2.json") == {"ProfilerStep#6", "ProfilerStep#7"}
+    assert [each.name for each in profile.written] == ["rank-00000.json", "rank-00000-2.json"]
+
+
+def test_a_fit_that_ends_early_keeps_what_it_has() -> None:
+    fit(Profile(wait=0, warmup=1, active=5), steps=3)
+    recorded = steps_in(Path("runs/run/profile/rank-00000.json"))
+    assert {"ProfilerStep#1", "ProfilerStep#2"} <= recorded
+
+
+def test_mistakes_are_refused() -> None:
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        Profile(wait=-1, active=0, ranks=[])
+    assert caught.value.problems == [
+        "Profile: wait=-1: give at least 0",
+        "Profile: active=0: give at least 1",
+        "Profile: ranks=[]: give ranks from 0 on, or None for all",
+    ]
+    with pytest.raises(trainer.ConfigurationError, match=r"ranks=\[0, 3\]: there are 1 ranks"):
+        fit(Profile(ranks=[0, 3]), steps=1)

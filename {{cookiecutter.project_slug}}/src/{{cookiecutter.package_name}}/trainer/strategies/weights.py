@@ -1,0 +1,84 @@
+"""The parts of the parameters that this process holds, for callbacks that average them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoint import Spread, Stored, dtensors, fill
+
+
+class LocalWeights:
+    """Parameters by name, as far as this process holds them (:class:`~..module.Weights`).
+
+    Args:
+        named: Names and parameters: full ones, or DTensors; one that modules share has several
+            names, of which the first counts.
+        before_put: Called before parameters are overwritten, to free what was gathered from them.
+        is_spread: Whether other processes hold other parameters.
+    """
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, Tensor]],
+        before_put: Callable[[], None] | None = None,
+        is_spread: bool = False,
+    ) -> None:
+        self.parameters: dict[str, Tensor] = {}
+        self._names: dict[str, list[str]] = {}
+        first: dict[int, str] = {}
+        for name, each in named:
+            own = first.setdefault(id(each), name)
+            self.parameters[own] = each
+            self._names.setdefault(own, []).append(name)
+        self._before_put = before_put
+        self._is_spread = is_spread
+
+    def trained(self) -> list[str]:
+        """Names of the parameters that are trained now."""
+        return [name for name, each in self.parameters.items() if each.requires_grad]
+
+    @torch.no_grad()
+    def parts(self, names: Iterable[str]) -> list[Tensor]:
+        """This process' parts of parameters: not copies, and not to be modified."""
+        return [dtensors.local(self.parameters[name]) for name in names]
+
+    @torch.no_grad()
+    def put(self, parts: Mapping[str, Tensor]) -> None:
+        """Overwrite parameters with parts; called by every process."""
+        if self._before_put is not None:
+            self._before_put()
+        torch._foreach_copy_(self.parts(parts), list(parts.values()))
+
+    def state(self, parts: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Convert parts to what a checkpoint contains; called by every process."""
+        whole = {name: self.whole(name, part) for name, part in parts.items()}
+        kept = {
+            name: each
+            for own, each in whole.items()
+            if each is not None
+            for name in self._names[own]
+        }
+        return Spread(kept) if self._is_spread else kept
+
+    def whole(self, name: str, part: Tensor) -> Tensor | None:
+        """The full tensor or DTensor of a part; ``None``: another process has it."""
+        parameter = self.parameters[name]
+        if not dtensors.is_sharded(parameter):
+            return part
+        # Not DTensor.from_local, which would move offloaded shards to the device of the mesh.
+        like = torch.empty_like(parameter, dtype=part.dtype, requires_grad=False)
+        dtensors.local(like).copy_(part)
+        return like
+
+    @torch.no_grad()
+    def load(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Read this process' parts from a state of :meth:`state` of any strategy."""
+        return {name: self.read(name, saved[name]) for name in self.parameters if name in saved}
+
+    def read(self, name: str, value: Tensor | Stored) -> Tensor:
+        """This process' part of a full tensor."""
+        like = torch.empty_like(self.parameters[name], dtype=value.dtype, requires_grad=False)
+        fill(like, value)
+        return dtensors.local(like)

@@ -115,7 +115,7 @@ def test_training_is_the_same_as_without_an_average(batches: list[Any]) -> None:
         assert torch.equal(value, expected.model[name])
     for name, value in ema.average.items():
         assert torch.equal(value, expected.average[name])
-    fit(model, ema, EMA(0.5), run_name="two", max_steps=1)
+    fit(model, ema, EMA(0.5), run_name="two", max_steps=3)
     with pytest.raises(trainer.CheckpointError, match="has several averages"):
         save_averaged("runs/two", "averaged")
     fit(model, run_name="plain", max_steps=1)

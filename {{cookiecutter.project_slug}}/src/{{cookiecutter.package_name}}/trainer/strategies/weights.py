@@ -49,7 +49,8 @@ class LocalWeights:
         """Overwrite parameters with parts; called by every process."""
         if self._before_put is not None:
             self._before_put()
-        torch._foreach_copy_(self.parts(parts), list(parts.values()))
+        if parts:  # torch refuses empty lists
+            torch._foreach_copy_(self.parts(parts), list(parts.values()))
 
     def state(self, parts: Mapping[str, Tensor]) -> dict[str, Any]:
         """Convert parts to what a checkpoint contains; called by every process."""

@@ -12,7 +12,7 @@ DEEPSPEED_REFUSES = {
     "manual": "its engine runs one backward and one step at a time",
     **dict.fromkeys(("bf16 true", "fp16 true"), "steps parameters in float32"),
 }
-OFFLOADED = ("sgd", "adam", "accumulation", "clip norm", "clip value", "bf16", "fp16")
+OFFLOADED = ("sgd", "adam", "accumulation", "clip norm", "clip value", "averaged", "bf16", "fp16")
 
 ROWS = {
     "deepspeed": Row(

@@ -12,8 +12,8 @@ class Property:
     """One way to train the subject.
 
     Args:
-        tolerance: largest difference of a weight, or a logged loss, from one process'; 0: to the
-            last bit.
+        tolerance: largest difference of a weight, a logged loss, or a number that a callback saves,
+            from one process'; 0: to the last bit.
         subject: arguments of the subject.
         trainer: arguments of the trainer.
         alone: arguments of the subject where one process trains it for comparison.
@@ -31,6 +31,15 @@ class Property:
 
 UNUSED = {"find_unused_parameters": True}
 CLIPPED_SUM = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
+# Validations are with the average, and a run that is stopped after three steps has the same.
+AVERAGED = {
+    "callbacks": [
+        {"class_path": "EMA", "init_args": {"decay": 0.9}},
+        {"class_path": "BestCheckpoint", "init_args": {"monitor": "val_loss", "k": 2}},
+        "tests.conformance.callbacks.Totals",
+    ],
+    "val_every_n_steps": 3,
+}
 SCALED = {"reference_batch_size": 12, "learning_rate_warmup_steps": 3}
 
 # Half precision rounds each process' part of a batch by itself: a rounding (2^-8 and 2^-11 of a
@@ -52,6 +61,7 @@ PROPERTIES = {
         {"uneven_inputs": "join", "global_batch_size": None},
         {"uneven": True, "in_pieces": True},
     ),
+    "averaged": Property(1e-6, {"kind": "validated"}, AVERAGED),
     "accumulation": Property(1e-6, trainer={"accumulate_grad_batches": 2}),
     "clip norm": Property(1e-6, trainer={"gradient_clip_val": 0.1}),
     "clip value": Property(
@@ -165,10 +175,12 @@ QUICKLY = (
 # What more than two processes may get wrong that two get right.
 COUNT_MATTERS = (
     *QUICKLY,
-    *("clip value", "batchnorm", "sync batchnorm", "drop last", "uneven"),
+    *("clip value", "batchnorm", "sync batchnorm", "drop last", "uneven", "averaged"),
 )
 # Of these, what a choice of tests tries on more than two processes.
 COVERING = ("clip norm", "sync batchnorm", "uneven", "experts, clipped")
+# On two processes, this as well.
+COVERING_ON_TWO = (*COVERING, "averaged")
 
 
 def more(devices: int, **options: Any) -> Launch:

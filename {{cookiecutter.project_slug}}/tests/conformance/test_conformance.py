@@ -15,7 +15,7 @@ from my_project.trainer import strategies
 
 from ..project import run, run_nodes
 from .matrix import MATRIX
-from .rows import COVERING, PROPERTIES, QUICKLY, Launch
+from .rows import COVERING, COVERING_ON_TWO, PROPERTIES, QUICKLY, Launch
 from .subject import make
 from .worker import STOP
 
@@ -33,7 +33,8 @@ def marks(name: str, number: int, way: str) -> list[pytest.MarkDecorator]:
     needs = [pytest.mark.needs(*launch.needs)] if launch.needs else []
     if is_quick:
         return needs
-    covered = [pytest.mark.exhaustive] if launch.slow and way not in COVERING else []
+    covering = COVERING if launch.devices > 2 else COVERING_ON_TWO
+    covered = [pytest.mark.exhaustive] if launch.slow and way not in covering else []
     return [*needs, *covered, pytest.mark.slow]
 
 
@@ -103,7 +104,7 @@ def references(tmp_path_factory: pytest.TempPathFactory, asked: list[dict[str, A
 
 
 def difference(one: Path, other: Path) -> float:
-    """Largest difference of any weight or logged loss in two results."""
+    """Largest difference of any weight, logged loss or state of a callback in two results."""
     ours, theirs = load_file(one), load_file(other)
     assert ours.keys() == theirs.keys()
     assert len(ours["losses"]) >= 8

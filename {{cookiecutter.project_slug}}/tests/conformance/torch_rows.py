@@ -78,7 +78,13 @@ ROWS = {
     "ddp_zero1": Row(TWO_AND_THREE),
     "local_sgd": Row(TWO_AND_THREE, options=EACH_STEP, only=(*LINEAR, "bf16", "fp16")),
     "local_sgd, warmup": Row(
-        SLOWLY, "local_sgd", {"warmup_steps": 99}, refused={"sync batchnorm": "in every forward"}
+        SLOWLY,
+        "local_sgd",
+        {"warmup_steps": 99},
+        refused={
+            "sync batchnorm": "in every forward",
+            "averaged": "ranks hold different weights",
+        },
     ),
     "diloco": Row(SLOWLY, options=WITHOUT_MOMENTUM, only=LINEAR),
     "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS, refused=NO_SPARSE),
@@ -86,7 +92,10 @@ ROWS = {
         SLOWLY_ON_FOUR,
         "fsdp",
         {**SMALL_UNITS, "offload": True},
-        only=(*ONE_OPTIMIZER, "clip value", "two optimizers", "manual", "experts", "bf16"),
+        only=(
+            *(*ONE_OPTIMIZER, "clip value", "two optimizers", "manual", "averaged"),
+            *("experts", "bf16"),
+        ),
     ),
     "fsdp, bfloat16 units": Row(
         SLOWLY_ON_FOUR,
@@ -108,6 +117,7 @@ ROWS = {
             **NO_SPARSE,
             **dict.fromkeys(("manual", "sparse, manual"), "optimizers step on the servers"),
             "sync batchnorm": "there is no process group",
+            "averaged": "workers hold weights of different steps",
             "fp16": "a gradient scaler must see",
         },
     ),

@@ -56,7 +56,7 @@ def train_references(folder: Path, pieces: int, readers: int, ways: Sequence[str
 
 
 def train(result: Path, subject: Mapping[str, Any], options: Mapping[str, Any]) -> Path:
-    """Train once; the main process writes weights and losses.
+    """Train once; the main process writes weights, losses and the state of callbacks.
 
     Returns:
         the run's directory.
@@ -76,8 +76,11 @@ def train(result: Path, subject: Mapping[str, Any], options: Mapping[str, Any]) 
     module = make(**subject)
     run.fit(module)
     if run.global_rank == 0:
-        weights = _weights(module, run)
-        save_file(weights | {"losses": _losses(run.run_directory)}, result)
+        found = _weights(module, run) | {"losses": _losses(run.run_directory)}
+        if "callbacks" in options:
+            state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()
+            found |= _tensors("callbacks", state["callbacks"])
+        save_file(found, result)
     return run.run_directory
 
 
@@ -87,6 +90,16 @@ def _weights(module: Any, run: Any) -> dict[str, torch.Tensor]:
     if run._plan.strategy.shards_parameters:
         state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
     return {key: value.cpu().contiguous() for key, value in state.items()}
+
+
+def _tensors(name: str, state: Any) -> dict[str, torch.Tensor]:
+    """The tensors and numbers of a callback's state, by their path in it."""
+    if isinstance(state, Mapping):
+        parts = [_tensors(f"{name}.{key}", value) for key, value in state.items()]
+        return {key: value for part in parts for key, value in part.items()}
+    if isinstance(state, torch.Tensor):
+        return {name: state.contiguous()}
+    return {name: torch.tensor(state, dtype=torch.float64)}
 
 
 def _losses(directory: Path) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 from my_project.trainer import errors
 from my_project.trainer.data import feed as feeds
-from my_project.trainer.data import randomness
+from my_project.trainer.data import feed_creation, randomness
 
 Share = feeds.Share
 ALONE = Share(replica=0, replicas=1, seed=3)
@@ -79,7 +79,7 @@ KINDS = pytest.mark.parametrize("kind", LOADERS)
 
 def training(loader: Any, share: Any = ALONE, **options: Any) -> Any:
     defaults = {"accumulate": 1, "global_batch_size": None, "in_global_order": True}
-    return feeds.feed_training(loader, share, **(defaults | options))
+    return feed_creation.feed_training(loader, share, **(defaults | options))
 
 
 def data_of(batches: Iterator[Any]) -> list[list[Any]]:
@@ -222,7 +222,9 @@ def test_reading_leaves_the_global_generators_alone(kind: str, in_global_order: 
     for _ in training(LOADERS[kind](), in_global_order=in_global_order).epoch(0, 1):
         after = randomness.host_state()
         assert all(torch.equal(after[part], before[part]) for part in before)
-    evaluation = feeds.feed_evaluation(LOADERS[kind](), ALONE, in_global_order=in_global_order)
+    evaluation = feed_creation.feed_evaluation(
+        LOADERS[kind](), ALONE, in_global_order=in_global_order
+    )
     assert list(evaluation.epoch(0, 0))
     after = randomness.host_state()
     assert all(torch.equal(after[part], before[part]) for part in before)
@@ -307,7 +309,7 @@ def test_drop_last_leaves_out_the_step_that_is_not_full() -> None:
 def test_training_is_shuffled_and_evaluation_is_not() -> None:
     loader = tensors(20, 5)
     trained = [value for batch in training(loader).epoch(0, 0) for value in batch.data[0].tolist()]
-    feed = feeds.feed_evaluation(loader, ALONE, in_global_order=True)
+    feed = feed_creation.feed_evaluation(loader, ALONE, in_global_order=True)
     evaluated = [value for batch in feed.epoch(0, 0) for value in batch.data[0].tolist()]
     assert evaluated == list(range(20))
     assert sorted(trained) == evaluated != trained
@@ -323,7 +325,7 @@ def test_evaluation_gives_each_sample_once(replicas: int) -> None:
     seen: list[float] = []
     for replica in range(replicas):
         share = Share(replica, replicas, 0)
-        feed = feeds.feed_evaluation(tensors(11, 2), share, in_global_order=True)
+        feed = feed_creation.feed_evaluation(tensors(11, 2), share, in_global_order=True)
         for batch in feed.epoch(0, 0):
             assert batch.samples == len(batch.data[0])
             seen += batch.data[0].tolist()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from my_project.trainer import errors, strategies
 from my_project.trainer.data import feed as feeds
-from my_project.trainer.data import scaling
+from my_project.trainer.data import feed_creation, scaling
 from steps_subject import SAMPLES
 
 DEVICES, NODES, ACCUMULATE = range(1, 5), range(1, 4), range(1, 4)
@@ -65,7 +65,7 @@ def read(
         TensorDataset(torch.arange(samples)), batch_size=batch_size, drop_last=drop_last
     )
     each = [
-        feeds.feed_training(
+        feed_creation.feed_training(
             loader,
             feeds.Share(replica, replicas, seed=3),
             accumulate=accumulate,

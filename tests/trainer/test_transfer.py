@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from my_project import trainer
 from my_project.trainer.data import feed as feeds
-from my_project.trainer.data import transfer
+from my_project.trainer.data import feed_creation, transfer
 
 META = torch.device("meta")  # a second device that every machine has
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ class Squares(Dataset[Tensor]):
 
 def ordered(data: Dataset[Tensor], batch_size: int = 2) -> Any:
     """Batches of the trainer's own order."""
-    return feeds.feed_evaluation(DataLoader(data, batch_size), SHARE, in_global_order=True)
+    return feed_creation.feed_evaluation(DataLoader(data, batch_size), SHARE, in_global_order=True)
 
 
 def read(feed: Any, device: torch.device = CPU, dtype: torch.dtype | None = None) -> list[Any]:
@@ -157,7 +157,7 @@ def test_where_ranks_speak_of_each_batch_it_fails_at_once(streams):
             yield from torch.arange(3.0)
             raise ValueError("broken")
 
-    feed = feeds.feed_training(
+    feed = feed_creation.feed_training(
         DataLoader(Fails()), SHARE, accumulate=1, global_batch_size=None, in_global_order=True
     )
     assert until_error(feed.epoch(0, 0)) == [0, 1]

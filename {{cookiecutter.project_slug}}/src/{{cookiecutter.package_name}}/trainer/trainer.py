@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -44,8 +45,20 @@ class Trainer:
         matmul_precision: Precision of float32 matrix products on GPUs: ``"highest"`` (float32),
             ``"high"`` (TF32) or ``"medium"``, as in ``torch.set_float32_matmul_precision``;
             default: ``"high"``, or the program's own setting. No effect on CPUs.
-        max_epochs: Maximum number of epochs; ``None``: until ``max_steps``.
+        max_epochs: Maximum number of epochs; ``None``: until ``max_steps`` or ``max_time``.
         max_steps: Maximum number of optimizer steps; ``None``: until ``max_epochs``.
+        max_time: Maximum duration of training, including that of earlier attempts if the run was
+            resumed: ``"DD:HH:MM:SS"``, a ``timedelta``, or its arguments as a dict.
+        limit_train_batches: Batches of each replica per epoch, a multiple of
+            ``accumulate_grad_batches``; or the fraction of an epoch's optimizer steps.
+        limit_val_batches: Batches of the loader, divided among all replicas, or their fraction; 0:
+            no validation.
+        limit_test_batches: Likewise, in test.
+        limit_predict_batches: Likewise, in prediction.
+        overfit_batches: Train in each epoch on the same batches, and validate on their samples; a
+            number or fraction as in ``limit_train_batches``; 0: off.
+        fast_dev_run: Number of optimizer steps, and of validation batches, of a run that tries the
+            code: one epoch, no checkpoints, no loggers. True: 1.
         global_batch_size: Samples per optimizer step over all devices; replaces the batch size of
             the training loader, so that a run gives the same result on any number of devices.
         accumulate_grad_batches: Micro-batches per optimizer step.
@@ -81,6 +94,8 @@ class Trainer:
         log_every_n_steps: Log every N optimizer steps; the first and the last one are logged too.
         check_val_every_n_epoch: Run validation every N epochs.
         val_every_n_steps: Also run validation every N optimizer steps.
+        sanity_check: Validation batches of each replica to run before the first step, so that an
+            error in validation is found at the start. Nothing is logged.
         checkpoint_every_n_steps: Save a checkpoint every N optimizer steps, and after each epoch.
         keep_checkpoints: Number of checkpoints to keep, at least 2.
         callbacks: Callbacks of a fit: objects, class paths, names of built-in ones, or dicts with
@@ -105,6 +120,7 @@ class Trainer:
             such as those in ``legacy.py``.
         distributed_backend: Older spelling of ``strategy``.
         replace_sampler_ddp: Older spelling of ``use_distributed_sampler``.
+        num_sanity_val_steps: Older spelling of ``sanity_check``.
         amp_backend: Only ``"native"``: apex has removed its mixed precision.
         resume_from_checkpoint: Older spelling of ``resume``.
         logger: Older spelling of ``loggers``.
@@ -126,6 +142,13 @@ class Trainer:
         matmul_precision: str | None = None,
         max_epochs: int | None = None,
         max_steps: int | None = None,
+        max_time: str | timedelta | dict[str, float] | None = None,
+        limit_train_batches: int | float = 1.0,
+        limit_val_batches: int | float = 1.0,
+        limit_test_batches: int | float = 1.0,
+        limit_predict_batches: int | float = 1.0,
+        overfit_batches: int | float = 0,
+        fast_dev_run: bool | int = False,
         global_batch_size: int | None = None,
         accumulate_grad_batches: int = 1,
         gradient_clip_val: float | None = None,
@@ -145,6 +168,7 @@ class Trainer:
         log_every_n_steps: int = 50,
         check_val_every_n_epoch: int = 1,
         val_every_n_steps: int | None = None,
+        sanity_check: int = 1,
         checkpoint_every_n_steps: int | None = None,
         keep_checkpoints: int = 2,
         callbacks: Sequence[Any] = (),
@@ -163,6 +187,7 @@ class Trainer:
         plugins: str | list[Any] | Strategy | Plugin | None = None,
         distributed_backend: str | None = None,
         replace_sampler_ddp: bool | None = None,
+        num_sanity_val_steps: int | None = None,
         amp_backend: str | None = None,
         resume_from_checkpoint: str | None = None,
         logger: bool | str | list[str] | None = None,
@@ -240,6 +265,8 @@ class Trainer:
         """Validate, with the weights of a checkpoint or run directory, or the module's own."""
         sources.check(module, "validation_step")
         sources.check_given(data)
+        if not self._plan.options.limit_val_batches:
+            raise ConfigurationError("limit_val_batches=0: there is nothing to validate")
         checkpoint = _expanded(checkpoint)
         command = partial(
             RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ..errors import ConfigurationError, Problems
-from . import legacy, other_trainers, paths, values
+from . import legacy, max_time, other_trainers, paths, values
 from .options import Options
 
 # Paths, and what replaces those that cannot be expanded.
@@ -78,7 +78,12 @@ def read(keywords: Keywords, problems: Problems) -> Options:
     except ConfigurationError as error:
         problems.lines += error.problems
         given = _plain(given)
-    return Options(**paths.expanded(given, _PATHS, problems))
+    seconds: float | None = None
+    with problems:
+        seconds = max_time.read(given["max_time"])
+    short = int(given["fast_dev_run"])
+    expanded = paths.expanded(given, _PATHS, problems)
+    return Options(**expanded | {"max_time": seconds, "fast_dev_run": short})
 
 
 def _plain(given: Mapping[str, Any]) -> dict[str, Any]:

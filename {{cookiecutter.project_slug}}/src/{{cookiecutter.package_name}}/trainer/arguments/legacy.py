@@ -23,6 +23,7 @@ ARGUMENTS = (
     "plugins",
     "distributed_backend",
     "replace_sampler_ddp",
+    "num_sanity_val_steps",
     "amp_backend",
     "resume_from_checkpoint",
     "logger",
@@ -39,6 +40,7 @@ _DEFAULTS: dict[str, Any] = {
         "strategy",
         "precision",
         "use_distributed_sampler",
+        "sanity_check",
         "resume",
         "loggers",
     )
@@ -332,6 +334,14 @@ def _switch(value: Any) -> bool:
     return value
 
 
+def _sanity_check(value: Any) -> int:
+    if type(value) is int and value >= 0:
+        return value
+    raise ConfigurationError(
+        f"num_sanity_val_steps={_shown(value)}: give a number of batches, at least 0"
+    )
+
+
 def _path(value: Any) -> str:
     if isinstance(value, str | os.PathLike):
         return str(value)
@@ -354,6 +364,7 @@ def _loggers(value: Any) -> Any:
 
 _RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "replace_sampler_ddp": ("use_distributed_sampler", _switch),
+    "num_sanity_val_steps": ("sanity_check", _sanity_check),
     "resume_from_checkpoint": ("resume", _path),
     "logger": ("loggers", _loggers),
 }

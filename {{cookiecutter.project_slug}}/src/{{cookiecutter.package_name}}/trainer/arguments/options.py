@@ -23,6 +23,14 @@ class Options:
     matmul_precision: str | None = None
     max_epochs: int | None = None
     max_steps: int | None = None
+    max_time: float | None = None
+    """In seconds."""
+    limit_train_batches: int | float = 1.0
+    limit_val_batches: int | float = 1.0
+    limit_test_batches: int | float = 1.0
+    limit_predict_batches: int | float = 1.0
+    overfit_batches: int | float = 0
+    fast_dev_run: int = 0
     global_batch_size: int | None = None
     accumulate_grad_batches: int = 1
     gradient_clip_val: float | None = None
@@ -42,6 +50,7 @@ class Options:
     log_every_n_steps: int = 50
     check_val_every_n_epoch: int = 1
     val_every_n_steps: int | None = None
+    sanity_check: int = 1
     checkpoint_every_n_steps: int | None = None
     keep_checkpoints: int = 2
     callbacks: Sequence[Any] = ()

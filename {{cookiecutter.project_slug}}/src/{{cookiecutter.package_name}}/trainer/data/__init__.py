@@ -5,18 +5,23 @@ of the step. Imports ``launch``, ``module`` and the folders below them.
 """
 
 from . import sequence
-from .feed import UNEVEN, Feed, MicroBatch, Share, batch_length, feed_evaluation, feed_training
+from .batch_limit import BatchLimit
+from .feed import UNEVEN, Feed, MicroBatch, Share, batch_length
+from .feed_creation import feed_evaluation, feed_first, feed_trained, feed_training
 from .randomness import seed_everything
 from .sources import Data
 
 __all__ = [
     "UNEVEN",
+    "BatchLimit",
     "Data",
     "Feed",
     "MicroBatch",
     "Share",
     "batch_length",
     "feed_evaluation",
+    "feed_first",
+    "feed_trained",
     "feed_training",
     "seed_everything",
     "sequence",

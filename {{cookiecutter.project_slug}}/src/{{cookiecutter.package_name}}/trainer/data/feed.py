@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -10,9 +11,10 @@ from torch.utils.data import DataLoader
 
 from ..errors import Problems, UserError, nearest
 from ..launch import collectives
-from . import loaders, randomness, scaling
+from . import loaders, randomness
+from .batch_limit import ALL, BatchLimit
 from .iteration import read
-from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
+from .sampling import BatchPlan, GlobalOrder
 
 UNEVEN = ("refuse", "join")
 """How to handle loaders that yield different numbers of training batches on different ranks.
@@ -80,12 +82,16 @@ class OrderedFeed(Feed):
         loader: A ``DataLoader`` whose batch sampler is ``order``.
         order: The order of the samples.
         seed: Seed of the run.
+        repeats: Read the first epoch again and again.
     """
 
-    def __init__(self, loader: DataLoader[Any], order: GlobalOrder, seed: int) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], order: GlobalOrder, seed: int, repeats: bool = False
+    ) -> None:
         self._loader = loader
         self._order = order
-        self._plan: BatchPlan = order.plan
+        self._repeats = repeats
+        self.plan: BatchPlan = order.plan
         # Protect the model's generators unless workers draw the random numbers, or nothing does.
         isolate = loader.num_workers == 0 and order.keyed
         self._stream = randomness.Stream(seed) if isolate else None
@@ -95,10 +101,10 @@ class OrderedFeed(Feed):
         self.has_plan = True
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
-        plan, replica = self._plan, self._order.replica
+        plan, replica = self.plan, self._order.replica
         last, accumulate = plan.batches - 1, plan.accumulate
-        first_irregular = plan.samples // plan.global_batch * accumulate
-        self._order.set_position(epoch, start)
+        first_irregular = plan.samples_used // plan.global_batch * accumulate
+        self._order.set_position(0 if self._repeats else epoch, start)
         batches = read(self._loader)
         for index, data in enumerate(_isolated(batches, self._stream), start):
             if index < first_irregular:
@@ -128,10 +134,16 @@ class ReplayFeed(Feed):
             (seed, epoch, replica).
         accumulate: Micro-batches per optimizer step.
         uneven: One of :data:`UNEVEN`; or ``"allow"``, if no step waits for another rank.
+        limit: Batches of this replica to read of each epoch.
     """
 
     def __init__(
-        self, loader: Iterable[Any], share: Share, accumulate: int, uneven: str = "refuse"
+        self,
+        loader: Iterable[Any],
+        share: Share,
+        accumulate: int,
+        uneven: str = "refuse",
+        limit: BatchLimit = ALL,
     ) -> None:
         self._loader = loader
         self._replica = share.replica
@@ -139,6 +151,9 @@ class ReplayFeed(Feed):
         self._uneven = uneven
         self.accumulate = accumulate
         self.batches = _length(loader)
+        self._most = limit.of_loader(self.batches, accumulate)
+        if self.batches is not None and self._most is not None:
+            self.batches = min(self.batches, self._most)
         batch_size = getattr(loader, "batch_size", None)
         self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
 
@@ -184,83 +199,7 @@ class ReplayFeed(Feed):
                 generator.manual_seed(randomness.mix(self._seed, epoch, self._replica))
         with stream:
             batches = read(self._loader)
-        return _isolated(batches, stream)
-
-
-def feed_training(
-    loader: Iterable[Any],
-    share: Share,
-    *,
-    accumulate: int,
-    global_batch_size: int | None,
-    in_global_order: bool,
-    uneven: str = "refuse",
-) -> Feed:
-    """Feed for training: reshuffled each epoch, and every replica takes part in every step.
-
-    Args:
-        loader: The user's loader.
-        share: The replica that reads.
-        accumulate: Micro-batches per optimizer step.
-        global_batch_size: Replaces the loader's batch size if the trainer controls the order.
-        in_global_order: False reads the loader as it is.
-        uneven: As in :class:`ReplayFeed`.
-
-    Raises:
-        UserError: The dataset is empty.
-    """
-    if not (in_global_order and can_be_ordered(loader)):
-        replayed = ReplayFeed(loader, share, accumulate, uneven)
-        scaling.check_batches(replayed.batches, accumulate)
-        return replayed
-    batch_size = loader.batch_size or 1
-    if global_batch_size is not None:
-        batch_size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
-    samples = _samples(loader)
-    scaling.check_samples(samples, batch_size, share.replicas, accumulate, global_batch_size)
-    plan = BatchPlan(samples, batch_size, share.replicas, accumulate, loader.drop_last)
-    _refuse_empty(samples)
-    if plan.batches == 0:
-        raise UserError("the dataset is empty: there is nothing to read")
-    return _ordered(loader, plan, share, shuffle=True, fill=True)
-
-
-def feed_evaluation(
-    loader: Iterable[Any], share: Share, *, in_global_order: bool, together: bool = False
-) -> Feed:
-    """Feed for validation, test or prediction: each sample once, in order.
-
-    Args:
-        loader: The user's loader.
-        share: The replica that reads.
-        in_global_order: False reads the loader as it is.
-        together: Give every replica the same number of batches; padding batches have no samples
-            that count.
-    """
-    if not (in_global_order and can_be_ordered(loader)):
-        return ReplayFeed(loader, share, 1, "join" if together else "allow")
-    _refuse_empty(_samples(loader))
-    plan = BatchPlan(_samples(loader), loader.batch_size or 1, share.replicas)
-    return _ordered(loader, plan, share, shuffle=False, fill=together)
-
-
-def _ordered(
-    loader: DataLoader[Any], plan: BatchPlan, share: Share, *, shuffle: bool, fill: bool
-) -> OrderedFeed:
-    keyed = needs_keys(loader)
-    order = GlobalOrder(
-        plan, share.replica, seed=share.seed, shuffle=shuffle, keyed=keyed, fill=fill
-    )
-    return OrderedFeed(order_globally(loader, order), order, share.seed)
-
-
-def _refuse_empty(samples: int) -> None:
-    if samples == 0:
-        raise UserError("the dataset is empty: it has no samples to make batches of")
-
-
-def _samples(loader: DataLoader[Any]) -> int:
-    return len(loader.dataset)  # type: ignore[arg-type]
+        return islice(_isolated(batches, stream), self._most)
 
 
 def _isolated(batches: Iterator[Any], stream: randomness.Stream | None) -> Iterator[Any]:

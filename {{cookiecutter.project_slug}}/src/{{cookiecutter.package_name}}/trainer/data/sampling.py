@@ -39,6 +39,7 @@ class BatchPlan:
         replicas: Number of data-parallel replicas.
         accumulate: Micro-batches per optimizer step.
         drop_last: Drop the last global batch if it is not full.
+        most: Maximum number of samples per epoch; ``None``: all.
     """
 
     samples: int
@@ -46,6 +47,7 @@ class BatchPlan:
     replicas: int = 1
     accumulate: int = 1
     drop_last: bool = False
+    most: int | None = None
 
     @property
     def micro_batch(self) -> int:
@@ -60,7 +62,8 @@ class BatchPlan:
     @property
     def samples_used(self) -> int:
         """Samples used per epoch."""
-        return self.samples - (self.samples % self.global_batch if self.drop_last else 0)
+        used = self.samples - (self.samples % self.global_batch if self.drop_last else 0)
+        return used if self.most is None else min(used, self.most)
 
     @property
     def batches(self) -> int:

@@ -4,7 +4,7 @@
 strategy only through the contract in ``strategies/base.py``.
 """
 
-from .evaluation import evaluate, predict
+from .evaluation import check_validation, evaluate, predict
 from .fit import FitLoop
 from .learning_rate import LearningRateScaling
 from .manual_optimization import ManualOptimization
@@ -17,6 +17,7 @@ __all__ = [
     "LearningRateScaling",
     "ManualOptimization",
     "Position",
+    "check_validation",
     "evaluate",
     "predict",
 ]

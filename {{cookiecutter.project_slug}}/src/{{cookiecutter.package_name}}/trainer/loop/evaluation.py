@@ -40,6 +40,43 @@ def evaluate(
         return recorder.take_epoch()
 
 
+def check_validation(
+    module: TrainingModule, strategy: Strategy, recorder: Recorder, feed: Feed
+) -> None:
+    """Run some validation batches before training, and restore all that they have changed.
+
+    Args:
+        module: A module that the strategy has set up.
+        strategy: The strategy.
+        recorder: Records the values, which are dropped.
+        feed: The batches; every replica has the same number.
+    """
+    with torchmetrics_state.unchanged(module), _same_buffers(module):
+        try:
+            evaluate(module, strategy, recorder, feed, "validation")
+        except Exception as error:
+            error.add_note("in a check of validation before the first step; see sanity_check")
+            raise
+
+
+@contextlib.contextmanager
+def _same_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore buffers: a validation step may change them, or put others in their place."""
+    owners = [(each, dict(each._buffers)) for each in module.modules()]
+    copies = [
+        (buffer, buffer.clone())
+        for _, buffers in owners
+        for buffer in buffers.values()
+        if buffer is not None
+    ]
+    yield
+    with torch.no_grad():
+        for buffer, copy in copies:
+            buffer.copy_(copy)
+    for owner, buffers in owners:
+        owner._buffers.update(buffers)
+
+
 def predict(module: TrainingModule, strategy: Strategy, feed: Feed) -> list[Any]:
     """Run all batches and collect the outputs of ``predict_step``.
 

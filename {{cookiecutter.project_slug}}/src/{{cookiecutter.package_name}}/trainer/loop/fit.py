@@ -24,6 +24,7 @@ class FitLoop:
         fit: The parts of the fit.
         checkpoints: Writes checkpoints.
         validate: Runs a validation; ``None``: no validation.
+        check_validation: Runs some validation batches, whose values are dropped; or ``None``.
         rate_factor: Factor of the learning rates at a step, counted from 0.
     """
 
@@ -32,11 +33,13 @@ class FitLoop:
         fit: FitParts,
         checkpoints: Checkpoints,
         validate: Callable[[], dict[str, float]] | None,
+        check_validation: Callable[[], None] | None,
         rate_factor: Callable[[int], float],
     ) -> None:
         self.fit = fit
         self.checkpoints = checkpoints
         self.validate = validate
+        self.check_validation = check_validation
         self.rate_factor = rate_factor
         strategy = fit.strategy
         self.preemption = Preemption(None if strategy.steps_together else strategy.agreed_signal)
@@ -61,6 +64,9 @@ class FitLoop:
         """
         position, progress = self.fit.position, self.fit.outputs.progress
         started, first_step = time.monotonic(), position.global_step
+        # The same on every rank: the time in the checkpoint from which it was resumed.
+        position.is_stopped = position.is_out_of_time(self.fit.options)
+        position.started = started
         progress.start(first_step)
         try:
             if position.epoch_done:
@@ -137,6 +143,8 @@ class FitLoop:
         """Whether training is done; raises Preempted if it is not, and a signal was received."""
         if self.fit.position.is_end(self.fit.options):
             return True
+        if self.fit.position.is_out_of_time(self.fit.options):
+            self.preemption.request_stop()
         number = self.preemption.requested()
         if number == STOP:
             self.fit.position.is_stopped = True
@@ -273,6 +281,8 @@ class FitLoop:
         self._save_once()
         self.checkpoints.wait()
         actions, self.after_save = self.after_save, []
+        if self.fit.options.fast_dev_run:
+            return  # no checkpoint was saved
         for action in actions:
             action(self.checkpoints.path(self.fit.position.global_step))
 
@@ -283,4 +293,6 @@ class FitLoop:
             state = saving.state(self.fit)
             self._guard.check_weights(state["model"], self.fit.module)
             position.saved_at = position.global_step
+            if self.fit.options.fast_dev_run:
+                return
             self.checkpoints.save(position.global_step, state, saving.rank_local_state(self.fit))

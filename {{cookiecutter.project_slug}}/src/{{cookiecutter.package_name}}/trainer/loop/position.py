@@ -1,5 +1,6 @@
 """The position of training, and which of its steps are logged."""
 
+import time
 from dataclasses import dataclass
 
 from ..arguments.options import Options
@@ -21,6 +22,20 @@ class Position:
     """The step after which the module was last validated."""
     is_stopped: bool = False
     """Whether all ranks have agreed to stop."""
+    earlier_seconds: float = 0.0
+    """Duration of training before the checkpoint from which it was resumed."""
+    started: float | None = None
+    """When this attempt has started to train, on the monotonic clock."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration of training so far, including validation and that of earlier attempts."""
+        own = 0.0 if self.started is None else time.monotonic() - self.started
+        return self.earlier_seconds + own
+
+    def is_out_of_time(self, options: Options) -> bool:
+        """Whether training has taken ``max_time``, on this rank's clock."""
+        return options.max_time is not None and self.seconds >= options.max_time
 
     def is_end(self, options: Options) -> bool:
         """Whether training has made all epochs or steps of the options, or was stopped."""

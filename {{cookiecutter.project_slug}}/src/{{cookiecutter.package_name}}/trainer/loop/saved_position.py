@@ -1,5 +1,6 @@
 """The position of training in a checkpoint."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,10 @@ from .position import Position
 
 @dataclass(frozen=True)
 class SavedPosition:
-    """A position in a checkpoint: in steps, not batches, because these depend on the layout."""
+    """A position in a checkpoint: in steps, not batches, because these depend on the layout.
+
+    ``seconds``: duration of training so far.
+    """
 
     epoch: int
     step_in_epoch: int
@@ -19,6 +23,7 @@ class SavedPosition:
     global_step: int
     validated_at: int
     epoch_done: bool
+    seconds: float
 
     @classmethod
     def of(cls, position: Position, feed: Feed) -> "SavedPosition":
@@ -35,6 +40,7 @@ class SavedPosition:
             global_step=position.global_step,
             validated_at=position.validated_at,
             epoch_done=position.epoch_done,
+            seconds=position.seconds,
         )
 
     @classmethod
@@ -48,6 +54,9 @@ class SavedPosition:
         # Missing in older checkpoints, which were saved at the end of an epoch after validation.
         if type(epoch_done := saved.get("epoch_done", False)) is not bool:
             raise ValueError(f"epoch_done is {epoch_done!r}, not true or false")
+        seconds = saved.get("seconds", 0.0)
+        if type(seconds) is not float or not 0 <= seconds < math.inf:
+            raise ValueError(f"seconds is {seconds!r}, not a duration")
         return cls(
             epoch=check_count("epoch", saved["epoch"], 0, MOST_STEPS),
             step_in_epoch=check_count("step_in_epoch", saved["step_in_epoch"], 0, MOST_STEPS),
@@ -55,4 +64,5 @@ class SavedPosition:
             global_step=check_count("global_step", saved["global_step"], step, step),
             validated_at=check_count("validated_at", saved["validated_at"], -1, step),
             epoch_done=epoch_done,
+            seconds=seconds,
         )

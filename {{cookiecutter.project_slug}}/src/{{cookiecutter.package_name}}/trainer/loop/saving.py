@@ -118,6 +118,7 @@ def _load_position(fit: FitParts, saved: SavedPosition) -> list[str]:
     position, samples = fit.position, fit.feed.samples_per_step
     position.epoch, position.global_step = saved.epoch, saved.global_step
     position.epoch_done, position.validated_at = saved.epoch_done, saved.validated_at
+    position.earlier_seconds = saved.seconds
     if position.epoch_done:
         return []
     steps, rest = saved.step_in_epoch, 0

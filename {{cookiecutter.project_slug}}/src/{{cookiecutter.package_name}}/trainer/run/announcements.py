@@ -37,9 +37,13 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
     total = scaling.total_steps(feed.steps, plan.options.max_epochs, plan.options.max_steps)
     lines.append(
         f"steps per epoch {feed.steps or 'unknown'}, epochs "
-        f"{plan.options.max_epochs or 'until max_steps'}, total steps {total or 'unknown'}"
+        f"{plan.options.max_epochs or _end(plan)}, total steps {total or 'unknown'}"
     )
     return lines
+
+
+def _end(plan: Plan) -> str:
+    return "until max_time" if plan.options.max_steps is None else "until max_steps"
 
 
 def where(directory: Path) -> str:
@@ -61,7 +65,10 @@ def closing(loop: FitLoop, directory: Path) -> list[str]:
     """Number of steps, latest values, and run directory."""
     values = "  ".join(f"{name} {value:.4g}" for name, value in loop.fit.outputs.latest.items())
     rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
+    fit = loop.fit
+    is_late = fit.position.is_stopped and fit.position.is_out_of_time(fit.options)
     return [
+        *([f"training stops after step {fit.position.global_step}: max_time"] if is_late else []),
         f"done after {loop.fit.position.global_step} steps{rate}: {values}",
         where(directory),
     ]

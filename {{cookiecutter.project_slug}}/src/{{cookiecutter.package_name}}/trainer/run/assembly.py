@@ -1,14 +1,32 @@
 """Create the parts of a rank's run from its plan."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from ..callbacks import HookCalls
 from ..checkpoint import DIRECTORY, Checkpoints
-from ..data import Feed, Share, feed_evaluation, feed_training, scaling
+from ..data import (
+    BatchLimit,
+    Feed,
+    Share,
+    feed_evaluation,
+    feed_first,
+    feed_trained,
+    feed_training,
+    scaling,
+)
 from ..errors import UserError
 from ..logging import Outputs, Progress, Recorder
-from ..loop import FitLoop, FitParts, ManualOptimization, Position, evaluate
+from ..loop import (
+    FitLoop,
+    FitParts,
+    ManualOptimization,
+    Position,
+    check_validation,
+    evaluate,
+)
 from ..module import Loader, TrainingModule
 from ..strategies import sync_batchnorm
 from ..strategies.optimizers import read_optimization
@@ -30,6 +48,9 @@ class Assembly:
     def training_feed(self, loader: Loader) -> Feed:
         """This replica's training batches."""
         options = self._plan.options
+        limit = BatchLimit("limit_train_batches", options.limit_train_batches)
+        if options.overfit_batches:
+            limit = BatchLimit("overfit_batches", options.overfit_batches)
         feed = feed_training(
             loader,
             self._share(),
@@ -37,6 +58,8 @@ class Assembly:
             global_batch_size=options.global_batch_size,
             in_global_order=options.use_distributed_sampler,
             uneven=options.uneven_inputs,
+            limit=limit,
+            repeats=bool(options.overfit_batches),
         )
         if not (feed.has_plan or self._plan.strategy.steps_together):
             raise UserError(
@@ -46,25 +69,45 @@ class Assembly:
             )
         return feed
 
-    def evaluation_feed(self, loader: Loader) -> Feed:
+    def evaluation_feed(
+        self, loader: Loader, stage: Literal["validation", "test", "predict"]
+    ) -> Feed:
         """This replica's batches of an evaluation."""
-        in_order = self._plan.options.use_distributed_sampler
-        together = self._plan.strategy.shards_parameters
-        return feed_evaluation(loader, self._share(), in_global_order=in_order, together=together)
+        options = self._plan.options
+        limits = {
+            "validation": BatchLimit("limit_val_batches", options.limit_val_batches),
+            "test": BatchLimit("limit_test_batches", options.limit_test_batches),
+            "predict": BatchLimit("limit_predict_batches", options.limit_predict_batches),
+        }
+        return feed_evaluation(
+            loader,
+            self._share(),
+            in_global_order=options.use_distributed_sampler,
+            together=self._plan.strategy.shards_parameters,
+            limit=limits[stage],
+        )
 
     def fit_loop(self, fit: FitParts, validation_loader: Loader | None, directory: Path) -> FitLoop:
-        """The training loop, which writes checkpoints into a run directory."""
+        """The training loop, which writes checkpoints into a run directory.
+
+        Args:
+            fit: The parts of the fit.
+            validation_loader: The validation loader, if any; with ``overfit_batches``, that of
+                training.
+            directory: The run directory.
+        """
         options = self._plan.options
-        validate = None
+        validate, check = None, None
         if validation_loader is not None:
-            validate = self._validation(fit.module, validation_loader)
+            validate = self._validation(fit, validation_loader)
+            check = self._validation_check(fit.module, validation_loader)
         checkpoints = Checkpoints(
             directory / DIRECTORY,
             options.keep_checkpoints,
             options.async_checkpoints,
             self._plan.strategy.timeout_seconds,
         )
-        return FitLoop(fit, checkpoints, validate, self._rate_factor(fit.feed))
+        return FitLoop(fit, checkpoints, validate, check, self._rate_factor(fit.feed))
 
     def fit_parts(
         self, module: TrainingModule, feed: Feed, position: Position, calls: HookCalls
@@ -86,18 +129,40 @@ class Assembly:
             options, module, strategy, optimization, manual, feed, outputs, position, calls
         )
 
-    def _validation(self, module: TrainingModule, loader: Loader) -> Callable[[], dict[str, float]]:
+    def _validation(self, fit: FitParts, loader: Loader) -> Callable[[], dict[str, float]]:
         strategy, recorder = self._plan.strategy, self._recorder
-        feeds = {self._share(): self.evaluation_feed(loader)}
+        feeds = {self._share(): self._validation_feed(fit, loader)}
 
         def validate() -> dict[str, float]:
             share = self._share()
             if share not in feeds:  # after a loss, the other ranks read the lost rank's samples
                 feeds.clear()
-                feeds[share] = self.evaluation_feed(loader)
-            return evaluate(module, strategy, recorder, feeds[share], "validation")
+                feeds[share] = self._validation_feed(fit, loader)
+            return evaluate(fit.module, strategy, recorder, feeds[share], "validation")
 
         return validate
+
+    def _validation_feed(self, fit: FitParts, loader: Loader) -> Feed:
+        if not self._plan.options.overfit_batches:
+            return self.evaluation_feed(loader, "validation")
+        together = self._plan.strategy.shards_parameters
+        return feed_trained(loader, self._share(), training=fit.feed, together=together)
+
+    def _validation_check(
+        self, module: TrainingModule, loader: Loader
+    ) -> Callable[[], None] | None:
+        options, strategy, recorder = self._plan.options, self._plan.strategy, self._recorder
+        feed = None
+        if options.sanity_check:
+            feed = feed_first(
+                loader,
+                self._share(),
+                in_global_order=options.use_distributed_sampler,
+                batches=options.sanity_check,
+            )
+        if feed is None:
+            return None
+        return partial(check_validation, module, strategy, recorder, feed)
 
     def _share(self) -> Share:
         strategy = self._plan.strategy

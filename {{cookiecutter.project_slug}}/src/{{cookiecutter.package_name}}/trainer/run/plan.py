@@ -4,12 +4,13 @@ Each concern checks its own options; here all errors are collected and raised at
 changes global state: environment variables are set where a run starts (``trainer.py``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..arguments import keywords, ranges
+from ..arguments import batch_limits, keywords, ranges
 from ..arguments.keywords import Keywords
 from ..arguments.options import Options
 from ..callbacks import Callback, create_callbacks, problems_of_manual, problems_of_signatures
@@ -34,7 +35,8 @@ class Plan:
     """The plan of a run, after all checks.
 
     ``node_devices``: devices of all processes of this node; ``started_in``: the working directory
-    when the trainer was created, because user code may change it: relative paths refer to it.
+    when the trainer was created, because user code may change it: relative paths refer to it;
+    ``notes``: lines to print at the start.
     """
 
     options: Options
@@ -47,6 +49,7 @@ class Plan:
     request: Request
     started_in: Path
     callbacks: tuple[Callback, ...]
+    notes: Sequence[str] = ()
 
     @property
     def local_processes(self) -> int:
@@ -81,7 +84,7 @@ def make(given: Keywords) -> Plan:
         ConfigurationError: One line per error.
     """
     problems = Problems()
-    options = keywords.read(given, problems)
+    options, notes = batch_limits.of_fast_dev_run(keywords.read(given, problems), problems)
     where = placement.find(options, problems)
     name, strategy = strategy_choice.choose(options, where, problems)
     is_placed = not problems.lines
@@ -119,6 +122,7 @@ def make(given: Keywords) -> Plan:
         request=Request.of(options),
         started_in=Path.cwd(),
         callbacks=callbacks,
+        notes=[*notes, *batch_limits.notes(options)],
     )
 
 
@@ -127,6 +131,7 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     with problems:
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
     ranges.check(options, problems)
+    batch_limits.check(options, problems)
     gpu_backends.check(options, problems)
     clipping.check(options.gradient_clip_algorithm, problems)
     compilation.check(options.compile, problems)
@@ -151,7 +156,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         ConfigurationError: One line per error.
     """
     problems, options, strategy = Problems(), plan.options, plan.strategy
-    if options.max_epochs is None and options.max_steps is None:
+    if (options.max_epochs, options.max_steps, options.max_time) == (None, None, None):
         problems.add("neither max_epochs nor max_steps is given: training would not end")
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.needs_optimizers]
     problems.lines += sources.missing(module, needed)

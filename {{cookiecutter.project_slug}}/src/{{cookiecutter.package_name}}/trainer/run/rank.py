@@ -90,6 +90,7 @@ class RankRun:
         plan = self.plan
         if plan.layout.source != "none":
             self._console.say(plan.layout.receipt())
+        self._console.say(*plan.notes)
         self.strategy.connect(plan.layout, plan.devices, plan.precision)
         # Each rank draws its own dropout masks, unless it computes the same as another one.
         randomness.seed_everything(randomness.mix(self.seed, self.strategy.random_rank))
@@ -228,7 +229,8 @@ class RankRun:
     def _choose(self, lock: RunLock) -> Chosen:
         """Select run directory and checkpoint; a restart by torchrun resumes its own run."""
         request, layout = self.plan.request, self.plan.layout
-        if restarts.expected(layout) and request.resume in (None, "auto"):
+        is_restarted = restarts.expected(layout) and not self.plan.options.fast_dev_run
+        if is_restarted and request.resume in (None, "auto"):
             name = request.name or restarts.run_name()
             request = replace(request, name=name, resume="auto")
         return run_choice.choose(request, layout, lock)
@@ -236,9 +238,14 @@ class RankRun:
     def _make_loop(
         self, module: TrainingModule, data: Data, val_dataloader: Loader | None, directory: Path
     ) -> FitLoop:
-        feed = self._assembly.training_feed(sources.loader(data, module, "train"))
+        loader = sources.loader(data, module, "train")
+        feed = self._assembly.training_feed(loader)
         self._steps_per_epoch = feed.steps
-        validation = sources.validation_loader(data, module, val_dataloader)
+        validation = None
+        if self.plan.options.limit_val_batches:
+            validation = sources.validation_loader(data, module, val_dataloader)
+        if validation is not None and self.plan.options.overfit_batches:
+            validation = loader
         calls = calls_of(self.plan.callbacks, self, module)
         fit = self._assembly.fit_parts(module, feed, self._position, calls)
         self.schedulers = [each.scheduler for each in fit.optimization.schedulers]
@@ -262,6 +269,9 @@ class RankRun:
             self._write_records(loop, chosen)
         say(*announcements.opening(self.plan, loop))
         self._console.say_where(chosen.directory)
+        check, loop.check_validation = loop.check_validation, None  # and its workers
+        if chosen.checkpoint is None and check is not None:
+            check()
 
     def _write_records(self, loop: FitLoop, chosen: Chosen) -> None:
         """Write records and open logs: after the last check that can refuse the run."""
@@ -293,6 +303,8 @@ class RankRun:
         except Preempted as asked:
             if asked.signal != signal.SIGINT:
                 raise
+            if self.plan.options.fast_dev_run:
+                raise KeyboardInterrupt from None
             shown = str(self.plan.shown(directory))
             raise Interrupted(self.global_step, shown, self._console.is_command) from None
 
@@ -305,7 +317,8 @@ class RankRun:
             name = asked.signal.name
             self._write_outcome(f"preempted {name}", directory)
             if asked.signal != signal.SIGINT:
-                self._console.say(f"saved after step {self.global_step} and stopped by {name}")
+                saved = "not saved" if self.plan.options.fast_dev_run else "saved"
+                self._console.say(f"{saved} after step {self.global_step} and stopped by {name}")
             # If one rank ended first, it would be reported as a failure, and its peers ended.
             collectives.barrier()
             raise
@@ -327,7 +340,7 @@ class RankRun:
     ) -> dict[str, float]:
         """Validate or test, with the weights of a checkpoint if one is given."""
         feed = self._assembly.evaluation_feed(
-            sources.loader(data, module, "val" if stage == "validation" else stage)
+            sources.loader(data, module, "val" if stage == "validation" else stage), stage
         )
         with self._attached(module):
             self._set_up_for_evaluation(module, checkpoint)
@@ -337,7 +350,7 @@ class RankRun:
 
     def predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
         """Predict, with the weights of a checkpoint if one is given."""
-        feed = self._assembly.evaluation_feed(sources.loader(data, module, "predict"))
+        feed = self._assembly.evaluation_feed(sources.loader(data, module, "predict"), "predict")
         with self._attached(module):
             self._set_up_for_evaluation(module, checkpoint)
             return predict(module, self.strategy, feed)

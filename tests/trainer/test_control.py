@@ -1,0 +1,292 @@
+"""Limits of a run: batches, time, ``fast_dev_run``, ``overfit_batches`` and ``sanity_check``."""
+
+import csv
+import json
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import control_subject as subject
+from my_project import trainer
+from my_project.trainer.arguments import max_time
+from my_project.trainer.callbacks import BestCheckpoint
+from my_project.trainer.checkpoint import Checkpoint
+from tests import project
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+
+def make(**options: Any) -> trainer.Trainer:
+    given = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "sanity_check": 0}
+    return trainer.Trainer(**given | options)
+
+
+def fit(model: trainer.TrainingModule, **options: Any) -> trainer.Trainer:
+    made = make(**options)
+    made.fit(model)
+    return made
+
+
+def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+def flat(lists: Iterable[list[Any]]) -> list[Any]:
+    return list(chain.from_iterable(lists))
+
+
+def logged(name: str) -> list[tuple[str, ...]]:
+    with Path("runs", name, "metrics.csv").open() as file:
+        return [tuple(row.values()) for row in csv.DictReader(file)]
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+def test_epochs_end_after_the_limit() -> None:
+    whole, limited = subject.Net(), subject.Net()
+    fit(whole, max_epochs=2, limit_val_batches=0)
+    limits = {"limit_train_batches": 4, "limit_val_batches": 3}
+    made = fit(limited, max_epochs=2, accumulate_grad_batches=2, run_name="run", **limits)
+    # Of 10 batches; the order of samples is that of whole epochs.
+    assert limited.seen["training"] == whole.seen["training"][:4] + whole.seen["training"][10:14]
+    assert limited.seen["validation"] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert whole.seen["validation"] == []
+    assert (made.global_step, limited.total_steps) == (4, 4)
+    assert made.metrics["count"] == 12
+    steps = [(step, epoch) for step, epoch, name, _ in logged("run") if name == "loss_step"]
+    assert steps == [("1", "0"), ("4", "1")]
+
+
+def test_a_resume_within_a_limited_epoch_is_exact() -> None:
+    whole, half, rest = subject.Net(True), subject.Net(True), subject.Net(True)
+    options = {"limit_train_batches": 4, "limit_val_batches": 1}
+    for model, limit, more in (
+        (whole, 11, {"run_name": "whole"}),
+        (half, 6, {"run_name": "run"}),
+        (rest, 11, {"run_name": "run", "resume": "auto"}),
+    ):
+        torch.manual_seed(0)
+        fit(model, max_steps=limit, **options, **more)
+    assert half.seen["training"] + rest.seen["training"] == whole.seen["training"]
+    assert_same(whole, rest)
+
+
+def test_fractions_are_of_steps_and_of_batches() -> None:
+    model = subject.Net()
+    options = {"limit_train_batches": 0.3, "limit_val_batches": 0.5, "limit_test_batches": 0.99}
+    made = make(**options, limit_predict_batches=2, max_epochs=1, accumulate_grad_batches=2)
+    made.fit(model)
+    # 5 steps of 2 batches, and 6 batches.
+    assert (made.global_step, model.total_steps, len(model.seen["training"])) == (1, 1, 2)
+    assert model.seen["validation"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    made.test(model)
+    assert flat(model.seen["test"]) == list(range(20))
+    assert torch.cat(made.predict(model)).tolist() == list(range(8))
+    with pytest.raises(trainer.UserError, match=r"limit_train_batches=0.1: .* of 5 is less than 1"):
+        fit(subject.Net(), limit_train_batches=0.1, max_epochs=1, accumulate_grad_batches=2)
+
+
+def test_limits_of_loaders_that_are_read_as_they_are() -> None:
+    loader = list(subject.Net().train_dataloader())
+    model = subject.Net()
+    made = make(max_epochs=2, limit_train_batches=4, limit_val_batches=0.5, sanity_check=1)
+    made.fit(model, loader, val_dataloader=loader[:2])
+    ids = [batch[0].tolist() for batch in loader]
+    assert model.seen["training"] == 2 * ids[:4]
+    assert model.seen["validation"] == 2 * ids[:1]
+    endless = make(max_epochs=1, limit_train_batches=0.5)
+    with pytest.raises(trainer.UserError, match=r"limit_train_batches=0\.5: the loader has no"):
+        endless.fit(subject.Net(), _Endless())
+
+
+class _Endless:
+    def __iter__(self) -> Any:
+        while True:
+            yield from subject.Net().train_dataloader()
+
+
+def test_overfit_batches_repeat_and_are_validated() -> None:
+    model, usual = subject.Net(), subject.Net()
+    made = fit(model, max_epochs=3, overfit_batches=2)
+    fit(usual, max_epochs=1, limit_train_batches=2)
+    assert model.seen["training"] == 3 * usual.seen["training"]
+    assert model.seen["validation"] == model.seen["training"]
+    assert made.metrics["count"] == 8
+    with pytest.raises(trainer.UserError, match="overfit_batches=2: the training loader is read"):
+        made.fit(subject.Net(), list(model.train_dataloader()))
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+def test_max_time_ends_a_fit_and_counts_earlier_attempts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, model = subject.Net(), subject.Net()
+    fit(whole, max_epochs=2, run_name="whole")
+    options = {"max_epochs": 2, "run_name": "run", "resume": "auto", "enable_progress_bar": True}
+    passes = [subject.HourPasses(after=3)]
+    made = fit(model, max_time={"minutes": 30}, callbacks=passes, **options)
+    assert made.global_step == 3
+    assert len(model.seen["validation"]) == 6  # validated
+    assert "training stops after step 3: max_time" in capsys.readouterr().out
+    saved = Checkpoint(Path("runs/run/checkpoints/step-00000003")).state()["position"]
+    assert 3600 <= saved["seconds"] < 4200
+    assert fit(model, max_time="00:01:00:00", **options).global_step == 3
+    assert fit(model, max_time="01:00:00:00", **options).global_step == 20
+    assert_same(whole, model)
+
+
+def test_max_time_alone_is_an_end() -> None:
+    passes = [subject.HourPasses(after=13)]
+    assert fit(subject.Net(), max_time={"hours": 0.5}, callbacks=passes).global_step == 13
+
+
+def test_forms_of_max_time() -> None:
+    assert max_time.read("01:02:03:04") == 86400 + 2 * 3600 + 3 * 60 + 4
+    assert max_time.read({"days": 1, "minutes": 1.5}) == 86490
+    assert max_time.read(None) is None
+
+
+# --- fast_dev_run --------------------------------------------------------------------------------
+
+
+def test_fast_dev_run_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model = subject.Net()
+    options = {"max_epochs": 9, "run_name": "run", "resume": "auto", "accumulate_grad_batches": 2}
+    kept = BestCheckpoint("val_loss")
+    made = fit(model, fast_dev_run=2, callbacks=[kept], enable_progress_bar=True, **options)
+    assert (made.global_step, model.total_steps, len(model.seen["training"])) == (2, 2, 4)
+    assert model.seen["validation"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "fast_dev_run=2: 2 optimizer steps, and 2 batches of validation, test or prediction; no "
+        "checkpoints, no loggers; not used: max_epochs=9, resume='auto', run_name='run'"
+    )
+    assert made.run_directory is not None
+    names = {path.name for path in made.run_directory.iterdir()}
+    assert not names & {"checkpoints", "metrics.csv", "best"}
+    assert not Path("runs/run").exists()
+    made.test(model)
+    assert model.seen["test"] == model.seen["validation"]
+
+
+# --- sanity_check --------------------------------------------------------------------------------
+
+
+class Calls(trainer.Callback):
+    """Records the steps of validations."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        self.steps.append(trainer.global_step)
+
+
+def test_a_sanity_check_changes_nothing() -> None:
+    without, checked = subject.Net(is_random=True), subject.Net(is_random=True)
+    calls = Calls()
+    for model, batches, callbacks in ((without, 0, []), (checked, 2, [calls])):
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"callbacks": callbacks, "run_name": str(batches)}
+        fit(model, max_epochs=2, sanity_check=batches, log_every_n_steps=1, **options)
+    first = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert checked.seen["validation"] == first + without.seen["validation"]
+    assert checked.seen["training"] == without.seen["training"]
+    assert_same(without, checked)
+    assert checked.validated == 12
+    assert calls.steps == [10, 20]
+    assert logged("0") == logged("2")
+    resumed = subject.Net(is_random=True)
+    fit(resumed, max_epochs=3, sanity_check=2, run_name="2", resume="auto")
+    assert len(resumed.seen["validation"]) == 6
+
+
+def test_a_sanity_check_finds_a_broken_validation_before_the_first_step() -> None:
+    class Broken(subject.Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise LookupError("planted")
+
+    model = Broken()
+    with pytest.raises(LookupError, match="planted") as caught:
+        trainer.Trainer(accelerator="cpu", max_epochs=1, enable_progress_bar=False).fit(model)
+    assert model.seen["training"] == []
+    assert "see sanity_check" in caught.value.__notes__[0]
+    with pytest.raises(trainer.ConfigurationError, match="are two spellings of one option"):
+        make(num_sanity_val_steps=0, sanity_check=2)
+    fit(Broken(), max_epochs=1, limit_val_batches=0, sanity_check=1)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({"limit_train_batches": 0}, ["limit_train_batches=0: give a number of batches, or a"]),
+        ({"limit_test_batches": 1.5}, ["limit_test_batches=1.5: give a number of batches, or a"]),
+        (
+            {"limit_train_batches": 3, "accumulate_grad_batches": 2},
+            ["limit_train_batches=3: an optimizer step takes accumulate_grad_batches=2 batches"],
+        ),
+        (
+            {"overfit_batches": 2, "limit_train_batches": 4, "limit_val_batches": 0},
+            [
+                "overfit_batches=2 and limit_train_batches=4 each select batches; give only one",
+                "overfit_batches=2 and limit_val_batches=0 each select batches; give only one",
+            ],
+        ),
+        (
+            {"overfit_batches": 0.5, "fast_dev_run": True},
+            ["fast_dev_run=1 and overfit_batches=0.5 each select batches; give only one of them"],
+        ),
+        ({"fast_dev_run": -1}, ["fast_dev_run=-1: give a number of steps, or false"]),
+        ({"sanity_check": -1}, ["sanity_check=-1: give a number of batches, or 0 for none"]),
+        ({"num_sanity_val_steps": -1}, ["num_sanity_val_steps=-1: give a number of batches, at"]),
+        ({"max_time": "1:30"}, ["max_time='1:30': give 'DD:HH:MM:SS', or one or more of weeks"]),
+        ({"max_time": {"hour": 1}}, ["max_time={'hour': 1}: give 'DD:HH:MM:SS', or one or more"]),
+        ({"max_time": {"days": 1e300}}, ["max_time={'days': 1e+300}: give 'DD:HH:MM:SS', or one"]),
+        ({"max_time": "00:00:00:00"}, ["max_time='00:00:00:00': give 'DD:HH:MM:SS', or one or"]),
+    ],
+)
+def test_contradictions_are_refused_at_once(options: dict[str, Any], lines: list[str]) -> None:
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(accelerator="cpu", **options)
+    assert len(caught.value.problems) == len(lines)
+    for found, line in zip(caught.value.problems, lines, strict=True):
+        assert found.startswith(line)
+
+
+# --- two processes -------------------------------------------------------------------------------
+
+
+def test_two_processes_read_the_same_samples(tmp_path: Path) -> None:
+    ended = project.run(["-m", "control_subject", tmp_path], cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    one = subject.Net(batch_size=4)
+    options = {"max_epochs": 2, "global_batch_size": 16} | subject.LIMITS
+    made = fit(one, **options)
+    trained = sorted(flat(one.seen["training"]))
+    assert len(trained) == 2 * 32  # 4 micro-batches of 8
+    for name in subject.RUNS:
+        ranks = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
+        assert ranks[0]["steps"] == ranks[1]["steps"]
+        assert ranks[0]["metrics"]["count"] == 20  # 5 batches of 4, on any number of processes
+        if name == "time":  # of which only rank 1 knows that it is over
+            assert 2 <= ranks[0]["steps"] < 1000
+            continue
+        assert ranks[0]["steps"] == made.global_step == 4
+        if name != "pipeline":  # whose processes read the same batches
+            assert sorted(flat(flat(each["training"] for each in ranks))) == trained
+        if name != "server":  # which steps with each worker's gradient
+            assert ranks[0]["metrics"] == pytest.approx(made.metrics, abs=1e-5)

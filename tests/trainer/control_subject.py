@@ -74,7 +74,7 @@ class Net(TrainingModule):
         return batch[0]
 
     def configure_optimizers(self) -> Any:
-        sgd = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        sgd = torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.5)
         return {"optimizer": sgd, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(sgd, 0.7)}
 
     def _loader(self, samples: int) -> DataLoader[Any]:

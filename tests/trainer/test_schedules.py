@@ -82,7 +82,8 @@ def plain_loop(validated: Mapping[int, float]) -> tuple[list[float], Tensor]:
 def make(folder: Path, **options: Any) -> Trainer:
     shared = {"accelerator": "cpu", "devices": 1, "max_epochs": EPOCHS, "log_every_n_steps": 1}
     quiet = {"loggers": ["csv"], "enable_progress_bar": False, "default_root_dir": folder}
-    return Trainer(**{**shared, **quiet, "run_name": "run", **options})
+    named = {"run_name": "run", "sanity_check": 0}
+    return Trainer(**{**shared, **quiet, **named, **options})
 
 
 def logged(folder: Path, name: str) -> dict[int, float]:

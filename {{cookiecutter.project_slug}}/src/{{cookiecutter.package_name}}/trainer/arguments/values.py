@@ -104,7 +104,8 @@ def fits(expected: Any, value: Any) -> bool:
     if isinstance(value, os.PathLike):
         return any(typing.get_origin(each) is os.PathLike for each in typing.get_args(expected))
     try:
-        return _is_same(value, _parser(expected).parse_object({"value": value})["value"])
+        # A copy, because jsonargparse converts the items of lists and dicts in place.
+        return _is_same(value, _parser(expected).parse_object({"value": _copy(value)})["value"])
     except Exception:  # jsonargparse, or the value itself, may raise anything
         return False
 
@@ -198,6 +199,15 @@ def refused(
 
 def _is_too_large(value: Any) -> bool:
     return type(value) is int and abs(value) > _LARGEST
+
+
+def _copy(value: Any) -> Any:
+    """A copy of lists and dicts with the same items."""
+    if type(value) is list:
+        return [_copy(each) for each in value]
+    if type(value) is dict:
+        return {key: _copy(each) for key, each in value.items()}
+    return value
 
 
 def _is_same(value: Any, found: Any) -> bool:

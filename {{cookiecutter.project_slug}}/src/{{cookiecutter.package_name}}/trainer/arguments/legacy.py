@@ -13,6 +13,7 @@ from ..errors import ConfigurationError, Problems, shown
 from . import other_trainers
 from .options import Options
 from .plugin import Plugin
+from .values import fits
 
 # A string, so that the types of arguments need not include another type.
 NOT_GIVEN = "not given"
@@ -335,11 +336,11 @@ def _switch(value: Any) -> bool:
 
 
 def _sanity_check(value: Any) -> int:
-    if type(value) is int and value >= 0:
-        return value
-    raise ConfigurationError(
-        f"num_sanity_val_steps={_shown(value)}: give a number of batches, at least 0"
-    )
+    if not fits(int, value) or value < 0:
+        raise ConfigurationError(
+            f"num_sanity_val_steps={_shown(value)}: give a number of batches, at least 0"
+        )
+    return int(value)
 
 
 def _path(value: Any) -> str:

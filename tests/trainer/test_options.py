@@ -4,6 +4,7 @@ import inspect
 import os
 import typing
 from dataclasses import FrozenInstanceError, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ NARROWER = {
     "precision": (int | str, str),
     "default_root_dir": (str | os.PathLike[str], str),
     "strategy": (str | Strategy | Plugin | None, object),
+    "max_time": (str | timedelta | dict[str, float] | None, float | None),
+    "fast_dev_run": (bool | int, int),
 }
 
 

@@ -220,7 +220,7 @@ def test_a_sanity_check_finds_a_broken_validation_before_the_first_step() -> Non
 
     model = Broken()
     with pytest.raises(LookupError, match="planted") as caught:
-        make(max_epochs=1, sanity_check=1).fit(model)
+        trainer.Trainer(accelerator="cpu", max_epochs=1, enable_progress_bar=False).fit(model)
     assert model.seen["training"] == []
     assert "see sanity_check" in caught.value.__notes__[0]
     with pytest.raises(trainer.ConfigurationError, match="are two spellings of one option"):

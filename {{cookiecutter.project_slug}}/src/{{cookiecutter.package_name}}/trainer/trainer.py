@@ -94,8 +94,8 @@ class Trainer:
         log_every_n_steps: Log every N optimizer steps; the first and the last one are logged too.
         check_val_every_n_epoch: Run validation every N epochs.
         val_every_n_steps: Also run validation every N optimizer steps.
-        sanity_check: Validation batches of each replica to run before the first step, so that an
-            error in validation is found at the start. Nothing is logged.
+        sanity_check: Validation batches of each replica to run before the first step of a new run,
+            so that an error in validation is found at the start; 0: none. Nothing is logged.
         checkpoint_every_n_steps: Save a checkpoint every N optimizer steps, and after each epoch.
         keep_checkpoints: Number of checkpoints to keep, at least 2.
         callbacks: Callbacks of a fit: objects, class paths, names of built-in ones, or dicts with
@@ -168,7 +168,7 @@ class Trainer:
         log_every_n_steps: int = 50,
         check_val_every_n_epoch: int = 1,
         val_every_n_steps: int | None = None,
-        sanity_check: int = 0,
+        sanity_check: int = 1,
         checkpoint_every_n_steps: int | None = None,
         keep_checkpoints: int = 2,
         callbacks: Sequence[Any] = (),

@@ -50,7 +50,7 @@ class Options:
     log_every_n_steps: int = 50
     check_val_every_n_epoch: int = 1
     val_every_n_steps: int | None = None
-    sanity_check: int = 0
+    sanity_check: int = 1
     checkpoint_every_n_steps: int | None = None
     keep_checkpoints: int = 2
     callbacks: Sequence[Any] = ()

@@ -280,8 +280,8 @@ def test_a_hook_that_would_not_be_called_is_refused_where_its_class_is_made() ->
         "Net.optimizer_zero_grad would not be called: gradients are set to None after each step; "
         "leave it out",
     ]
-    with pytest.raises(ConfigurationError, match=r"Data\.prepare_data would not be called: create"):
-        type("Data", (legacy.LightningDataModule,), {"prepare_data": hook})
+    with pytest.raises(ConfigurationError, match=r"Data\.transfer_batch_to_device would not be c"):
+        type("Data", (legacy.LightningDataModule,), {"transfer_batch_to_device": hook})
     assert isinstance(Model(), TrainingModule)
 
 

@@ -6,7 +6,7 @@ One file per callback. Imports ``module``, ``checkpoint`` and the folders below 
 from .averaged import save_averaged
 from .base import Callback
 from .best_checkpoint import BestCheckpoint
-from .calls import HookCalls, calls_of, problems_of_manual, problems_of_signatures
+from .calls import HookCalls, calls_of, problems_of_manual
 from .creation import create as create_callbacks
 from .early_stopping import EarlyStopping
 from .ema import EMA
@@ -22,6 +22,5 @@ __all__ = [
     "calls_of",
     "create_callbacks",
     "problems_of_manual",
-    "problems_of_signatures",
     "save_averaged",
 ]

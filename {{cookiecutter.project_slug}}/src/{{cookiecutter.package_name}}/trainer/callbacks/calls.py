@@ -1,18 +1,16 @@
 """Call the hooks of callbacks and of the module: only those that are overridden."""
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from ..module import Hooks, Run, TrainingModule
+from ..module import Hooks, Run, TrainingModule, is_overridden
 from .base import Callback
 
 _Call = Callable[..., None]
 _Calls = tuple[_Call, ...]
-_STATE = ("state_dict", "load_state_dict")
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,6 @@ def _own(module: TrainingModule, name: str) -> Iterator[TrainingModule]:
         yield module
 
 
-def is_overridden(owner: object, base: type, name: str) -> bool:
-    """Whether an object has its own version of a method of a base class."""
-    method = getattr(owner, name)
-    return getattr(method, "__func__", method) is not getattr(base, name)
-
-
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     """Callbacks by class, numbered from the second of a class on."""
     named: dict[str, Callback] = {}
@@ -114,27 +106,3 @@ def problems_of_manual(callbacks: Sequence[Callback], module: TrainingModule) ->
         f"{type(each).__name__}.{name} is not called with manual optimization; use training_step"
         for each in owners
     ]
-
-
-def problems_of_signatures(owner: object, base: type) -> list[str]:
-    """One line for each overridden hook that cannot be called with the hook's arguments."""
-    return [
-        f"{type(owner).__name__}.{name} takes {inspect.signature(getattr(owner, name))}; it is "
-        f"called with ({', '.join(expected)})"
-        for name in vars(base)
-        if name.startswith("on_") or name in _STATE
-        if is_overridden(owner, base, name)
-        if not _takes(getattr(owner, name), expected := _arguments(base, name))
-    ]
-
-
-def _arguments(base: type, name: str) -> list[str]:
-    return list(inspect.signature(getattr(base, name)).parameters)[1:]
-
-
-def _takes(method: Callable[..., Any], arguments: Sequence[str]) -> bool:
-    try:
-        inspect.signature(method).bind(*arguments)
-    except TypeError:
-        return False
-    return True

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 from ..arguments import values
 from ..errors import ConfigurationError, Problems, nearest, one_line, shown
-from ..module import other_hooks
+from ..module import other_hooks, problems_of_signatures
 from .base import Callback
 from .built_in import BUILT_IN
-from .calls import problems_of_signatures
 
 _KEYS = ("class_path", "init_args")
 

@@ -6,7 +6,14 @@ from typing import Literal
 from torch import nn
 
 from ..errors import ConfigurationError, UserError
-from ..module import DataModule, Loader, TrainingModule, other_hooks
+from ..module import (
+    DataModule,
+    Loader,
+    StageHooks,
+    TrainingModule,
+    other_hooks,
+    problems_of_signatures,
+)
 from . import loaders
 
 Data = DataModule | Loader | None
@@ -32,8 +39,8 @@ def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
 
 
 def check(module: TrainingModule, *names: str) -> None:
-    """Raise ConfigurationError if a module does not override a hook."""
-    lines = missing(module, names)
+    """Raise ConfigurationError if a module does not override a hook, or one cannot be called."""
+    lines = missing(module, names) + problems_of_signatures(module, StageHooks)
     if lines:
         raise ConfigurationError(lines)
 
@@ -77,7 +84,8 @@ def check_given(*given: Data) -> None:
     """Check that each argument is an iterable of batches, or a data module without other hooks."""
     for each in given:
         if isinstance(each, DataModule):
-            if lines := other_hooks.of_data(type(each)):
+            lines = other_hooks.of_data(type(each)) + problems_of_signatures(each, StageHooks)
+            if lines:
                 raise ConfigurationError(lines)
         elif each is not None:
             loaders.check(each, "the trainer was given")

@@ -4,7 +4,8 @@ It imports from ``logging/`` and ``errors.py``.
 """
 
 from .data_module import DataModule, Loader
-from .hooks import Hooks
+from .hooks import Hooks, StageHooks
+from .overrides import is_overridden, problems_of_signatures
 from .run import Manual, Run, Shard, TrainerState, Weights
 from .training_module import TrainingModule
 
@@ -15,7 +16,10 @@ __all__ = [
     "Manual",
     "Run",
     "Shard",
+    "StageHooks",
     "TrainerState",
     "TrainingModule",
     "Weights",
+    "is_overridden",
+    "problems_of_signatures",
 ]

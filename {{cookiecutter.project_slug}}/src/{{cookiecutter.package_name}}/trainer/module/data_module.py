@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
+from .hooks import StageHooks
+
 Loader = Iterable[Any]
 
 
-class DataModule:
+class DataModule(StageHooks):
     """Data loading. Override the loaders that you need; each returns a ``DataLoader``.
 
     The trainer replaces the samplers: training data is reshuffled each epoch; validation and test

@@ -11,9 +11,8 @@ _EPOCH_END = "log in the step, or use on_{}_epoch_end"
 _BATCH = "use the step itself"
 _MANUAL = "use manual optimization: automatic_optimization = False"
 _DATA = "move batches in the step, or collate them in the loader"
-_CREATE = "create layers in __init__; for large models, with the trainer's meta_device"
+_CREATE = "create layers in __init__ or setup; for large models, with the trainer's meta_device"
 _SAVED = "register a buffer: checkpoints contain all of them"
-_IN_LOADER = "create the dataset in __init__ or in train_dataloader"
 _STRATEGY = "override {} of a strategy, and give it as strategy=…"
 _MODULE_HOOKS: Mapping[str, str] = {
     **{
@@ -22,8 +21,7 @@ _MODULE_HOOKS: Mapping[str, str] = {
     },
     **dict.fromkeys(("on_train_start", "on_pretrain_routine_start"), "use on_fit_start"),
     "on_train_end": "use on_fit_end",
-    **dict.fromkeys(("setup", "configure_sharded_model", "configure_model"), _CREATE),
-    **dict.fromkeys(("teardown", "prepare_data"), "call it in your script"),
+    **dict.fromkeys(("configure_sharded_model", "configure_model"), _CREATE),
     **dict.fromkeys(
         (
             *("on_validation_batch_start", "on_validation_batch_end"),
@@ -55,7 +53,6 @@ _MODULE_HOOKS: Mapping[str, str] = {
     "configure_ddp": _STRATEGY.format("wrap"),
 }
 _DATA_HOOKS: Mapping[str, str] = {
-    **dict.fromkeys(("prepare_data", "setup", "teardown"), _IN_LOADER),
     **dict.fromkeys(("transfer_batch_to_device", "on_before_batch_transfer"), _DATA),
     "on_after_batch_transfer": _DATA,
 }

@@ -217,6 +217,28 @@ class TrainingModule(Hooks, nn.Module):
         return 0 if run is None else run.global_rank
 
     @property
+    def local_rank(self) -> int:
+        """The rank of this process on its node; 0 outside of a run."""
+        run = self.trainer_state.run
+        return 0 if run is None else run.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes; 1 outside of a run."""
+        run = self.trainer_state.run
+        return 1 if run is None else run.world_size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is global rank 0, as it is outside of a run."""
+        return self.global_rank == 0
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Like ``print``, on global rank 0 only."""
+        if self.is_global_zero:
+            print(*values, **options)
+
+    @property
     def global_step(self) -> int:
         """Number of optimizer steps so far; 0 outside of a run."""
         run = self.trainer_state.run

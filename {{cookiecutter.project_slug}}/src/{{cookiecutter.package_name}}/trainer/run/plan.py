@@ -13,7 +13,7 @@ import torch
 from ..arguments import batch_limits, keywords, ranges
 from ..arguments.keywords import Keywords
 from ..arguments.options import Options
-from ..callbacks import Callback, create_callbacks, problems_of_manual, problems_of_signatures
+from ..callbacks import Callback, create_callbacks, problems_of_manual
 from ..checkpoint import Request, run_choice
 from ..data import feed, scaling, sources
 from ..errors import Problems
@@ -23,7 +23,14 @@ from ..launch.devices import gpu_backends
 from ..logging import loggers
 from ..loop import LearningRateScaling, compilation, manual_optimization
 from ..memory import activation_checkpointing
-from ..module import Hooks, TrainingModule, other_hooks
+from ..module import (
+    Hooks,
+    StageHooks,
+    TrainingModule,
+    is_overridden,
+    other_hooks,
+    problems_of_signatures,
+)
 from ..strategies import Strategy, clipping
 from ..strategies.precision import Precision
 from . import device_choice, environment, placement, strategy_choice
@@ -164,14 +171,33 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         problems.lines += manual_optimization.problems_of(
             module, plan.strategy_name, strategy, options
         )
-    with problems:
-        activation_checkpointing.select(module, options.activation_checkpointing)
-        compilation.select(module, options.compile, options.activation_checkpointing)
-    problems.lines += strategy.problems_of(module)
+    if not is_overridden(module, StageHooks, "setup"):  # otherwise after it: it may create layers
+        _check_layers(plan, module, problems)
     problems.lines += other_hooks.of_module(type(module)) + problems_of_signatures(module, Hooks)
+    problems.lines += problems_of_signatures(module, StageHooks)
     if not module.automatic_optimization:
         problems.lines += problems_of_manual(plan.callbacks, module)
     if not plan.layout.started_outside:  # otherwise rank 0 checks this before it writes
         with problems:
             run_choice.refuse_existing(plan.request)
     problems.raise_any()
+
+
+def check_created_layers(plan: Plan, module: TrainingModule) -> None:
+    """Check the layers of a module whose ``setup`` may have created some.
+
+    Raises:
+        ConfigurationError: One line per error.
+    """
+    if is_overridden(module, StageHooks, "setup"):
+        problems = Problems()
+        _check_layers(plan, module, problems)
+        problems.raise_any()
+
+
+def _check_layers(plan: Plan, module: TrainingModule, problems: Problems) -> None:
+    options = plan.options
+    with problems:
+        activation_checkpointing.select(module, options.activation_checkpointing)
+        compilation.select(module, options.compile, options.activation_checkpointing)
+    problems.lines += plan.strategy.problems_of(module)

@@ -18,18 +18,21 @@ from .rank import RankRun, RunResult
 Command = partial[Any]  # a method of RankRun with the user's arguments
 
 
-def run(plan: Plan, configuration: str | None, command: Command) -> RunResult:
+def run(
+    plan: Plan, configuration: str | None, command: Command, *, is_started: bool = False
+) -> RunResult:
     """Run a command as the rank that this process is.
 
     Args:
         plan: The run's.
         configuration: The configuration of the command line, as YAML; ``None`` in a script.
         command: The command.
+        is_started: Whether this process was started for the command, and returns the weights.
 
     Raises:
         EarlyExit: User code called ``sys.exit(0)``.
     """
-    rank = RankRun(plan, configuration)
+    rank = RankRun(plan, configuration, is_started=is_started)
 
     def work() -> RunResult:
         rank.connect()
@@ -57,7 +60,7 @@ def run_started(
     plan: Plan, configuration: str | None, command: Command, module: TrainingModule
 ) -> RunResult:
     """Run a command in a process that was started for it; the result includes the weights."""
-    result = run(plan.placed(), configuration, command)
+    result = run(plan.placed(), configuration, command, is_started=True)
     weights = {
         name: value.cpu() if isinstance(value, Tensor) else value
         for name, value in module.state_dict().items()

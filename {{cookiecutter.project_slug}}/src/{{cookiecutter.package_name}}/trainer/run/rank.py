@@ -42,7 +42,8 @@ from ..module import Loader, TrainingModule, Weights
 from . import announcements
 from .assembly import Assembly
 from .console import Console
-from .plan import Plan
+from .plan import Plan, check_created_layers
+from .stages import StageName, prepared
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,11 @@ class RankRun:
     Args:
         plan: The run's.
         configuration: The configuration of the command line, as YAML; ``None`` in a script.
+        is_started: Whether this process was started for one command, and returns the weights.
     """
 
-    def __init__(self, plan: Plan, configuration: str | None) -> None:
+    def __init__(self, plan: Plan, configuration: str | None, *, is_started: bool = False) -> None:
+        self._is_started = is_started
         self.plan = plan
         self.strategy = plan.strategy
         self._metrics: dict[str, float] = {}
@@ -210,21 +213,29 @@ class RankRun:
             chosen = self._choose(lock)
             self.directory = chosen.directory
             self.strategy.records_directory = chosen.directory / "logs"
-            compiled = compilation.applied(
-                module, options.compile, options.activation_checkpointing
-            )
-            with self._console.output_of(chosen.directory), self._attached(module), compiled:
-                loop = self._make_loop(module, data, val_dataloader, chosen.directory)
-                self._loop = loop
-                try:
-                    self._start(loop, chosen)
-                    self._train(loop, chosen.directory)
-                except Exception as error:
-                    loop.fit.calls.failed(error)
-                    raise
-                self._metrics = dict(loop.fit.outputs.latest)
-                closing = announcements.closing(loop, self.plan.shown(chosen.directory))
-                self._console.say(*closing)
+            output = self._console.output_of(chosen.directory)
+            with output, self._attached(module, "fit", data):
+                check_created_layers(self.plan, module)
+                compiled = compilation.applied(
+                    module, options.compile, options.activation_checkpointing
+                )
+                with compiled:
+                    self._fit(module, data, val_dataloader, chosen)
+
+    def _fit(
+        self, module: TrainingModule, data: Data, val_dataloader: Loader | None, chosen: Chosen
+    ) -> None:
+        loop = self._make_loop(module, data, val_dataloader, chosen.directory)
+        self._loop = loop
+        try:
+            self._start(loop, chosen)
+            self._train(loop, chosen.directory)
+        except Exception as error:
+            loop.fit.calls.failed(error)
+            raise
+        self._metrics = dict(loop.fit.outputs.latest)
+        closing = announcements.closing(loop, self.plan.shown(chosen.directory))
+        self._console.say(*closing)
 
     def _choose(self, lock: RunLock) -> Chosen:
         """Select run directory and checkpoint; a restart by torchrun resumes its own run."""
@@ -339,10 +350,10 @@ class RankRun:
         checkpoint: str | None,
     ) -> dict[str, float]:
         """Validate or test, with the weights of a checkpoint if one is given."""
-        feed = self._assembly.evaluation_feed(
-            sources.loader(data, module, "val" if stage == "validation" else stage), stage
-        )
-        with self._attached(module):
+        with self._attached(module, "validate" if stage == "validation" else stage, data):
+            feed = self._assembly.evaluation_feed(
+                sources.loader(data, module, "val" if stage == "validation" else stage), stage
+            )
             self._set_up_for_evaluation(module, checkpoint)
             self._metrics = evaluate(module, self.strategy, self._recorder, feed, stage)
         self._console.say(*(f"{name}: {value:.6g}" for name, value in self._metrics.items()))
@@ -350,8 +361,8 @@ class RankRun:
 
     def predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
         """Predict, with the weights of a checkpoint if one is given."""
-        feed = self._assembly.evaluation_feed(sources.loader(data, module, "predict"), "predict")
-        with self._attached(module):
+        with self._attached(module, "predict", data):
+            feed = self._assembly.evaluation_feed(sources.loader(data, module, "predict"), "predict")
             self._set_up_for_evaluation(module, checkpoint)
             return predict(module, self.strategy, feed)
 
@@ -370,7 +381,7 @@ class RankRun:
     def find_batch_size(self, module: TrainingModule, data: Data) -> int:
         """The largest batch that a device can train on, the same on all ranks."""
         names = self.plan.options.activation_checkpointing
-        with self._attached(module), activation_checkpointing.applied(module, names):
+        with self._attached(module, "fit", data):
             trial = batch_size_trial.Trial(
                 module,
                 sources.loader(data, module, "train"),
@@ -378,7 +389,8 @@ class RankRun:
                 self.plan.precision.name,
                 self._use_manual,
             )
-            found = batch_size_trial.find_batch_size(trial, self.strategy.data_replicas)
+            with activation_checkpointing.applied(module, names):
+                found = batch_size_trial.find_batch_size(trial, self.strategy.data_replicas)
         self._console.say(f"the largest batch that fits on every device: {found}")
         return found
 
@@ -388,10 +400,11 @@ class RankRun:
     # --- parts -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _attached(self, module: TrainingModule) -> Iterator[None]:
-        """Make this run the module's ``trainer`` in this context."""
+    def _attached(self, module: TrainingModule, stage: StageName, data: Data) -> Iterator[None]:
+        """Make this run the module's ``trainer`` in this context, with its data prepared."""
         module.trainer_state = replace(module.trainer_state, run=self)
         try:
-            yield
+            with prepared(self.plan, stage, module, data, is_started=self._is_started):
+                yield
         finally:
             module.trainer_state = replace(module.trainer_state, run=None)

@@ -1,6 +1,7 @@
 """Normalize the result of ``configure_optimizers``."""
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,8 +143,21 @@ def read_optimization(returned: Any) -> Optimization:
     """Normalize the result of ``configure_optimizers``.
 
     Raises:
-        ConfigurationError: The result has an unsupported form; the message describes it.
+        ConfigurationError: The result has an unsupported form, or an optimizer needs a closure.
     """
+    found = _read(returned)
+    for each in found.optimizers:
+        closure = inspect.signature(type(each).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigurationError(
+                f"configure_optimizers gave {type(each).__name__}, whose step needs a closure: it "
+                "computes the loss several times per step, which is not supported; use another "
+                "optimizer, such as torch.optim.AdamW"
+            )
+    return found
+
+
+def _read(returned: Any) -> Optimization:
     if isinstance(returned, Optimizer):
         return Optimization([returned], [])
     if isinstance(returned, Mapping):

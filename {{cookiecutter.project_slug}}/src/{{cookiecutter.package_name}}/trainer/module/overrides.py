@@ -14,13 +14,17 @@ def is_overridden(owner: object, base: type, name: str) -> bool:
 def problems_of_signatures(owner: object, base: type) -> list[str]:
     """One line for each overridden hook that cannot be called with the hook's arguments."""
     return [
-        f"{type(owner).__name__}.{name} takes {inspect.signature(getattr(owner, name))}; it is "
-        f"called with ({', '.join(expected)})"
+        f"{type(owner).__name__}.{name} takes {_shown(getattr(owner, name))}; it is called with "
+        f"({', '.join(expected)})"
         for name in vars(base)
         if not name.startswith("_")
         if is_overridden(owner, base, name)
         if not _takes(getattr(owner, name), expected := _arguments(base, name))
     ]
+
+
+def _shown(method: Callable[..., Any]) -> str:
+    return str(inspect.signature(method).replace(return_annotation=inspect.Signature.empty))
 
 
 def _arguments(base: type, name: str) -> list[str]:

@@ -351,9 +351,8 @@ class RankRun:
     ) -> dict[str, float]:
         """Validate or test, with the weights of a checkpoint if one is given."""
         with self._attached(module, "validate" if stage == "validation" else stage, data):
-            feed = self._assembly.evaluation_feed(
-                sources.loader(data, module, "val" if stage == "validation" else stage), stage
-            )
+            name: Literal["val", "test"] = "val" if stage == "validation" else stage
+            feed = self._assembly.evaluation_feed(sources.loader(data, module, name), stage)
             self._set_up_for_evaluation(module, checkpoint)
             self._metrics = evaluate(module, self.strategy, self._recorder, feed, stage)
         self._console.say(*(f"{name}: {value:.6g}" for name, value in self._metrics.items()))
@@ -362,7 +361,8 @@ class RankRun:
     def predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
         """Predict, with the weights of a checkpoint if one is given."""
         with self._attached(module, "predict", data):
-            feed = self._assembly.evaluation_feed(sources.loader(data, module, "predict"), "predict")
+            loader = sources.loader(data, module, "predict")
+            feed = self._assembly.evaluation_feed(loader, "predict")
             self._set_up_for_evaluation(module, checkpoint)
             return predict(module, self.strategy, feed)
 

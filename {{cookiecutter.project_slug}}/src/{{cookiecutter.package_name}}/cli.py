@@ -87,13 +87,15 @@ def _fit(work: Work) -> None:
 
 
 def _validate(work: Work) -> None:
-    work.trainer.validate(work.model, work.data, work.checkpoint)
+    metrics = work.trainer.validate(work.model, work.data, work.checkpoint)
+    if work.trainer.global_rank == 0:
+        work.results.write_metrics("validation", metrics)
 
 
 def _test(work: Work) -> None:
     metrics = work.trainer.test(work.model, work.data, work.checkpoint)
     if work.trainer.global_rank == 0:
-        work.results.write_metrics(metrics)
+        work.results.write_metrics("test", metrics)
 
 
 def _predict(work: Work) -> None:

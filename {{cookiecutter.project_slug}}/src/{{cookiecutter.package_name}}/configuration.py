@@ -13,15 +13,12 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from . import mistakes, strategy_help
+from . import mistakes, saved_runs, strategy_help
 from .mistakes import CHECKPOINT, SECTIONS
 from .results import Results
 from .trainer import DataModule, Trainer, TrainingModule
 from .trainer.arguments import legacy, paths, values
-from .trainer.checkpoint import resolve
-from .trainer.errors import CheckpointError, ConfigurationError, Problems, one_line, shown
-
-_NO_CHECKPOINT = "none"
+from .trainer.errors import ConfigurationError, Problems, one_line
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,10 @@ def make_parser(program: str, command: str) -> ArgumentParser:
     )
     parser.add_subclass_arguments(DataModule, "data", help="class path of the data module")
     if command in _WITH_CHECKPOINT:
-        help_text = "run directory or checkpoint whose weights are used; none: initial weights"
+        help_text = (
+            "run directory or checkpoint whose weights are used; best, last: of trainer.run_name; "
+            "none: initial weights. Its run's model and data are used unless others are given"
+        )
         parser.add_argument(f"--{CHECKPOINT}", type=str | None, default=None, help=help_text)
     _tidy_help(parser)
     return parser
@@ -109,7 +109,10 @@ def read_work(program: str, command: str, arguments: Sequence[str]) -> Work:
         ConfigurationError: One line per error, in all sections.
         SystemExit: After ``--help`` or ``--print_config``.
     """
-    sections = [*SECTIONS, *([CHECKPOINT] if command in _WITH_CHECKPOINT else [])]
+    sections = list(SECTIONS)
+    if command in _WITH_CHECKPOINT:
+        sections.append(CHECKPOINT)
+        arguments = saved_runs.with_saved_classes(arguments)
     shapes = Problems()
     mistakes.gather(arguments, sections, shapes)
     if shapes.lines:
@@ -132,15 +135,15 @@ def read_work(program: str, command: str, arguments: Sequence[str]) -> Work:
     if command == "fit" and made["trainer"] is not None and made["model"] is not None:
         with problems:
             made["trainer"].check_fit(made["model"])
-    checkpoint = None
-    if command in _WITH_CHECKPOINT:
-        with problems:
-            checkpoint = _checkpoint(parsed.get(CHECKPOINT))
+    checkpoint, name = None, parsed.trainer.run_name
+    if command in _WITH_CHECKPOINT and made["trainer"] is not None:
+        with problems:  # once: a running training may write a newer one at any time
+            root = made["trainer"].default_root_dir
+            checkpoint = saved_runs.find_checkpoint(parsed.get(CHECKPOINT), root, name)
     problems.raise_any()
     made["trainer"].configuration = parser.dump(parsed, skip_unset=False)
     # Absolute, like the trainer's: user code may change the working directory.
-    root = Path(made["trainer"].default_root_dir).absolute()
-    results = Results(checkpoint, root, parsed.trainer.run_name)
+    results = Results(checkpoint, Path(made["trainer"].default_root_dir).absolute(), name)
     return Work(**made, checkpoint=str(checkpoint) if checkpoint else None, results=results)
 
 
@@ -158,26 +161,6 @@ def _with_expanded_files(arguments: Sequence[str]) -> list[str]:
     return words
 
 
-def _checkpoint(given: str | None) -> Path | None:
-    """Resolve the checkpoint only once: a running training may write a newer one at any time."""
-    if given is None:
-        raise ConfigurationError(
-            "checkpoint: not given; add --checkpoint with a run directory or a checkpoint, or "
-            "--checkpoint none for the module's initial weights"
-        )
-    if given == _NO_CHECKPOINT:
-        return None
-    path = paths.expand(CHECKPOINT, given)
-    if not Path(path).is_dir():
-        raise ConfigurationError(
-            f"checkpoint={shown(given)}: no such directory; give a run directory or a checkpoint"
-        )
-    try:
-        return resolve(path)
-    except CheckpointError as error:
-        raise ConfigurationError(error.problems) from None
-
-
 def _make(parser: ArgumentParser, parsed: Namespace, section: str) -> Any:
     only = Namespace({section: parsed.get(section)})
     if section == "trainer":
@@ -192,14 +175,24 @@ def _make(parser: ArgumentParser, parsed: Namespace, section: str) -> Any:
         if not values.may_be_given(cls, name, value):
             problems.add(values.refusal(f"{section}.{name}", value, expected[name]))
     problems.raise_any()
+    return create(section, cls, only)
+
+
+def create(section: str, cls: type, given: Namespace) -> Any:
+    """Create the object of a parsed section.
+
+    Raises:
+        ConfigurationError: Its class refuses its arguments.
+    """
     alone = ArgumentParser(exit_on_error=False)
     alone.add_subclass_arguments(SECTIONS[section], section)
     instantiate: Callable[[Namespace], Namespace] = getattr(
         alone, "instantiate", alone.instantiate_classes
     )
     try:
-        return instantiate(only)[section]
+        return instantiate(given)[section]
     except Exception as error:
         # jsonargparse wraps exceptions of the user's class in a type error.
         cause = error.__cause__ if isinstance(error, ValueError) and error.__cause__ else error
-        raise values.refused(section, cls, given, cause) from None
+        arguments = (given[section].get("init_args") or Namespace()).as_dict()
+        raise values.refused(section, cls, arguments, cause) from None

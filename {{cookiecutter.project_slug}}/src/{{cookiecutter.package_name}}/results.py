@@ -1,4 +1,4 @@
-"""Write the results of ``test`` and ``predict`` into the run directory of the checkpoint."""
+"""Write results of ``validate``, ``test`` and ``predict`` into the checkpoint's run directory."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from .trainer.launch import files
 
 
 class Results:
-    """Output files of one test or prediction.
+    """Output files of one validation, test or prediction.
 
     Args:
         checkpoint: The checkpoint that was evaluated; ``None``: the module's initial weights.
@@ -27,9 +27,9 @@ class Results:
         self._name = name
         self._started_in = Path.cwd()
 
-    def write_metrics(self, metrics: dict[str, float]) -> None:
-        """Write test metrics, and print the path."""
-        path = self._path("test", ".json")
+    def write_metrics(self, stage: str, metrics: dict[str, float]) -> None:
+        """Write the metrics of ``"validation"`` or ``"test"``, and print the path."""
+        path = self._path(stage, ".json")
         checkpoint = self._checkpoint
         content = {
             "metrics": metrics,
@@ -39,7 +39,7 @@ class Results:
         }
         replaced = _replaced(path)
         files.write_atomically(path, json.dumps(content, indent=2) + "\n")
-        print(f"test results written to {self._shown(path)}{replaced}", flush=True)
+        print(f"{stage} results written to {self._shown(path)}{replaced}", flush=True)
 
     def write_predictions(self, predictions: Any) -> None:
         """Write a tensor of predictions, and print their number and the path."""

@@ -16,6 +16,7 @@ from . import launch
 from .arguments import legacy, paths, values
 from .arguments.keywords import Keywords, collects_keywords
 from .arguments.plugin import Plugin
+from .checkpoint import BEST, LAST, find_link
 from .data import Data, randomness, sources
 from .errors import ConfigurationError
 from .launch import interruption, outcome
@@ -262,12 +263,22 @@ class Trainer:
     def validate(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
-        """Validate, with the weights of a checkpoint or run directory, or the module's own."""
+        """Validate a module.
+
+        Args:
+            module: The module.
+            data: A data module, or a loader of batches; default: the module's loaders.
+            checkpoint: A checkpoint or run directory whose weights are used; ``"best"`` or
+                ``"last"`` of the last ``fit``; default: the module's own weights.
+
+        Returns:
+            The logged values.
+        """
         sources.check(module, "validation_step")
         sources.check_given(data)
         if not self._plan.options.limit_val_batches:
             raise ConfigurationError("limit_val_batches=0: there is nothing to validate")
-        checkpoint = _expanded(checkpoint)
+        checkpoint = self._expanded(checkpoint)
         command = partial(
             RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint
         )
@@ -276,10 +287,10 @@ class Trainer:
     def test(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> dict[str, float]:
-        """Test, with the weights of a checkpoint or run directory, or the module's own."""
+        """Test a module, with arguments and result as in :meth:`validate`."""
         sources.check(module, "test_step")
         sources.check_given(data)
-        checkpoint = _expanded(checkpoint)
+        checkpoint = self._expanded(checkpoint)
         command = partial(
             RankRun.evaluate, stage="test", module=module, data=data, checkpoint=checkpoint
         )
@@ -288,10 +299,14 @@ class Trainer:
     def predict(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
     ) -> list[Any]:
-        """Predict; one entry per batch, with tensors of all ranks in the dataset's order."""
+        """Predict, with arguments as in :meth:`validate`.
+
+        Returns:
+            One entry per batch, with tensors of all ranks in the dataset's order.
+        """
         sources.check(module, "predict_step")
         sources.check_given(data)
-        checkpoint = _expanded(checkpoint)
+        checkpoint = self._expanded(checkpoint)
         command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
         return cast(list[Any], self._result(module, command))
 
@@ -345,6 +360,26 @@ class Trainer:
         """The number of processes."""
         return self._plan.layout.world_size
 
+    def _expanded(self, checkpoint: Any) -> str | None:
+        """The absolute path of a checkpoint, with ``~`` and variables expanded."""
+        expected = str | os.PathLike[str] | None
+        if not values.fits(expected, checkpoint):
+            raise ConfigurationError(values.refusal("checkpoint", checkpoint, expected))
+        if checkpoint is None:
+            return None
+        if checkpoint in (BEST, LAST):
+            return str(self._linked(checkpoint).absolute())
+        # User code may change the working directory.
+        return str(Path(paths.expand("checkpoint", checkpoint)).absolute())
+
+    def _linked(self, name: str) -> Path:
+        """The best or the last checkpoint of the last ``fit``."""
+        if (directory := self._last.run_directory) is None:
+            raise ConfigurationError(
+                f"checkpoint={name!r}: nothing was trained here; give the path runs/RUN/{name}"
+            )
+        return find_link(directory, name)
+
     def _result(self, module: TrainingModule, command: Command) -> Any:
         """Run a command other than ``fit``; the state of the last ``fit`` is kept."""
         result = self._launch(module, command)
@@ -367,14 +402,3 @@ class Trainer:
         result: RunResult = launch.run_in_processes(launcher, processes, started, names)
         module.load_state_dict(result.weights or {})
         return result
-
-
-def _expanded(checkpoint: Any) -> str | None:
-    """The absolute path of a checkpoint, with ``~`` and variables expanded."""
-    expected = str | os.PathLike[str] | None
-    if not values.fits(expected, checkpoint):
-        raise ConfigurationError(values.refusal("checkpoint", checkpoint, expected))
-    if checkpoint is None:
-        return None
-    # User code may change the working directory.
-    return str(Path(paths.expand("checkpoint", checkpoint)).absolute())

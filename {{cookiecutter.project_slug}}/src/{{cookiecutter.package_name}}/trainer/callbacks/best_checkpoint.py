@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import DIRECTORY, step_name
+from ..checkpoint import BEST, DIRECTORY, point, step_name
 from ..errors import ConfigurationError
 from ..launch import collectives
 from ..module import Run, TrainingModule
 from .base import Callback
 from .monitor import Mode, Monitor
-
-BEST = "best"
 
 
 class BestCheckpoint(Callback):
@@ -67,7 +65,7 @@ class BestCheckpoint(Callback):
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(checkpoint, partial, copy_function=_link)
             partial.rename(folder / checkpoint.name)
-        _point(folder.parent.parent / BEST, folder / step_name(self.kept[0][1]))
+        point(folder.parent.parent / BEST, folder / step_name(self.kept[0][1]))
 
     def state_dict(self) -> dict[str, Any]:
         return {"kept": [list(each) for each in self.kept]}
@@ -81,11 +79,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # this file system has no hard links
         shutil.copy2(source, target)
-
-
-def _point(link: Path, target: Path) -> None:
-    """Make a relative symbolic link, in place of the older one at once."""
-    new = link.with_name(f".{link.name}.new")
-    new.unlink(missing_ok=True)
-    new.symlink_to(target.relative_to(link.parent))
-    new.replace(link)

@@ -5,6 +5,7 @@ file per rank. Imports ``launch`` and the folders below it; nothing here depends
 """
 
 from .dtensors import is_sharded
+from .links import BEST, LAST, find_link, point
 from .reading import DIRECTORY, Checkpoint, resolve, run_of, step_name
 from .run_choice import Chosen, Request
 from .run_lock import RunLock
@@ -13,7 +14,9 @@ from .stored_tensors import Stored, fill, read_all
 from .writing import Checkpoints, set_aside
 
 __all__ = [
+    "BEST",
     "DIRECTORY",
+    "LAST",
     "MOST_STEPS",
     "Checkpoint",
     "Checkpoints",
@@ -24,7 +27,9 @@ __all__ = [
     "Stored",
     "check_count",
     "fill",
+    "find_link",
     "is_sharded",
+    "point",
     "read_all",
     "resolve",
     "run_of",

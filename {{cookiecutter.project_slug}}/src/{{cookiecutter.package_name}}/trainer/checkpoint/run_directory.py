@@ -24,13 +24,14 @@ from . import commit
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RECORD = "run.json"
-_OUTPUTS = ("metrics.csv", "tensorboard", "checkpoints", "best", "averaged", "profile")
+_OUTPUTS = ("metrics.csv", "tensorboard", "checkpoints", "best", "last", "averaged", "profile")
 _RECORDS = (
     _RECORD,
     "config.yaml",
     "config.*.yaml",
     "restarts.json",
     "test-step-*.json",
+    "validation-step-*.json",
     "predictions-step-*.safetensors",
 )
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..launch import collectives
-from . import dtensors, safetensors_writer, state_file
-from .reading import PREFIX, complete, step_name, step_of
+from . import dtensors, links, safetensors_writer, state_file
+from .reading import DIRECTORY, PREFIX, complete, step_name, step_of
 from .state_file import Head, Packing, StoredFile
 
 _ABANDONED = "abandoned"
@@ -32,7 +32,7 @@ class _Chunk:
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run and keeps the newest.
+    """Writes the checkpoints of a run and keeps the newest, to which it links as ``last``.
 
     Args:
         directory: Directory of the run's checkpoints, one subdirectory per step.
@@ -108,6 +108,7 @@ class Checkpoints:
             doomed = path.with_name(f".{path.name}.pruned")
             path.rename(doomed)  # so that a kill leaves no incomplete checkpoint
             shutil.rmtree(doomed, ignore_errors=True)
+        _point_last(newest)
 
     def path(self, step: int) -> Path:
         """Directory of the checkpoint of a step."""
@@ -243,7 +244,15 @@ def set_aside(directory: Path, resumed: Path) -> list[Path]:
         moved.append(path.rename(folder / path.name))
     if resumed.parent.resolve() != directory.resolve():
         resumed.rename(directory / resumed.name)
+    _point_last(directory / resumed.name)
     return sorted(moved)
+
+
+def _point_last(checkpoint: Path) -> None:
+    """Make ``last`` of the run directory a link to a checkpoint."""
+    directory = checkpoint.parent
+    if directory.name == DIRECTORY:
+        links.point(directory.parent / links.LAST, checkpoint)
 
 
 def _free(directory: Path) -> Path:

@@ -1,0 +1,69 @@
+"""Load trained models in a script or a notebook."""
+
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from . import configuration, mistakes, saved_runs
+from .trainer import CheckpointError, ConfigurationError, TrainingModule
+from .trainer.checkpoint import Checkpoint, resolve
+from .trainer.errors import one_line
+
+
+def load_module(run: str | Path) -> TrainingModule:
+    """Create the model of a run, with its class, arguments and trained weights.
+
+    Args:
+        run: A run directory, whose newest checkpoint is used; or a checkpoint, such as
+            ``"runs/RUN/best"``.
+
+    Returns:
+        The module on the CPU, in evaluation mode.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or does not fit the class.
+        ConfigurationError: The run has no configuration, because a script has started it, or its
+            class cannot be created.
+
+    Example::
+
+        module = load_module("runs/RUN/best")
+        with torch.no_grad():
+            output = module(inputs)
+    """
+    path = resolve(run)
+    section = saved_runs.classes_of(path).get("model")
+    if section is None:
+        raise ConfigurationError(
+            f"{path}: its run has no config.yaml with a model, because a script has started it; "
+            "create the module, and use load_weights"
+        )
+    cls = mistakes.find_class("model", section["class_path"])
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(TrainingModule, "model")
+    try:
+        parsed = parser.parse_object({"model": section})
+    except Exception as error:  # jsonargparse raises many types
+        raise ConfigurationError(
+            f"{path}: {cls.__name__} no longer takes the arguments in the run's config.yaml "
+            f"({one_line(error)}); create the module, and use load_weights"
+        ) from None
+    module: TrainingModule = configuration.create("model", cls, parsed)
+    load_weights(module, path)
+    return module.eval()
+
+
+def load_weights(module: TrainingModule, run: str | Path) -> None:
+    """Load the trained weights of a run, or of a checkpoint, into a module.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or does not fit the module.
+    """
+    checkpoint = Checkpoint(resolve(run))
+    checkpoint.check_contents()
+    try:
+        module.load_state_dict(checkpoint.state()["model"])
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{checkpoint.path}: does not fit {type(module).__name__} ({one_line(error)})"
+        ) from None

@@ -1,0 +1,88 @@
+"""What the files of a run say about it: its checkpoints by name, its model and its data."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import config_files, mistakes
+from .mistakes import CHECKPOINT, SECTIONS
+from .trainer.arguments import paths
+from .trainer.checkpoint import BEST, LAST, find_link, resolve, run_of
+from .trainer.errors import CheckpointError, ConfigurationError, Problems, shown
+
+NO_CHECKPOINT = "none"
+_ROOT = "runs"
+
+
+def find_checkpoint(given: str | None, root: Path, run_name: str | None) -> Path | None:
+    """The checkpoint that ``--checkpoint`` refers to; ``None``: initial weights.
+
+    Args:
+        given: A run directory, a checkpoint, ``best``, ``last`` or ``none``.
+        root: Directory that contains run directories.
+        run_name: Name of the run of which ``best`` and ``last`` are.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if given is None:
+        raise ConfigurationError(
+            "checkpoint: not given; add --checkpoint with a run directory or a checkpoint, or "
+            "--checkpoint none for the module's initial weights"
+        )
+    if given == NO_CHECKPOINT:
+        return None
+    if given in (BEST, LAST) and not Path(given).exists():
+        if run_name is None:
+            raise ConfigurationError(
+                f"checkpoint={given}: of which run? Add --trainer.run_name RUN, or give "
+                f"{root.name}/RUN/{given}"
+            )
+        path = str(find_link(root / run_name, given))
+    else:
+        path = paths.expand(CHECKPOINT, given)
+    if not Path(path).is_dir():
+        raise ConfigurationError(
+            f"checkpoint={shown(given)}: no such directory; give a run directory or a checkpoint"
+        )
+    try:
+        return resolve(path)
+    except CheckpointError as error:
+        raise ConfigurationError(error.problems) from None
+
+
+def classes_of(checkpoint: Path) -> dict[str, Any]:
+    """The ``model`` and ``data`` sections of the run of a checkpoint; empty if it has none.
+
+    A run that a script has started has none.
+    """
+    run = run_of(checkpoint)
+    file = run / "config.yaml" if run is not None else None
+    if file is None or not file.is_file():
+        return {}
+    found = config_files.read(str(file))
+    return {name: found[name] for name in ("model", "data") if found.get(name) is not None}
+
+
+def with_saved_classes(arguments: Sequence[str]) -> list[str]:
+    """Complete a command line without a model by model and data of the checkpoint's run.
+
+    Args:
+        arguments: Command-line arguments after the command. Their errors are found elsewhere.
+    """
+    given = mistakes.gather(arguments, [*SECTIONS, CHECKPOINT], Problems())
+    checkpoint = given.get(CHECKPOINT)
+    if given.get("model") is not None or not isinstance(checkpoint, str):
+        return list(arguments)
+    trainer = given.get("trainer")
+    options: Mapping[str, Any] = trainer if isinstance(trainer, Mapping) else {}
+    try:
+        root = Path(paths.expand("default_root_dir", options.get("default_root_dir", _ROOT)))
+        path = find_checkpoint(checkpoint, root, options.get("run_name"))
+        saved = classes_of(path) if path is not None else {}
+    except ConfigurationError:
+        return list(arguments)
+    # First, so that options of the command line replace parts of it.
+    words = [(f"--{name}", json.dumps(each)) for name, each in saved.items() if not given.get(name)]
+    return [*(word for pair in words for word in pair), *arguments]

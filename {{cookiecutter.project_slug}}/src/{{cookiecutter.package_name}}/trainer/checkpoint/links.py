@@ -1,0 +1,32 @@
+"""Links in a run directory to some of its checkpoints."""
+
+from pathlib import Path
+
+from ..errors import ConfigurationError
+
+BEST = "best"
+LAST = "last"
+
+
+def point(link: Path, target: Path) -> None:
+    """Make a relative symbolic link, which replaces an older one in one step."""
+    new = link.with_name(f".{link.name}.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target.relative_to(link.parent))
+    new.replace(link)
+
+
+def find_link(run: Path, name: str) -> Path:
+    """The link to the best or the last checkpoint of a run.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    link = run / name
+    if link.is_dir():
+        return link
+    if name == BEST and run.is_dir():
+        reason = "the run kept none; train with the callback BestCheckpoint, or use 'last'"
+    else:
+        reason = "no checkpoint there"
+    raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")

@@ -1,5 +1,6 @@
 """Links in a run directory to some of its checkpoints."""
 
+import shutil
 from pathlib import Path
 
 from ..errors import ConfigurationError
@@ -13,6 +14,8 @@ def point(link: Path, target: Path) -> None:
     new = link.with_name(f".{link.name}.new")
     new.unlink(missing_ok=True)
     new.symlink_to(target.relative_to(link.parent))
+    if link.is_dir() and not link.is_symlink():  # the run was copied by its contents
+        shutil.rmtree(link)
     new.replace(link)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import config_files
 from .trainer import DataModule, Trainer, TrainingModule
-from .trainer.arguments import values
+from .trainer.arguments import other_trainers, values
 from .trainer.errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 
 SECTIONS: dict[str, type] = {"trainer": Trainer, "model": TrainingModule, "data": DataModule}
@@ -69,7 +69,9 @@ def find(arguments: Sequence[str], sections: Collection[str]) -> list[str]:
     for section in ("model", "data"):
         if given.get(section) is not None:
             _check_class(section, given[section], problems)
-    good = values.check_arguments("trainer", Trainer, given.get("trainer") or {}, problems)
+    good = values.check_arguments(
+        "trainer", Trainer, given.get("trainer") or {}, problems, other_trainers.instead_of
+    )
     with problems:
         Trainer(**good)
     if given.get("model") is None and not any(line.startswith("model:") for line in problems.lines):

@@ -55,7 +55,15 @@ def collects_keywords(
     }
 
     def __init__(self: T, /, *arguments: P.args, **given: P.kwargs) -> None:
-        declare(self, *arguments, **given)  # Python raises for an unknown keyword
+        if unknown := [name for name in given if name not in defaults]:
+            raise ConfigurationError(
+                [
+                    f"{name}: {type(self).__name__} has no such argument"
+                    f"{other_trainers.instead_of(name, defaults)}"
+                    for name in unknown
+                ]
+            )
+        declare(self, *arguments, **given)
         self._configure(Keywords({**defaults, **given}, defaults, types))
 
     return functools.update_wrapper(__init__, declare)

@@ -107,6 +107,47 @@ _LOGGERS: Mapping[str, str] = {
     "TensorBoardLogger": _NAMED_BY_CLASS.format("tensorboard"),
 }
 
+_ALWAYS_SAVED = "checkpoints are always saved; see checkpoint_every_n_steps, keep_checkpoints"
+_SUMMARY = "use print(module)"
+_BAR = "use enable_progress_bar"
+_RELOADING = "training data is reshuffled each epoch by the same loader"
+_LEAST = "EarlyStopping waits for its patience; leave it out"
+
+# Arguments of other trainers, whose older spellings are not translated (``legacy.py``).
+ARGUMENTS: Mapping[str, str] = {
+    "max_nb_epochs": "use max_epochs",
+    "min_epochs": _LEAST,
+    "min_steps": _LEAST,
+    "checkpoint_callback": _ALWAYS_SAVED,
+    "enable_checkpointing": _ALWAYS_SAVED,
+    "weights_save_path": "use default_root_dir",
+    "ckpt_path": "use resume, or the argument checkpoint of validate, test and predict",
+    "weights_summary": _SUMMARY,
+    "enable_model_summary": _SUMMARY,
+    "progress_bar_refresh_rate": _BAR,
+    "process_position": _BAR,
+    "barebones": "use loggers=[] and enable_progress_bar=False",
+    "val_check_interval": "use val_every_n_steps",
+    "track_grad_norm": "log it in on_before_optimizer_step",
+    "terminate_on_nan": "use stop_on_nonfinite_loss",
+    "detect_anomaly": "use torch.autograd.set_detect_anomaly(True)",
+    "auto_lr_find": "it is not built; set the learning rate in the module",
+    "auto_scale_batch_size": "use find_batch_size",
+    "profiler": "use the callback Profile",
+    "stochastic_weight_avg": "use the callback EMA",
+    "benchmark": "use cudnn_benchmark",
+    "log_gpu_memory": "log torch.cuda.max_memory_allocated() in the module",
+    "move_metrics_to_cpu": "logged values are kept as single numbers; leave it out",
+    "flush_logs_every_n_steps": "csv is flushed after each write; leave it out",
+    "reload_dataloaders_every_epoch": _RELOADING,
+    "reload_dataloaders_every_n_epochs": _RELOADING,
+    "multiple_trainloader_mode": "one training loader is supported",
+    "prepare_data_per_node": "prepare_data is called by one process per node; leave it out",
+    "truncated_bptt_steps": "split the batch in training_step, with manual optimization",
+    "amp_level": "apex has removed its mixed precision; use precision",
+    "inference_mode": "evaluation runs under torch.no_grad(); leave it out",
+}
+
 _TABLES: Mapping[str, Mapping[str, str]] = {
     "strategy": STRATEGIES,
     "accelerator": ChainMap(ACCELERATORS, STRATEGIES),
@@ -116,6 +157,12 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
     "loggers": _LOGGERS,
     "amp_backend": {"apex": _PRECISIONS["apex"]},
 }
+
+
+def instead_of(argument: str, known: Iterable[str]) -> str:
+    """What to use instead of an argument that the trainer does not have, as ``; …``."""
+    hint = ARGUMENTS.get(argument)
+    return nearest(argument, known) if hint is None else f"; {hint}"
 
 
 def about(option: str, name: object) -> str | None:

@@ -10,7 +10,7 @@ import os
 import re
 import traceback
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from jsonargparse import ArgumentParser
 
 from ..errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 from . import redaction
+
+Suggest = Callable[[str, Iterable[str]], str]
 
 # The largest integer that torch, JSON and names of checkpoints support.
 _LARGEST = 2**63 - 1
@@ -129,7 +131,7 @@ def converted(expected: Any, value: Any, default: Any = None) -> Any:
 
 
 def check_arguments(
-    prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
+    prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems, suggest: Suggest = nearest
 ) -> dict[str, Any]:
     """Check the arguments of a class separately, converted as on a command line.
 
@@ -138,6 +140,7 @@ def check_arguments(
         cls: The class.
         given: Values by name.
         problems: Collects a line for each unknown, invalid or missing argument.
+        suggest: What to use instead of an unknown argument, as ``; …``.
 
     Returns:
         The valid ones.
@@ -148,7 +151,7 @@ def check_arguments(
     for name, value in given.items():
         if name not in parameters:
             if not takes_any:
-                suggestion = nearest(str(name), parameters)
+                suggestion = suggest(str(name), parameters)
                 problems.add(f"{prefix}.{shorten(str(name))}: there is no such option{suggestion}")
             continue
         wanted = expected.get(name, Any)

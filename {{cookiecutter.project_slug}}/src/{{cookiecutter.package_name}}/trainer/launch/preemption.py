@@ -143,9 +143,14 @@ class Preemption:
         """Ask all ranks to end training, unless a signal was received."""
         self._received = self._received or STOP
 
+    @property
+    def has_requested_stop(self) -> bool:
+        """Whether :meth:`request_stop` was called on this rank."""
+        return self._received == STOP
+
     def is_stop_requested(self) -> bool:
         """Whether a rank has asked to end training; all ranks call this at the same time."""
-        own = torch.tensor([float(self._received == STOP)])
+        own = torch.tensor([float(self.has_requested_stop)])
         return bool(collectives.all_reduce(own, "max").item())
 
     def requested(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, shown
 from ..launch import collectives
 from ..launch.collectives import How
 from .context import BatchContext
@@ -137,7 +137,10 @@ class Recorder:
                 known = nearest(how, _REDUCE_FX)
                 raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
             totals[name] = _empty_total(how, synced, self._device)
-        value = _number(value, self._device)
+        try:
+            value = _number(value, self._device)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"log({name!r}): give one number, not {shown(value)}") from None
         if value.numel() != 1:
             shape = tuple(value.shape)
             raise UserError(f"log({name!r}): give one number, not a tensor of shape {shape}")

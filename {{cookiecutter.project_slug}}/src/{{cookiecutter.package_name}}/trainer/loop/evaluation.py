@@ -1,6 +1,7 @@
 """Validation, test and prediction: each sample once, on any number of processes."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -35,7 +36,13 @@ def evaluate(
         for batch in strategy.batches(feed, 0, 0):
             recorder.context = recorder.context._replace(samples=batch.samples)
             with nullcontext() if batch.samples else _padding(module, recorder):
-                strategy.forward(stage, batch.data, batch.number)
+                output = strategy.forward(stage, batch.data, batch.number)
+            if output is not None and batch.number == 0 and collectives.rank() == 0:
+                warnings.warn(
+                    f"{type(module).__name__}.{stage}_step returned {type(output).__name__}, which "
+                    "is not used: log values with self.log",
+                    stacklevel=2,
+                )
         getattr(module, f"on_{stage}_epoch_end")()
         return recorder.take_epoch()
 

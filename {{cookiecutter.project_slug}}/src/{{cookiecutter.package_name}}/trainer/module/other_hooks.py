@@ -45,6 +45,13 @@ _MODULE_HOOKS: Mapping[str, str] = {
         "use gradient_clip_val and gradient_clip_algorithm of the trainer",
     ),
     **dict.fromkeys(("on_save_checkpoint", "on_load_checkpoint"), _SAVED),
+    **dict.fromkeys(("on_hpc_save", "on_hpc_load"), _SAVED),
+    "get_progress_bar_dict": "log values: the progress bar shows them",
+    **{
+        f"on_{stage}_model_{mode}": "override train() of the module"
+        for stage in ("validation", "test", "predict")
+        for mode in ("eval", "train")
+    },
     **dict.fromkeys(("transfer_batch_to_device", "on_before_batch_transfer"), _DATA),
     "on_after_batch_transfer": _DATA,
     "configure_callbacks": "use callbacks of the trainer",

@@ -176,6 +176,16 @@ class RankRun:
         """The latest logged value of each name, the same on every rank."""
         return self._metrics if self._loop is None else self._loop.fit.outputs.latest
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether a stop was requested on this rank; setting it to True is :meth:`stop`."""
+        return self._fit_loop("should_stop").preemption.has_requested_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        if value:
+            self.stop("should_stop was set")
+
     def stop(self, reason: str = "") -> None:
         """Ask all ranks to end the fit, and print the reason; other ranks print it to their log."""
         self._fit_loop("stop").preemption.request_stop()

@@ -27,7 +27,7 @@ def read_loss(outputs: Any) -> Tensor:
     """Get the loss from the output of a training step.
 
     Raises:
-        UserError: There is none, or it is not a scalar.
+        UserError: There is none, it is not a scalar, or there are other values.
     """
     if isinstance(outputs, Tensor) and outputs.numel() == 1:
         return outputs
@@ -36,6 +36,11 @@ def read_loss(outputs: Any) -> Tensor:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
         raise UserError(
             f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
+        )
+    if others := [key for key in outputs if key != "loss"]:
+        raise UserError(
+            f"training_step returned {others[0]!r} beside 'loss', which is not used: log it with "
+            "self.log, or keep it in an attribute"
         )
     return loss
 

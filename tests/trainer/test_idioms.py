@@ -1,0 +1,284 @@
+"""Idioms of Lightning and of the sources: each works, or is refused in one line."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+import callback_subject as subject
+from my_project import trainer
+
+pytestmark = pytest.mark.usefixtures("apart")
+DATA = TensorDataset(torch.arange(64.0).view(16, 4) / 64, torch.ones(16, 1))
+LOADER: DataLoader[Any] = DataLoader(DATA, batch_size=8)
+
+
+def fit(module: trainer.TrainingModule, **options: Any) -> trainer.Trainer:
+    base = {"accelerator": "cpu", "max_steps": 2, "enable_progress_bar": False}
+    if not {"gpus", "devices"} & options.keys():
+        base["devices"] = 1
+    if not {"logger", "loggers"} & options.keys():
+        base["loggers"] = []
+    made = trainer.Trainer(**base | options)
+    made.fit(module)
+    assert made.global_step == options.get("steps", 2)
+    return made
+
+
+def refused(line: str, work: Callable[[], Any]) -> None:
+    """It raises one line that begins so."""
+    with pytest.raises(trainer.UserError) as caught:
+        work()
+    [found] = caught.value.problems
+    assert found.startswith(line)
+    assert len(found.splitlines()) == 1
+
+
+def with_method(name: str, method: Callable[..., Any]) -> trainer.TrainingModule:
+    return type("Net", (subject.Net,), {name: method})()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("training_epoch_end", "log in the step, or use on_train_epoch_end"),
+        ("validation_epoch_end", "log in the step, or use on_validation_epoch_end"),
+        ("optimizer_step", "use manual optimization"),
+        ("optimizer_zero_grad", "gradients are set to None after each step"),
+        ("on_before_zero_grad", "use on_after_optimizer_step"),
+        ("on_train_start", "use on_fit_start"),
+        ("on_train_end", "use on_fit_end"),
+        ("on_epoch_end", "it is no hook; did you mean"),
+        ("configure_callbacks", "use callbacks of the trainer"),
+        ("configure_gradient_clipping", "use gradient_clip_val"),
+        ("lr_scheduler_step", "use manual optimization"),
+        ("backward", "use manual optimization"),
+        ("transfer_batch_to_device", "move batches in the step"),
+        ("on_after_batch_transfer", "move batches in the step"),
+        ("on_save_checkpoint", "register a buffer"),
+        ("on_hpc_save", "register a buffer"),
+        ("configure_model", "create layers in __init__ or setup"),
+        ("configure_sharded_model", "create layers in __init__ or setup"),
+        ("on_after_backward", "use on_before_optimizer_step"),
+        ("tbptt_split_batch", "split the batch in training_step"),
+        ("get_progress_bar_dict", "log values"),
+        ("on_validation_model_eval", "override train() of the module"),
+        ("on_predict_end", "it is no hook"),
+    ],
+)
+def test_a_hook_that_is_not_called_is_named(name: str, instead: str) -> None:
+    module = with_method(name, lambda self, *given, **named: None)
+    refused(f"Net.{name} would not be called: {instead}", lambda: fit(module))
+
+
+def test_a_hook_of_other_arguments_is_named() -> None:
+    module = with_method("on_train_batch_end", lambda self, outputs, batch, batch_idx: None)
+    line = "Net.on_train_batch_end takes (outputs, batch, batch_idx); it is called with (batch, "
+    refused(line, lambda: fit(module))
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("on_fit_start", 1),
+        ("on_train_epoch_end", 0),
+        ("on_train_batch_start", 2),
+        ("on_validation_epoch_start", 1),
+        ("on_validation_epoch_end", 1),
+        ("on_before_optimizer_step", 2),
+        ("prepare_data", 1),
+        ("setup", 1),
+        ("teardown", 1),
+    ],
+)
+def test_a_hook_is_called(name: str, calls: int) -> None:
+    called = []
+    arguments = {
+        "on_train_batch_start": lambda self, batch, batch_idx: called.append(batch_idx),
+        "on_before_optimizer_step": lambda self, optimizer: called.append(optimizer),
+        "setup": lambda self, stage=None: called.append(stage),
+        "teardown": lambda self, stage=None: called.append(stage),
+    }
+    fit(with_method(name, arguments.get(name, lambda self: called.append(name))))
+    assert len(called) == calls
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("max_nb_epochs", "use max_epochs"),
+        ("min_epochs", "EarlyStopping waits"),
+        ("checkpoint_callback", "checkpoints are always saved"),
+        ("weights_summary", "use print(module)"),
+        ("progress_bar_refresh_rate", "use enable_progress_bar"),
+        ("val_check_interval", "use val_every_n_steps"),
+        ("track_grad_norm", "log it in on_before_optimizer_step"),
+        ("terminate_on_nan", "use stop_on_nonfinite_loss"),
+        ("auto_lr_find", "it is not built"),
+        ("auto_scale_batch_size", "use find_batch_size"),
+        ("profiler", "use the callback Profile"),
+        ("stochastic_weight_avg", "use the callback EMA"),
+        ("reload_dataloaders_every_n_epochs", "training data is reshuffled"),
+        ("benchmark", "use cudnn_benchmark"),
+        ("truncated_bptt_steps", "split the batch"),
+        ("max_epoch", "did you mean 'max_epochs'"),
+    ],
+)
+def test_an_argument_that_the_trainer_does_not_have_is_named(name: str, instead: str) -> None:
+    refused(
+        f"{name}: Trainer has no such argument; {instead}", lambda: fit(subject.Net(), **{name: 1})
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": 0},
+        {"logger": False},
+        {"limit_train_batches": 1},
+        {"overfit_batches": 1},
+        {"max_time": "00:00:10:00"},
+        {"num_sanity_val_steps": 0},
+        {"precision": 16},
+        {"deterministic": True},
+        {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"},
+    ],
+    ids=str,
+)
+def test_an_argument_works(options: dict[str, Any]) -> None:
+    fit(subject.Net(), **options)
+
+
+class _Returns(subject.Net):
+    """Returns what is made of the loss."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.change(super().training_step(batch, batch_idx))
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda loss: None, "training_step must return a scalar loss, or a dict with 'loss'"),
+        (lambda loss: loss.item(), "training_step must return a scalar loss"),
+        (lambda loss: {"a": loss}, "training_step must return a scalar loss"),
+        (lambda loss: torch.stack([loss, loss]), "training_step must return a scalar loss"),
+        (lambda loss: loss.detach(), "training_step gave a loss without a gradient"),
+        (lambda loss: {"loss": loss, "log": {"a": 1}}, "training_step returned 'log' beside"),
+        (lambda loss: {"loss": loss, "preds": 1}, "training_step returned 'preds' beside 'loss'"),
+    ],
+)
+def test_a_return_that_is_not_used_is_refused(change: Callable[[Tensor], Any], line: str) -> None:
+    refused(line, lambda: fit(_Returns(change)))
+
+
+def test_a_dict_with_the_loss_works() -> None:
+    fit(_Returns(lambda loss: {"loss": loss}))
+
+
+def test_a_return_of_validation_is_said() -> None:
+    module = with_method("validation_step", lambda self, batch, batch_idx: torch.zeros(()))
+    with pytest.warns(UserWarning, match="Net.validation_step returned Tensor, which is not used"):
+        fit(module)
+
+
+def test_should_stop_stops() -> None:
+    class Model(subject.Net):
+        def on_after_optimizer_step(self) -> None:
+            self.trainer.should_stop = self.global_step == 3  # type: ignore[attr-defined]
+
+    made = trainer.Trainer(
+        accelerator="cpu", devices=1, max_epochs=9, loggers=[], enable_progress_bar=False
+    )
+    made.fit(Model())
+    assert made.global_step in (3, 4)
+
+
+def _scheduled(**entries: Any) -> Callable[[SGD], Any]:
+    return lambda sgd: ([sgd], [{"scheduler": StepLR(sgd, 1), **entries}])
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda sgd: sgd, None),
+        (lambda sgd: [sgd], None),
+        (lambda sgd: (sgd, Adam(sgd.param_groups[0]["params"])), None),
+        (lambda sgd: ([sgd], [StepLR(sgd, 1)]), None),
+        (lambda sgd: {"optimizer": sgd, "lr_scheduler": StepLR(sgd, 1)}, None),
+        (_scheduled(interval="step"), None),
+        (
+            lambda sgd: {
+                "optimizer": sgd,
+                "lr_scheduler": {"scheduler": ReduceLROnPlateau(sgd), "monitor": "val_loss"},
+            },
+            None,
+        ),
+        (lambda sgd: {"optimizer": sgd, "frequency": 1}, "configure_optimizers gave 'frequency'"),
+        (_scheduled(frequency=2), "lr_scheduler: 'frequency' is not supported; give a scheduler"),
+        (_scheduled(strict=True), "lr_scheduler: 'strict' is not supported"),
+        (lambda sgd: None, "configure_optimizers returned NoneType"),
+        (lambda sgd: torch.optim.LBFGS(sgd.param_groups[0]["params"]), "configure_optimizers gave"),
+    ],
+)
+def test_results_of_configure_optimizers(change: Callable[[SGD], Any], line: str | None) -> None:
+    module = with_method(
+        "configure_optimizers", lambda self: change(SGD(self.parameters(), lr=0.1))
+    )
+    if line is None:
+        fit(module)
+    else:
+        refused(line, lambda: fit(module))
+
+
+@pytest.mark.parametrize("method", ["train_dataloader", "val_dataloader"])
+@pytest.mark.parametrize(
+    ("loader", "line"),
+    [
+        (LOADER, None),
+        (list(LOADER), None),
+        ([LOADER, LOADER], "Net.{} returned a list of loaders: one loader is supported"),
+        ({"a": LOADER}, "Net.{} returned a dict of loaders: one loader is supported"),
+        (
+            DATA,
+            "Net.{} returned TensorDataset, a dataset, which yields single samples: return Data",
+        ),
+        (3, "Net.{} returned int, which is not an iterable of batches: return a DataLoader"),
+    ],
+    ids=["loader", "batches", "list", "dict", "dataset", "number"],
+)
+def test_results_of_loader_methods(method: str, loader: Any, line: str | None) -> None:
+    module = with_method(method, lambda self: loader)
+    if line is None:
+        fit(module)
+    else:
+        refused(line.format(method), lambda: fit(module))
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        (1.0, None),
+        (torch.ones(1), None),
+        ("x", "log('a'): give one number, not 'x'"),
+        (torch.ones(3), "log('a'): give one number, not a tensor of shape (3,)"),
+    ],
+    ids=str,
+)
+def test_what_can_be_logged(value: Any, line: str | None) -> None:
+    module = with_method(
+        "on_train_batch_start", lambda self, batch, batch_idx: self.log("a", value)
+    )
+    if line is None:
+        assert fit(module).metrics["a"] == 1.0
+    else:
+        refused(line, lambda: fit(module))

@@ -20,6 +20,8 @@ LOADER: DataLoader[Any] = DataLoader(DATA, batch_size=8)
 
 def fit(module: trainer.TrainingModule, **options: Any) -> trainer.Trainer:
     base = {"accelerator": "cpu", "max_steps": 2, "enable_progress_bar": False}
+    if "num_sanity_val_steps" not in options:
+        base["sanity_check"] = 0
     if not {"gpus", "devices"} & options.keys():
         base["devices"] = 1
     if not {"logger", "loggers"} & options.keys():

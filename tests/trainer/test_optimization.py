@@ -124,11 +124,11 @@ def test_refused(returned: Any, line: str) -> None:
 
 
 def test_an_unknown_entry_of_a_scheduler_s_dict_is_refused() -> None:
-    with pytest.raises(errors.ConfigurationError, match="'frequency': 2") as raised:
+    with pytest.raises(errors.ConfigurationError, match="'frequency' is not") as raised:
         optimization.read_optimization(
             {"optimizer": FIRST, "lr_scheduler": {"scheduler": STEPS, "frequency": 2}}
         )
-    assert raised.value.problems[0].endswith(A_SCHEDULER)
+    assert raised.value.problems[0].endswith(A_SCHEDULER.removeprefix(":"))
 
 
 @pytest.mark.parametrize("misspelled", ["scheduler", "lr_schedulers"])

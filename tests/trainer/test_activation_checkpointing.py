@@ -78,8 +78,8 @@ def test_without_gradients_nothing_is_computed_twice(tmp_path):
         forwards[len(names)] = [
             found[f"metrics.{name}"].item() for name in ("forwards", "forwards_in_validation")
         ]
-    # Four blocks a batch; the last of four batches is counted before its backward.
-    assert forwards == {0: [16, 4], 1: [28, 4]}
+    # Four blocks a batch: one of the sanity check, and four, the last counted before its backward.
+    assert forwards == {0: [20, 4], 1: [32, 4]}
 
 
 def test_the_model_stays_what_it_is():

@@ -77,7 +77,11 @@ def main(folder: Path, names: list[str]) -> None:
             **{"accelerator": "cpu", "devices": 2, "strategy": strategy, "max_epochs": 1},
             **{"log_every_n_steps": 1, "val_every_n_steps": 1, "checkpoint_every_n_steps": 1},
             **{"default_root_dir": folder, "run_name": name, "loggers": ["csv"]},
-            **{"enable_progress_bar": False, "strategy_options": {"timeout_seconds": 60}},
+            **{
+                "enable_progress_bar": False,
+                "sanity_check": 0,
+                "strategy_options": {"timeout_seconds": 60},
+            },
         )
         run.fit(module)
         found = module.seen | {"interface": os.environ.get("GLOO_SOCKET_IFNAME")}

@@ -147,27 +147,28 @@ def wait_for_ranks(folder: Path, launcher: "subprocess.Popen[str]") -> list[psut
 
 @pytest.mark.parametrize("processes", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_validation_counts_each_sample_once(tmp_path, processes):
-    values = validate(processes)
+    values = validate(processes, tmp_path)
     assert values["count"] == 1797
-    alone = validate(1)
+    alone = validate(1, tmp_path)
     # Sums of float32 means over other batches: to the last digits of a float32.
     assert values["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-6)
     assert values["val_accuracy"] == pytest.approx(alone["val_accuracy"], rel=1e-14)
 
 
-def validate(processes: int) -> dict[str, float]:
+def validate(processes: int, folder: Path) -> dict[str, float]:
     """Values of a validation of the untrained model on all digits."""
     done = run(
         [
             *("-m", PACKAGE, "validate", "--trainer.devices", str(processes)),
             *("--trainer.accelerator", "cpu"),
             *("--model", f"{SUBJECT}.Counts", "--data", f"{SUBJECT}.AllDigits"),
-            *("--checkpoint", "none"),
+            *("--checkpoint", "none", "--trainer.default_root_dir", folder),
         ]
     )
     assert done.returncode == 0, done.stderr
-    pairs = (line.split(": ") for line in done.stdout.splitlines() if not line.startswith("layout"))
-    return {name: float(value) for name, value in pairs}
+    file = done.stdout.splitlines()[-1].removeprefix("validation results written to ")
+    values: dict[str, float] = json.loads(Path(file).read_text())["metrics"]
+    return values
 
 
 def test_an_interactive_session_is_told_what_to_do():

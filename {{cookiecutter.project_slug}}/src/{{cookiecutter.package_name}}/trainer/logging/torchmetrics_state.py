@@ -1,7 +1,6 @@
 """The state of torchmetrics metrics inside a module, for checkpoints and evaluation."""
 
 import contextlib
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Restore the state of every torchmetrics metric inside a module on exit."""
     kept = [
-        (metric, copy.deepcopy(metric.metric_state), metric._update_count)
+        (metric, _copied(metric.metric_state), metric._update_count)
         for _, metric in _metrics(module)
     ]
     try:
@@ -24,6 +23,13 @@ def unchanged(module: nn.Module) -> Iterator[None]:
                 setattr(metric, name, value)
             metric._update_count = count
             metric._computed = None
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: [each.clone() for each in value] if isinstance(value, list) else value.clone()
+        for name, value in values.items()
+    }
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:

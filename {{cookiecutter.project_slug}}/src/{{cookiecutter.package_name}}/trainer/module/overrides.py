@@ -17,7 +17,7 @@ def problems_of_signatures(owner: object, base: type) -> list[str]:
         f"{type(owner).__name__}.{name} takes {_shown(getattr(owner, name))}; it is called with "
         f"({', '.join(expected)})"
         for name in vars(base)
-        if not name.startswith("_")
+        if not name.startswith("_") and callable(getattr(base, name))
         if is_overridden(owner, base, name)
         if not _takes(getattr(owner, name), expected := _arguments(base, name))
     ]

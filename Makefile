@@ -103,7 +103,7 @@ bench-checkpoints: $(TOOLS)  ## measure the cost of checksums when a checkpoint 
 	$(RENDER) build/bench-checkpoints
 	PYTHONPATH=build/bench-checkpoints/my-project/src $(PROJECT_VENV)/bin/python benchmarks/checkpoints.py $(ARGS)
 
-bench-pipeline: $(TOOLS)  ## measure how long pipelines wait, and their memory (seven minutes)
+bench-pipeline: $(TOOLS)  ## measure how long pipelines wait, and their memory (twenty minutes)
 	rm -rf build/bench-pipeline
 	$(RENDER) build/bench-pipeline
 	PYTHONPATH=build/bench-pipeline/my-project/src $(PROJECT_VENV)/bin/python benchmarks/pipeline.py $(ARGS)

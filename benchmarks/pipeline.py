@@ -1,6 +1,6 @@
 """Measures pipelines, and writes docs/pipeline.md: how long processes wait, and their memory.
 
-PYTHONPATH=PROJECT/src python benchmarks/pipeline.py           all of it: about seven minutes
+PYTHONPATH=PROJECT/src python benchmarks/pipeline.py           all of it: about twenty minutes
 PYTHONPATH=PROJECT/src python benchmarks/pipeline.py --quick   a smoke run; writes nothing
 
 It runs in the environment of a rendered project: `make bench-pipeline`.
@@ -23,10 +23,12 @@ from child import ONE_THREAD
 from folders import writable
 from memory import STEADY_MEMORY
 from pipeline_one import Job
-from pipeline_report import COLORS, Memory, Wait
+from pipeline_report import COLORS, LONGEST, Memory, Wait
 
 HERE = Path(__file__).parent
-TIMEOUT = 600  # seconds; the longest start takes about three minutes
+TIMEOUT = 1800  # seconds; the longest start takes about ten minutes
+# Seconds of messages and Python per micro-batch and stage, on a machine that does nothing else.
+ADDED = 0.008
 COUNTS = (1, 2, 4, 8, 16)
 SCHEDULES = tuple(COLORS)
 BATCH = 1024
@@ -91,8 +93,8 @@ def measure_waits(processes: int, counts: tuple[int, ...], seconds: float) -> It
             "sleep",
             options={"schedule": schedule, "microbatches": count},
             devices=processes,
-            steps=2 if count < 8 else 1,
-            seconds=seconds / _rounds(schedule),
+            steps=2 if count < 4 else 1,
+            seconds=_seconds(seconds, schedule, processes, count) / _rounds(schedule),
             layers=processes * _rounds(schedule),
         )
         for schedule in SCHEDULES
@@ -105,6 +107,14 @@ def measure_waits(processes: int, counts: tuple[int, ...], seconds: float) -> It
         wait = Wait(schedule, processes, count, found, theory)
         print(schedule, processes, count, pipeline_report.cell(wait), file=sys.stderr, flush=True)
         yield wait
+
+
+def _seconds(least: float, schedule: str, processes: int, count: int) -> float:
+    """How long a process' forward takes: so long that what is added is small beside the bubble."""
+    rounds = _rounds(schedule)
+    bubble = pipeline_report.theory(schedule, processes, rounds, count)
+    added = ADDED * rounds / ((LONGEST - 1) * bubble)
+    return max(least, added / 3)  # of a forward and a backward, which takes twice as long
 
 
 def _rounds(schedule: str) -> int:

@@ -211,17 +211,19 @@ micro-batches. In theory, in parentheses:
 
 ![The part of a step in which processes wait, measured and in theory](pipeline.svg)
 
-Layers sleep instead of computing, so that two cores are enough for all processes: 100 ms in the
-forward of a process and 200 ms in its backward, half of it for the gradients of the weights. What
-is added is communication, the step around the pipeline, and Python. The target is at most
-{longest} times the theory; values above it are bold. `interleaved` needs multiples of p.
+Layers sleep instead of computing, so that two cores are enough for all processes: 100 ms or more in
+the forward of a process and twice as long in its backward, half of it for the gradients of the
+weights. What is added is about 5 ms per micro-batch and stage: messages, the step around the
+pipeline, and Python. Where the bubble is small, layers sleep longer, so that the schedule is
+measured and not these; layers of a few milliseconds wait longer than in theory. The target is at
+most {longest} times the theory; values above it are bold. `interleaved` needs multiples of p.
 """
 
 MEMORY = """\
 ## Memory
 
 MiB at the peak of a step, above the process' memory before the first one, of a convolutional
-network ({batch} images of 32 x 32 pixels, Adam, 8 micro-batches, `1f1b`). Its first layers have
-nearly all activations, so that half of the layers each is not balanced. The target for the larger
+network ({batch} images of 32 x 32 pixels, Adam, 8 micro-batches, `1f1b`), whose first layers have
+nearly all activations, and whose last ones have nearly all parameters. The target for the larger
 stage is at most {largest:.0%} of the whole model, with `balance: memory`.
 """

@@ -1,10 +1,14 @@
 """Parts of a pipeline: schedules, balances, and one line for each mistake."""
 
+import contextlib
+import functools
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from my_project import trainer
 from my_project.trainer.errors import ConfigurationError
@@ -148,6 +152,31 @@ class Manual(Subject):
     """Steps its optimizers itself."""
 
     automatic_optimization = False
+
+
+def test_a_measurement_keeps_no_activations() -> None:
+    outputs: list[weakref.ref[Tensor]] = []
+
+    class Kept(nn.ReLU):
+        def forward(self, x: Tensor) -> Tensor:
+            found = super().forward(x)  # saved for its own backward
+            outputs.append(weakref.ref(found))
+            return found
+
+    class Module(trainer.TrainingModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sequential_module = nn.Sequential(nn.Linear(4, 4), Kept(), nn.Linear(4, 1))
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            return self.sequential_module(batch).mean()
+
+    module = Module()
+    step = functools.partial(module.training_step, torch.ones(8, 4), 0)
+    measure(module, step, contextlib.nullcontext, torch.device("cpu"))
+    gc.collect()
+    assert len(outputs) == 4
+    assert all(each() is None for each in outputs)
 
 
 @pytest.mark.parametrize(

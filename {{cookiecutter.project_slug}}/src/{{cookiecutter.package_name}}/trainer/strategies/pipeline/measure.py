@@ -86,9 +86,9 @@ def _measure(
         nonlocal saved
         pointer = tensor.untyped_storage().data_ptr()
         if pointer not in seen and pointer not in held:
-            seen[pointer] = tensor
+            seen[pointer] = tensor.detach()
             saved += tensor.untyped_storage().nbytes()
-        return tensor
+        return tensor.detach()  # an output that saved itself would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
         output = _forward(part, inputs, nested, autocast)

@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from ..checkpoint import (
     run_directory,
     set_aside,
 )
-from ..data import Data, randomness, scaling, sources
+from ..data import Data, randomness, sources
 from ..errors import CheckpointError
 from ..launch import collectives, forks, outcome, restarts
 from ..launch.interruption import Interrupted
@@ -30,7 +30,6 @@ from ..logging import Recorder, make_loggers
 from ..loop import (
     FitLoop,
     ManualOptimization,
-    Position,
     batch_size_trial,
     compilation,
     evaluate,
@@ -38,10 +37,11 @@ from ..loop import (
     saving,
 )
 from ..memory import activation_checkpointing
-from ..module import Loader, TrainingModule, Weights
+from ..module import Loader, TrainingModule
 from . import announcements
 from .assembly import Assembly
 from .console import Console
+from .interface import RunInterface
 from .plan import Plan, check_created_layers
 from .stages import StageName, prepared
 
@@ -61,10 +61,8 @@ class RunResult:
     weights: dict[str, Tensor] | None = None
 
 
-class RankRun:
+class RankRun(RunInterface):
     """One rank's run, from the creation of its process group to the end.
-
-    A module sees it as its ``trainer`` (:class:`~..module.Run`).
 
     Args:
         plan: The run's.
@@ -73,19 +71,9 @@ class RankRun:
     """
 
     def __init__(self, plan: Plan, configuration: str | None, *, is_started: bool = False) -> None:
-        self._is_started = is_started
-        self.plan = plan
-        self.strategy = plan.strategy
-        self._metrics: dict[str, float] = {}
-        self.directory: Path | None = None
-        self.manual: ManualOptimization | None = None
-        self.schedulers: list[Any] = []
-        """The schedulers of ``configure_optimizers``."""
+        super().__init__(plan, Console(plan, is_command=configuration is not None))
         self._configuration = configuration
-        self._console = Console(plan, is_command=configuration is not None)
-        self._position = Position()
-        self._loop: FitLoop | None = None
-        self._steps_per_epoch: int | None = None
+        self._is_started = is_started
 
     def connect(self) -> None:
         """Join the process group, and seed this rank."""
@@ -110,107 +98,6 @@ class RankRun:
     def result(self, value: Any) -> RunResult:
         """The result of the run, whose command returned a value."""
         return RunResult(value, self.global_step, self.current_epoch, self._metrics, self.directory)
-
-    # --- interface for the module (module.Run) ---------------------------------------------------
-
-    @property
-    def global_step(self) -> int:
-        """Number of optimizer steps; of batches, in manual optimization."""
-        return self._position.global_step
-
-    @property
-    def current_epoch(self) -> int:
-        """The current epoch, counted from 0."""
-        return self._position.epoch
-
-    @property
-    def is_last_batch(self) -> bool:
-        """Whether the batch of this training step is the epoch's last."""
-        return self._recorder.context.ends_epoch
-
-    @property
-    def batch_samples(self) -> int:
-        """Samples of the current batch that count; 0 for a padding batch."""
-        return self._recorder.context.samples
-
-    @property
-    def global_rank(self) -> int:
-        """The global rank of this process."""
-        return self.plan.layout.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes."""
-        return self.plan.layout.world_size
-
-    @property
-    def seed(self) -> int:
-        """Seed of data order, workers, augmentation and weights."""
-        return self.plan.options.seed
-
-    @property
-    def local_rank(self) -> int:
-        """The rank of this process on its node."""
-        return self.plan.layout.local_rank
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is global rank 0."""
-        return self.plan.layout.is_main
-
-    @property
-    def run_directory(self) -> Path:
-        """The run directory of the fit."""
-        if self.directory is None:
-            raise RuntimeError("trainer.run_directory is available during a fit only")
-        return self.directory
-
-    @property
-    def total_steps(self) -> int | None:
-        """Number of optimizer steps of the whole fit; ``None`` if it is not known in advance."""
-        options = self.plan.options
-        return scaling.total_steps(self._steps_per_epoch, options.max_epochs, options.max_steps)
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """The latest logged value of each name, the same on every rank."""
-        return self._metrics if self._loop is None else self._loop.fit.outputs.latest
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether a stop was requested on this rank; setting it to True is :meth:`stop`."""
-        return self._fit_loop("should_stop").preemption.has_requested_stop
-
-    @should_stop.setter
-    def should_stop(self, value: bool) -> None:
-        if value:
-            self.stop("should_stop was set")
-
-    def stop(self, reason: str = "") -> None:
-        """Ask all ranks to end the fit, and print the reason; other ranks print it to their log."""
-        self._fit_loop("stop").preemption.request_stop()
-        line = f"stop requested in step {self.global_step}{reason and f': {reason}'}"
-        if self.is_global_zero:
-            self._console.say(line)
-        else:
-            print(line, flush=True)
-
-    def save_checkpoint(self, then: Callable[[Path], None]) -> None:
-        """Save a checkpoint after the current step, if there is none; all ranks call it."""
-        self._fit_loop("save_checkpoint").after_save.append(then)
-
-    def weights(self) -> Weights:
-        """The parameters in this process, to average them."""
-        return self.strategy.weights()
-
-    def has_skipped_step(self) -> bool:
-        """Whether a step was skipped since the last call, because gradients were not finite."""
-        return self.strategy.has_skipped_step()
-
-    def _fit_loop(self, name: str) -> FitLoop:
-        if self._loop is None:
-            raise RuntimeError(f"trainer.{name}() is available during a fit only")
-        return self._loop
 
     # --- fit -------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import averaging_subject as subject
 from my_project import trainer
-from my_project.trainer.callbacks import EMA, save_averaged
+from my_project.trainer.callbacks import EMA, StochasticWeightAveraging, save_averaged
 from my_project.trainer.checkpoint import Checkpoint, resolve
 
 STATE = "my_project.trainer.callbacks.ema.EMA"
@@ -107,6 +107,35 @@ def test_validations_use_the_average_and_it_can_be_written(batches: list[Any]) -
         subject.fit("single_device", 1, STEPS, "other", resume="runs/run/averaged")
 
 
+def test_the_mean_of_the_last_epochs_is_torch_s_and_resumes_exactly() -> None:
+    records, model, averaged = subject.Records(), subject.Net(), None
+    fit(subject.Net(), records, StochasticWeightAveraging(1), max_steps=None, max_epochs=3)
+    optimizer: Any = model.configure_optimizers()
+    x, y = subject.validation_data()
+    expected = []
+    for step, batch in enumerate(records.batches, 1):
+        model.training_step(batch, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 8 == 0:
+            if step > 8:
+                averaged = averaged or AveragedModel(model)
+                averaged.update_parameters(model)
+            used: Any = model if averaged is None else averaged.module
+            expected.append(mse_loss(used.sequential_module(x), y).item())
+    assert len(expected) == 3
+    assert records.losses == pytest.approx(expected, abs=1e-6)
+
+    whole, rest, ends = (StochasticWeightAveraging(1) for _ in range(3))
+    one, other = subject.Net(), subject.Net()
+    epochs = {"max_steps": None, "resume": "auto"}
+    fit(one, whole, max_epochs=4, run_name="whole", **epochs)
+    fit(other, ends, max_epochs=3, run_name="rest", **epochs)
+    fit(other, rest, max_epochs=4, run_name="rest", **epochs)
+    assert whole.count == rest.count == 3
+    assert all(torch.equal(whole.average[name], rest.average[name]) for name in whole.average)
+
+
 def test_training_is_the_same_as_without_an_average(batches: list[Any]) -> None:
     expected = by_hand(batches, every=3)
     ema, model = EMA(subject.DECAY, every_n_steps=3), subject.Net()
@@ -144,7 +173,7 @@ class _Infinite(subject.Net):
 def test_a_skipped_step_does_not_count() -> None:
     ema = EMA(subject.DECAY)
     made = fit(_Infinite(), ema, max_steps=8, precision="16-mixed")
-    assert (made.global_step, ema.steps) == (8, 6)
+    assert (made.global_step, ema.count) == (8, 6)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_hook_is_called(name: str, calls: int) -> None:
         ("auto_lr_find", "it is not built"),
         ("auto_scale_batch_size", "use find_batch_size"),
         ("profiler", "use the callback Profile"),
-        ("stochastic_weight_avg", "use the callback EMA"),
+        ("stochastic_weight_avg", "use the callback StochasticWeightAveraging"),
         ("reload_dataloaders_every_n_epochs", "training data is reshuffled"),
         ("benchmark", "use cudnn_benchmark"),
         ("truncated_bptt_steps", "split the batch"),

@@ -134,7 +134,7 @@ ARGUMENTS: Mapping[str, str] = {
     "auto_lr_find": "it is not built; set the learning rate in the module",
     "auto_scale_batch_size": "use find_batch_size",
     "profiler": "use the callback Profile",
-    "stochastic_weight_avg": "use the callback EMA",
+    "stochastic_weight_avg": "use the callback StochasticWeightAveraging",
     "benchmark": "use cudnn_benchmark",
     "log_gpu_memory": "log torch.cuda.max_memory_allocated() in the module",
     "move_metrics_to_cpu": "logged values are kept as single numbers; leave it out",

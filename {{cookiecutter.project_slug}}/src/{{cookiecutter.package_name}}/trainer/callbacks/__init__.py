@@ -11,6 +11,7 @@ from .creation import create as create_callbacks
 from .early_stopping import EarlyStopping
 from .ema import EMA
 from .profile import Profile
+from .stochastic_weight_averaging import StochasticWeightAveraging
 
 __all__ = [
     "EMA",
@@ -19,6 +20,7 @@ __all__ = [
     "EarlyStopping",
     "HookCalls",
     "Profile",
+    "StochasticWeightAveraging",
     "calls_of",
     "create_callbacks",
     "problems_of_manual",

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, Checkpoints, resolve
 from ..errors import CheckpointError
-from .ema import AVERAGE
+from .weight_average import AVERAGE
 
 
 def save_averaged(checkpoint: str | Path, directory: str | Path) -> Path:
@@ -42,7 +42,9 @@ def _average(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     callbacks = state.get("callbacks", {})
     found = {name: each[AVERAGE] for name, each in callbacks.items() if each.get(AVERAGE)}
     if not found:
-        raise CheckpointError(f"{path}: has no averaged weights; train with the callback EMA")
+        raise CheckpointError(
+            f"{path}: has no averaged weights; train with EMA or StochasticWeightAveraging"
+        )
     if len(found) > 1:
         raise CheckpointError(f"{path}: has several averages: {', '.join(found)}")
     average: Mapping[str, Any] = next(iter(found.values()))

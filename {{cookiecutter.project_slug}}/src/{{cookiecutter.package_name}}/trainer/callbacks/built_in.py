@@ -5,7 +5,9 @@ from .best_checkpoint import BestCheckpoint
 from .early_stopping import EarlyStopping
 from .ema import EMA
 from .profile import Profile
+from .stochastic_weight_averaging import StochasticWeightAveraging
 
 BUILT_IN: dict[str, type[Callback]] = {
-    each.__name__: each for each in (BestCheckpoint, EarlyStopping, EMA, Profile)
+    each.__name__: each
+    for each in (BestCheckpoint, EarlyStopping, EMA, Profile, StochasticWeightAveraging)
 }

@@ -142,9 +142,8 @@ def test_there_are_enough() -> None:
 
 
 # The quick tests try some of each kind, the slow ones all.
-some_or_all = pytest.mark.parametrize(
-    "step", [pytest.param(20, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
+ALL = pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.exhaustive])
+some_or_all = pytest.mark.parametrize("step", [pytest.param(20, id="some"), ALL])
 
 
 @some_or_all

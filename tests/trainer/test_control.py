@@ -15,6 +15,7 @@ from my_project import trainer
 from my_project.trainer.arguments import max_time
 from my_project.trainer.callbacks import BestCheckpoint
 from my_project.trainer.checkpoint import Checkpoint
+from my_project.trainer.loop import evaluation
 from tests import project
 
 
@@ -292,3 +293,13 @@ def test_two_processes_read_the_same_samples(tmp_path: Path) -> None:
             assert sorted(flat(flat(each["training"] for each in ranks))) == trained
         if name != "server":  # which steps with each worker's gradient
             assert ranks[0]["metrics"] == pytest.approx(made.metrics, abs=1e-5)
+
+
+def test_a_sanity_check_skips_buffers_of_other_stages() -> None:
+    module = torch.nn.BatchNorm1d(3)
+    freed = torch.full((), float("nan")).expand(3)  # as a pipeline frees what is not its own
+    module.running_mean = freed
+    with evaluation._same_buffers(module):
+        module.running_var.fill_(7)
+    assert torch.equal(module.running_var, torch.ones(3))
+    assert module.running_mean is freed

@@ -85,6 +85,7 @@ def assert_resumed(folder: Path, way: str) -> None:
 
 
 @slow
+@pytest.mark.exhaustive
 @pytest.mark.needs("deepspeed", "g++")
 def test_its_own_adam_for_cpus_is_compiled_and_steps_as_torch_s(tmp_path, monkeypatch):
     # Another process that was killed while it compiled has left a lock in the user's folder.

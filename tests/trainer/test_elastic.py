@@ -62,7 +62,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    "attempt", [0, *(pytest.param(number, marks=slow) for number in range(1, 4))]
+    "attempt",
+    [
+        0,
+        pytest.param(1, marks=slow),
+        *(pytest.param(number, marks=[slow, pytest.mark.exhaustive]) for number in (2, 3)),
+    ],
 )
 def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_path, whole, attempt):
     store = {UNSHARED: "1"} if attempt % 2 else {}

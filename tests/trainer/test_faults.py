@@ -132,11 +132,16 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
             pytest.param(launcher, fault, rank, processes, marks=slow)
             for launcher, fault, rank, processes in [
                 ("ours", "loops", 1, 3),
+                ("torchrun", "holds_the_interpreter", 1, 2),
+                ("ddp_spawn", "is_stopped", 0, 2),
+            ]
+        ),
+        *(
+            pytest.param(launcher, fault, rank, processes, marks=[slow, pytest.mark.exhaustive])
+            for launcher, fault, rank, processes in [
                 ("ours", "holds_the_interpreter", 0, 2),
                 ("torchrun", "is_stopped", 0, 3),
                 ("torchrun", "loops", 1, 2),
-                ("torchrun", "holds_the_interpreter", 1, 2),
-                ("ddp_spawn", "is_stopped", 0, 2),
                 ("ddp_spawn", "loops", 1, 3),
                 ("ddp_fork", "is_stopped", 1, 2),
                 ("ddp_fork", "holds_the_interpreter", 0, 3),
@@ -165,7 +170,9 @@ def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
 
 @slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.1])
+@pytest.mark.parametrize(
+    "seconds", [0.5, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (0.0, 1.1))]
+)
 def test_a_rank_that_is_stopped_at_any_moment_is_named(tmp_path, launcher, seconds):
     never = ["--model.fault", "loops", "--model.step", "1000000000", "--trainer.max_epochs", "1000"]
     model = ["--model", f"{SUBJECT}.Fails", *never, "--trainer.checkpoint_every_n_steps", "5"]

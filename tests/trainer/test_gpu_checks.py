@@ -43,6 +43,7 @@ def test_some_checks_pass_on_the_cpu(folder, words, counts):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.needs("deepspeed", "fairscale", "horovod")
 @pytest.mark.parametrize(
     ("folder", "counts"),

@@ -74,7 +74,7 @@ def _same_buffers(module: nn.Module) -> Iterator[None]:
         (buffer, buffer.clone())
         for _, buffers in owners
         for buffer in buffers.values()
-        if buffer is not None
+        if buffer is not None and not _is_freed(buffer)
     ]
     yield
     with torch.no_grad():
@@ -82,6 +82,12 @@ def _same_buffers(module: nn.Module) -> Iterator[None]:
             buffer.copy_(copy)
     for owner, buffers in owners:
         owner._buffers.update(buffers)
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Whether only its shape remains: it belongs to another stage of a pipeline."""
+    is_dense = tensor.layout == torch.strided and not tensor.is_meta
+    return is_dense and tensor.untyped_storage().nbytes() < tensor.nbytes
 
 
 def predict(module: TrainingModule, strategy: Strategy, feed: Feed) -> list[Any]:

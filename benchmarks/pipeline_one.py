@@ -165,7 +165,7 @@ class Clock(trainer.DataModule):
         return torch.utils.data.default_collate(samples)
 
 
-def measure(job: Job, folder: Path) -> dict[str, float]:
+def measure(job: Job, folder: Path) -> dict[str, Any]:
     """Train once."""
     data = Clock(job)
     run = trainer.Trainer(
@@ -180,10 +180,11 @@ def measure(job: Job, folder: Path) -> dict[str, float]:
         global_batch_size=job.batch_size,
     )
     run.fit(Sleeping(job) if job.subject == "sleep" else Images(), data)
+    steps = range(-job.steps, 0)
     return {
         "rank": run.global_rank,
-        "step_s": (data.times[-1] - data.times[-1 - job.steps]) / job.steps,
-        "busy_s": (data.busy[-1] - data.busy[-1 - job.steps]) / job.steps,
+        "step_s": [data.times[index] - data.times[index - 1] for index in steps],
+        "busy_s": [data.busy[index] - data.busy[index - 1] for index in steps],
         "peak": max(data.peaks[-job.steps :]) - data.base,
     }
 

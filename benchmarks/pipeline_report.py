@@ -216,7 +216,9 @@ the forward of a process and twice as long in its backward, half of it for the g
 weights. What is added is about 5 ms per micro-batch and stage: messages, the step around the
 pipeline, and Python. Where the bubble is small, layers sleep longer, so that the schedule is
 measured and not these; layers of a few milliseconds wait longer than in theory. The target is at
-most {longest} times the theory; values above it are bold. `interleaved` needs multiples of p.
+most {longest} times the theory; values above it are bold. Of up to five steps, the one in which
+processes wait least counts, because other work on the machine delays some. `interleaved` needs
+multiples of p.
 """
 
 MEMORY = """\

@@ -28,7 +28,7 @@ RUNS = {
     "tensor": ({"tensor": 2, "context": 2}, 4, ("divisible", "not-divisible")),
 }
 PAIRS = [
-    pytest.param(name, case, marks=[] if name == "two" else pytest.mark.slow)
+    pytest.param(name, case, marks=pytest.mark.slow)
     for name, (_, _, cases) in RUNS.items()
     for case in cases
 ]

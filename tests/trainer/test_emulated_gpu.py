@@ -52,6 +52,7 @@ def without_lines(counts: dict[str, int]) -> dict[str, int]:
     return {re.sub(r":\d+", "", place): count for place, count in counts.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
 def test_a_step_that_records_nothing_waits_for_nothing(found: Any, name: str) -> None:
     fit = part(found, "fits", name)
@@ -60,6 +61,7 @@ def test_a_step_that_records_nothing_waits_for_nothing(found: Any, name: str) ->
     assert fit["pageable"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
 def test_a_batch_of_validation_waits_for_nothing(found: Any, name: str) -> None:
     fit = part(found, "fits", name)
@@ -67,6 +69,7 @@ def test_a_batch_of_validation_waits_for_nothing(found: Any, name: str) -> None:
     assert (fit["waits in validation"], fit["pageable in validation"]) == ({}, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_comes_to_what_it_does_on_the_cpu(found: Any, name: str) -> None:
     fit = part(found, "fits", name)
@@ -78,6 +81,7 @@ def test_a_fit_comes_to_what_it_does_on_the_cpu(found: Any, name: str) -> None:
     assert fit["metrics"]["seen_epoch"] == 4.0 * fit["batches"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
 def test_a_resumed_fit_equals_the_whole_one(found: Any, name: str) -> None:
     fit = part(found, "fits", name)
@@ -85,11 +89,13 @@ def test_a_resumed_fit_equals_the_whole_one(found: Any, name: str) -> None:
     assert fit["metrics resumed"] == fit["metrics"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _KERNELS)
 def test_the_kernels_are_those_of_a_gpu(found: Any, name: str) -> None:
     assert set(part(found, "fits", name)["operators"]) >= _KERNELS[name]
 
 
+@pytest.mark.slow
 def test_evaluation_equals_the_cpus(found: Any) -> None:
     for name in ("validate", "test"):
         ours, theirs = part(found, "evaluations", name)
@@ -97,21 +103,25 @@ def test_evaluation_equals_the_cpus(found: Any) -> None:
         assert len(ours) == 1
 
 
+@pytest.mark.slow
 def test_a_fit_resumes_on_the_other_device(found: Any) -> None:
     differences = part(found, "crossings")
     assert len(differences) == 4
     assert max(differences.values()) < 1e-5
 
 
+@pytest.mark.slow
 def test_predictions_are_on_the_host_in_whatever_they_are(found: Any) -> None:
     assert part(found, "evaluations")["types"] == ["Tensor"]
     assert part(found, "evaluations")["equal"]
 
 
+@pytest.mark.slow
 def test_a_search_for_the_batch_size_steps_in_16_mixed(found: Any) -> None:
     assert part(found, "batch sizes") == {"automatic": 4 * STEPS, "manual": 4 * STEPS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BATCHES)
 def test_ddp_trains_on_batches_of_a_type(found: Any, name: str) -> None:
     seen = part(found, "batch types", name)
@@ -119,6 +129,7 @@ def test_ddp_trains_on_batches_of_a_type(found: Any, name: str) -> None:
     assert seen["types"] == [seen["type"].replace("Tensor", "EmulatedTensor")]
 
 
+@pytest.mark.slow
 def test_torchs_own_walk_through_batches_cannot_be_relied_on(found: Any) -> None:
     """If this fails, torch can do more: DDP could be given device_ids again."""
     walked = {name: part(found, "batch types", name)["torch"] for name in BATCHES}
@@ -140,23 +151,27 @@ def planted_at(name: str) -> str:
     return f"emulated_subject.py:{line}"
 
 
+@pytest.mark.slow
 def test_an_item_in_a_step_is_noticed(found: Any) -> None:
     waits = part(found, "planted", "item")["waits"]
     assert waits == {f"item at {planted_at('item')}": LAST - FIRST + 1}
 
 
+@pytest.mark.slow
 def test_a_pageable_copy_in_a_step_is_noticed(found: Any) -> None:
     seen = part(found, "planted")["pageable"]
     assert seen["pageable"] == {f"to the device at {planted_at('pageable')}": LAST - FIRST + 1}
     assert seen["waits"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["left on the CPU", "unmoved"])
 def test_a_tensor_left_on_the_cpu_is_an_error(found: Any, name: str) -> None:
     expected = "Expected all tensors to be on the same device, but found cpu and emulated:0"
     assert part(found, "planted", name).startswith(expected)
 
 
+@pytest.mark.slow
 def test_what_waits_and_what_reads_pageable_memory(found: Any) -> None:
     expected = {
         (1, 0): [
@@ -172,6 +187,7 @@ def test_what_waits_and_what_reads_pageable_memory(found: Any) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_tensor_of_another_stream_is_waited_for_and_noted(found: Any) -> None:
     assert part(found, "streams") == {
         "False True": "a tensor is used on a stream that has not waited for it",
@@ -180,6 +196,7 @@ def test_a_tensor_of_another_stream_is_waited_for_and_noted(found: Any) -> None:
     }
 
 
+@pytest.mark.slow
 def test_tensors_on_several_devices_are_an_error(found: Any) -> None:
     several = "Expected all tensors to be on the same device, but found"
     mixed = f"{several} cpu and emulated:0"

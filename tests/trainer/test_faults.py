@@ -127,7 +127,6 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
 @pytest.mark.parametrize(
     ("launcher", "fault", "rank", "processes"),
     [
-        ("ours", "is_stopped", 1, 2),
         *(
             pytest.param(launcher, fault, rank, processes, marks=slow)
             for launcher, fault, rank, processes in [
@@ -139,6 +138,7 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
         *(
             pytest.param(launcher, fault, rank, processes, marks=[slow, pytest.mark.exhaustive])
             for launcher, fault, rank, processes in [
+                ("ours", "is_stopped", 1, 2),
                 ("ours", "holds_the_interpreter", 0, 2),
                 ("torchrun", "is_stopped", 0, 3),
                 ("torchrun", "loops", 1, 2),

@@ -113,6 +113,7 @@ with fork_server.serving():
 """
 
 
+@pytest.mark.slow
 def test_nothing_outlives_the_tests():
     done = run(["-c", KILLED], fresh=True)
     assert done.returncode == -signal.SIGKILL, done.stderr

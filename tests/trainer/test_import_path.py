@@ -24,6 +24,7 @@ def test_the_working_directory_comes_last(
     assert sys.path == ([*given, "/somewhere"] if given else ["/somewhere", str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_python_s_own_way_to_leave_it_out_counts(tmp_path: Path) -> None:
     (tmp_path / "own.py").touch()
     assert run(["-c", CODE], cwd=tmp_path, extra=at_root(), fresh=True).returncode == 0

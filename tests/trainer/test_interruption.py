@@ -70,7 +70,7 @@ def fit_of(devices: int, *more: str, model: str = "preemption_subject.Slow") -> 
     return fit(*CPU, "--model", model, *size, *quiet, *more)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=slow), 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=slow), pytest.param(2, marks=slow)])
 def test_the_first_one_saves_and_prints_the_command_that_resumes(tmp_path, devices):
     arguments = fit_of(devices, "--data.num_workers", "1", "--trainer.run_name", "run")
     code, error = interrupt(arguments, tmp_path, lambda: len(steps_of(tmp_path)) > 3)

@@ -30,7 +30,7 @@ def model(name: str, folder: Path) -> list[str | Path]:
     return ["--model", f"{SUBJECT}.{name}", "--trainer.default_root_dir", folder]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "ours"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "ours"])
 def test_trains_on_two_processes(tmp_path, launcher):
     done = run(launched(launcher, "--trainer.default_root_dir", tmp_path), fresh=True)
     assert done.returncode == 0, done.stderr
@@ -95,8 +95,8 @@ def test_a_rank_that_is_killed_ends_all(tmp_path, launcher):
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
         pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )

@@ -16,7 +16,7 @@ from processes import assert_nothing_left, at_root
 from test_launch import losses
 
 SUBJECT = "function_subject"
-METHODS = ["ddp_spawn", "ddp_fork"]
+METHODS = [pytest.param("ddp_spawn", marks=pytest.mark.slow), "ddp_fork"]
 HEAD = f"""
 import json, os, sys
 import torch
@@ -199,6 +199,7 @@ def test_a_script_without_a_guard_is_told_so_once(tmp_path):
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_script_on_standard_input_can_be_forked_only(tmp_path):
     text = """
 for strategy in ("ddp_spawn", "ddp", "ddp_fork"):

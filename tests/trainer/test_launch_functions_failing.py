@@ -116,7 +116,10 @@ def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)]
+)
 def test_ranks_that_are_still_importing_end_too(tmp_path, number):
     script = write(tmp_path, "make('ddp_spawn').fit(Sleeps())")
     process = start([script], cwd=tmp_path, extra=at_root(), fresh=True)

@@ -28,7 +28,7 @@ def on_two_nodes(folder: Path, *arguments: str, **more: str) -> "list[CompletedP
 EVERY = ["--model.dropout", "0", "--trainer.log_every_n_steps", "1"]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_nodes_train_as_one_does(tmp_path: Path, devices: int) -> None:
     size = ["--trainer.max_steps", "3", "--trainer.global_batch_size", "64"]
     nodes = on_two_nodes(tmp_path, *EVERY, *size, "--trainer.devices", str(devices), NNODES="2")

@@ -41,7 +41,9 @@ def rows_are_right(folder: Path) -> "CompletedProcess[str]":
     return run(command, cwd=folder, extra={"PYTHONPATH": "src"}, fresh=True)
 
 
-@pytest.mark.parametrize("removed", [[NAMES[0]], NAMES], ids="-".join)
+@pytest.mark.parametrize(
+    "removed", [pytest.param([NAMES[0]], marks=pytest.mark.slow), NAMES], ids="-".join
+)
 def test_an_engine_is_removed_with_its_folder(copy, removed):
     for name in removed:
         shutil.rmtree(copy / STRATEGIES / name)
@@ -51,18 +53,18 @@ def test_an_engine_is_removed_with_its_folder(copy, removed):
     assert re.search(rf"1 passed, {len(tested)} skipped, \d+ deselected", done.stdout)
 
 
-def test_a_strategy_needs_a_row(copy):
-    (copy / STRATEGIES / "mine.py").write_text(A_STRATEGY)
+@pytest.mark.slow
+def test_a_strategy_needs_a_row_and_a_row_a_strategy(copy):
+    strategy, row = copy / STRATEGIES / "mine.py", copy / ROWS / "mine_rows.py"
+    strategy.write_text(A_STRATEGY)
     done = rows_are_right(copy)
     assert done.returncode == 1
     assert "'mine'" in done.stdout
 
-    (copy / ROWS / "mine_rows.py").write_text(A_ROW)
+    row.write_text(A_ROW)
     assert rows_are_right(copy).returncode == 0
 
-
-def test_a_row_needs_a_strategy(copy):
-    (copy / ROWS / "mine_rows.py").write_text(A_ROW)
+    strategy.unlink()
     done = rows_are_right(copy)
     assert done.returncode == 1
     assert "'mine'" in done.stdout

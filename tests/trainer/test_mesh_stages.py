@@ -22,7 +22,13 @@ from stages_subject import CASES, GPTS
 
 SECONDS = 600.0
 pytestmark = pytest.mark.timeout(4 * SECONDS)
-WHICH = pytest.mark.parametrize("which", ["four", pytest.param("eight", marks=pytest.mark.slow)])
+WHICH = pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param("four", marks=pytest.mark.slow),
+        pytest.param("eight", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +72,12 @@ def test_a_gpt_equals_one_process_and_goes_on_elsewhere(trained, which):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_equals_one_process(trained, name):
     assert distance(trained("four"), name, f"{name} alone") <= CASES[name].tolerance
 
 
+@pytest.mark.slow
 def test_a_tensor_group_draws_the_same_but_where_activations_are_sharded(trained):
     ranks = [load_file(trained("four") / f"drawn-{rank}.safetensors") for rank in range(4)]
     last, first = ranks[:2], ranks[2:]

@@ -73,6 +73,7 @@ def text(cell: nbformat.NotebookNode) -> str:
     return "".join(output.text for output in cell.outputs if output.output_type == "stream")
 
 
+@pytest.mark.slow
 def test_trains_again_and_again(tmp_path):
     cells = execute(
         tmp_path,
@@ -104,6 +105,7 @@ def test_trains_again_and_again(tmp_path):
         assert "run directory: runs/" in text(cell)
 
 
+@pytest.mark.slow
 def test_a_session_lives_on_after_what_goes_wrong(tmp_path):
     cells = execute(
         tmp_path,
@@ -132,6 +134,7 @@ def test_a_session_lives_on_after_what_goes_wrong(tmp_path):
     assert "done after 1 steps" in text(cells[2])
 
 
+@pytest.mark.slow
 def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
     body = """
         class Interrupts(Line):
@@ -172,6 +175,8 @@ def test_an_interrupt_saves_and_gives_the_session_back(tmp_path):
         assert f"done after {int(found[1]) + 1} steps" in text(resumed)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_session(tmp_path):
     cells = execute(
         tmp_path,

@@ -15,11 +15,11 @@ RANDOM = {"dropout"}
 TRIED = pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if case.slow else [])
+        pytest.param(name, marks=pytest.mark.exhaustive if case.exhaustive else [])
         for name, case in CASES.items()
     ],
 )
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
     """Trains a case and those that are started as it is, at once; gives the folder."""
 
     @cache
-    def folder(processes: int, slow: bool) -> Path:
+    def folder(processes: int, exhaustive: bool) -> Path:
         path = tmp_path_factory.mktemp("pipeline-")
-        alike = (processes, slow)
-        names = [name for name, each in CASES.items() if (each.processes, each.slow) == alike]
+        alike = (processes, exhaustive)
+        names = [name for name, each in CASES.items() if (each.processes, each.exhaustive) == alike]
         for arguments in (names, ["alone", *names]):
             done = run(["-m", "pipeline_subject", path, *arguments], timeout=600)
             assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def results(folder: Path, name: str) -> dict[str, torch.Tensor]:
 @TRIED
 def test_equals_one_process(trained, name):
     case = CASES[name]
-    folder = trained(case.processes, case.slow)
+    folder = trained(case.processes, case.exhaustive)
     ours, theirs = (
         results(folder, each) | results(folder, f"{each} evaluated")
         for each in (name, f"{name} alone")
@@ -65,13 +65,12 @@ def test_equals_one_process(trained, name):
 
 @TRIED
 def test_resumes_to_the_last_bit(trained, name):
-    folder = trained(CASES[name].processes, CASES[name].slow)
+    folder = trained(CASES[name].processes, CASES[name].exhaustive)
     whole, resumed = results(folder, name), results(folder, f"{name} resumed")
     assert len(results(folder, f"{name} stopped")["logged/loss"]) == STOP
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
-@pytest.mark.slow
 def test_goes_on_with_other_stages_and_schedules_and_in_one_process(tmp_path):
     for name in PORTED:
         done = run(["-m", "pipeline_subject", tmp_path, "ported", name], timeout=600)

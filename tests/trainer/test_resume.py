@@ -14,10 +14,13 @@ from tests.project import ROOT, fit, run, start
 
 from my_project.trainer.checkpoint import reading as checkpoint
 
+SLOW = [pytest.mark.slow]
+EXHAUSTIVE = [*SLOW, pytest.mark.exhaustive]
 LAYOUTS = [
-    pytest.param(processes, workers, marks=[pytest.mark.slow] if processes == 3 else [])
-    for processes in (1, 2, 3)
-    for workers in (0, 2)
+    pytest.param(2, 2),
+    pytest.param(1, 0, marks=SLOW),
+    pytest.param(2, 0, marks=SLOW),
+    *(pytest.param(*layout, marks=EXHAUSTIVE) for layout in ((1, 2), (3, 0), (3, 2))),
 ]
 
 
@@ -43,7 +46,10 @@ def test_every_stop_step_resumes_to_the_last_bit(results, processes, loader_work
     assert lines == [{"step": step, "weights": True, "metrics": True} for step in range(1, steps)]
 
 
-@pytest.mark.parametrize("processes", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "processes",
+    [pytest.param(2, marks=SLOW), *(pytest.param(each, marks=EXHAUSTIVE) for each in (1, 3))],
+)
 def test_loader_workers_change_nothing(results, processes):
     one, two = (results(processes, workers)[0] for workers in (0, 2))
     ours, theirs = (load_file(folder / "weights.safetensors") for folder in (one, two))
@@ -51,7 +57,7 @@ def test_loader_workers_change_nothing(results, processes):
     assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=SLOW)])
 def test_a_run_that_is_killed_resumes_to_the_last_bit(tmp_path, processes):
     arguments = fit(
         *("--trainer.devices", str(processes), "--trainer.max_epochs", "3"),

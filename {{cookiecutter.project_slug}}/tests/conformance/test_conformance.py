@@ -15,7 +15,7 @@ from my_project.trainer import strategies
 
 from ..project import run, run_nodes
 from .matrix import MATRIX
-from .rows import COVERING, COVERING_ON_TWO, PROPERTIES, QUICKLY, Launch
+from .rows import COVERING, COVERING_ON_TWO, PROPERTIES, QUICKLY, Launch, Row
 from .subject import make
 from .worker import STOP
 
@@ -33,9 +33,14 @@ def marks(name: str, number: int, way: str) -> list[pytest.MarkDecorator]:
     needs = [pytest.mark.needs(*launch.needs)] if launch.needs else []
     if is_quick:
         return needs
-    covering = COVERING if launch.devices > 2 else COVERING_ON_TWO
-    covered = [pytest.mark.exhaustive] if launch.slow and way not in covering else []
-    return [*needs, *covered, pytest.mark.slow]
+    return [*needs, *([] if in_ci(row, launch, way) else [pytest.mark.exhaustive]), pytest.mark.slow]
+
+
+def in_ci(row: Row, launch: Launch, way: str) -> bool:
+    """Whether CI tries it: more than two processes of strategies, and not of their variants."""
+    if launch.devices > 2:
+        return way in COVERING and (row.strategy is None or len(row.launches) == 1)
+    return not launch.slow or way in COVERING_ON_TWO
 
 
 LAUNCHES = [

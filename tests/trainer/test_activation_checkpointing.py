@@ -206,9 +206,17 @@ RUNS = {
 QUICK = ("single_device", "ddp", "dp")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in RUNS]
-)
+SLOW = ("ddp, sync batchnorm", "fsdp", "hsdp")  # and these in CI
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """Of a run."""
+    if name in QUICK:
+        return []
+    return [pytest.mark.slow, *[pytest.mark.exhaustive] * (name not in SLOW)]
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=marks(each)) for each in RUNS])
 def test_every_strategy_trains_the_same(tmp_path, name):
     options = json.dumps({"devices": 2, **RUNS[name]})
     done = run(["-m", "checkpointed_subject", tmp_path, options])

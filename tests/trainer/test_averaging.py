@@ -222,11 +222,14 @@ def test_a_checkpoint_of_ddp_resumes_under_fsdp_exactly(batches: list[Any]) -> N
 @pytest.mark.parametrize(
     "strategies",
     [
-        ("hsdp", "ddp_zero1", "pipeline"),
+        pytest.param(("hsdp", "ddp_zero1", "pipeline"), marks=pytest.mark.exhaustive),
         pytest.param(
             ("deepspeed_stage_3", "deepspeed_stage_2"), marks=pytest.mark.needs("deepspeed")
         ),
-        pytest.param(("fairscale_fsdp", "ddp_sharded"), marks=pytest.mark.needs("fairscale")),
+        pytest.param(
+            ("fairscale_fsdp", "ddp_sharded"),
+            marks=[pytest.mark.needs("fairscale"), pytest.mark.exhaustive],
+        ),
     ],
 )
 def test_each_strategy_averages_like_one_process_and_resumes_exactly(

@@ -154,9 +154,9 @@ def test_stage_3_evaluates_what_it_has_trained(trained):
     ("first", "on", "then", "there"),
     [
         (GROUPED, 2, "grouped ddp", 0),
-        ("grouped ddp", 2, GROUPED, 3),
         (GROUPED, 3, "grouped deepspeed_stage_2", 2),
-        ("grouped deepspeed_stage_2", 2, GROUPED, 2),
+        pytest.param("grouped ddp", 2, GROUPED, 3, marks=pytest.mark.exhaustive),
+        pytest.param("grouped deepspeed_stage_2", 2, GROUPED, 2, marks=pytest.mark.exhaustive),
     ],
 )
 def test_goes_on_under_another_strategy(trained, tmp_path, first, on, then, there):
@@ -173,7 +173,9 @@ def test_goes_on_under_another_strategy(trained, tmp_path, first, on, then, ther
 
 
 @slow
-@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.needs("deepspeed")
 def test_is_started_by(tmp_path, launcher):
     arguments = list(map(str, fit(*SHORT, *STAGE_2, "--trainer.default_root_dir", tmp_path)))

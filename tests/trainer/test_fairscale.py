@@ -21,6 +21,15 @@ NAMES = ["ddp_sharded", "ddp_sharded_spawn", "fairscale_fsdp"]
 IN_UNITS = {"strategy": "fairscale_fsdp", "strategy_options": {"min_num_params": 1}}
 SHARDED = {"strategy": "ddp_sharded"}
 LAYERS, LAYER = 4, 64  # of the subject Even
+# CI leaves to make test-slow what one of a pair covers.
+ON_TWO_AND_FOUR = pytest.mark.parametrize(
+    "devices", [2, pytest.param(4, marks=pytest.mark.exhaustive)]
+)
+SHARDED_AND_UNITS = pytest.mark.parametrize(
+    "options",
+    [pytest.param(SHARDED, marks=pytest.mark.exhaustive), IN_UNITS],
+    ids=["sharded", "units"],
+)
 
 
 def started(
@@ -65,9 +74,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])
+@ON_TWO_AND_FOUR
 @pytest.mark.parametrize(
-    "options", [SHARDED, {"strategy": "fairscale_fsdp"}, IN_UNITS], ids=["sharded", "fsdp", "units"]
+    "options",
+    [
+        SHARDED,
+        pytest.param({"strategy": "fairscale_fsdp"}, marks=pytest.mark.exhaustive),
+        pytest.param(IN_UNITS, marks=pytest.mark.exhaustive),
+    ],
+    ids=["sharded", "fsdp", "units"],
 )
 def test_a_model_that_is_easily_got_wrong(tmp_path, alone, options, devices):
     # On four ranks, each has one sample: gradients then lie in the memory of others.
@@ -81,7 +96,7 @@ def test_a_model_that_is_easily_got_wrong(tmp_path, alone, options, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [SHARDED, IN_UNITS], ids=["sharded", "units"])
+@SHARDED_AND_UNITS
 def test_a_layer_that_is_thawed_is_trained_from_then_on(tmp_path, options):
     epochs = {"max_epochs": 2, "max_steps": None}
     fitted(tmp_path / "alone", "Thawing", 1, **epochs)
@@ -90,7 +105,7 @@ def test_a_layer_that_is_thawed_is_trained_from_then_on(tmp_path, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])
+@ON_TWO_AND_FOUR
 def test_each_rank_keeps_its_share_of_gradients_and_optimizer_states(tmp_path, devices):
     last = [rank["notes"][-1] for rank in fitted(tmp_path, "Even", devices, **SHARDED)]
     share = LAYERS * LAYER // devices
@@ -100,7 +115,7 @@ def test_each_rank_keeps_its_share_of_gradients_and_optimizer_states(tmp_path, d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])
+@ON_TWO_AND_FOUR
 def test_each_rank_keeps_its_slice_of_parameters_too(tmp_path, devices):
     last = [rank["notes"][-1] for rank in fitted(tmp_path, "Even", devices, **IN_UNITS)]
     share = LAYERS * LAYER // devices
@@ -109,7 +124,7 @@ def test_each_rank_keeps_its_slice_of_parameters_too(tmp_path, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [SHARDED, IN_UNITS], ids=["sharded", "units"])
+@SHARDED_AND_UNITS
 def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path, options):
     whole, bound = fitted(tmp_path / "alone", "Even", 1)[0]["notes"][0]["norm"], 0.01
     notes = fitted(tmp_path / "run", "Even", 2, gradient_clip_val=bound, **options)
@@ -121,7 +136,7 @@ def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path, optio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [SHARDED, IN_UNITS], ids=["sharded", "units"])
+@SHARDED_AND_UNITS
 def test_all_ranks_skip_a_step_in_which_one_overflows(tmp_path, options):
     notes = fitted(tmp_path, "Overflowing", 2, precision="16-mixed", **options)
     assert [len(rank["notes"]) for rank in notes] == [5, 5]
@@ -130,6 +145,7 @@ def test_all_ranks_skip_a_step_in_which_one_overflows(tmp_path, options):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_ranks(tmp_path):
     chain: list[tuple[int, dict[str, Any]]] = [
         (1, {}),
@@ -152,12 +168,26 @@ def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_ranks(tmp_path
 @pytest.mark.parametrize(
     ("subject", "options", "reason"),
     [
-        ("Twice", SHARDED, "layers.0.weight is in two optimizers"),
+        pytest.param(
+            "Twice", SHARDED, "layers.0.weight is in two optimizers", marks=pytest.mark.exhaustive
+        ),
         ("Double", SHARDED, "has parameters of torch.float32, torch.float64"),
-        ("Double", IN_UNITS, "layers.1.weight is torch.float64; FairScale requires"),
-        ("ByWholes", IN_UNITS, "Adafactor needs full parameters"),
+        pytest.param(
+            "Double",
+            IN_UNITS,
+            "layers.1.weight is torch.float64; FairScale requires",
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            "ByWholes", IN_UNITS, "Adafactor needs full parameters", marks=pytest.mark.exhaustive
+        ),
         ("Changing", SHARDED, "side.weight was used in a micro-batch of this step but not in its"),
-        ("Changing", IN_UNITS, "side.weight was used in a micro-batch of this step but not in its"),
+        pytest.param(
+            "Changing",
+            IN_UNITS,
+            "side.weight was used in a micro-batch of this step but not in its",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_says_what_it_would_compute_wrongly(tmp_path, subject, options, reason):
@@ -193,7 +223,9 @@ print(*[(each / "comm").read_text().strip() for each in Path("/proc/self/task").
 
 @pytest.mark.slow
 @pytest.mark.needs("fairscale")
-@pytest.mark.parametrize("strategy", ["ddp_sharded", "fairscale_fsdp"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("ddp_sharded", marks=pytest.mark.exhaustive), "fairscale_fsdp"]
+)
 def test_no_thread_of_a_process_group_is_left(tmp_path, strategy):
     # FairScale, if imported while there is a group, keeps it in default arguments of functions.
     done = run(["-c", AFTER_A_FIT, tmp_path, strategy], extra=at_root(), fresh=True)

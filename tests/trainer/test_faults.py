@@ -131,7 +131,6 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
             pytest.param(launcher, fault, rank, processes, marks=slow)
             for launcher, fault, rank, processes in [
                 ("ours", "loops", 1, 3),
-                ("torchrun", "holds_the_interpreter", 1, 2),
                 ("ddp_spawn", "is_stopped", 0, 2),
             ]
         ),
@@ -139,6 +138,7 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
             pytest.param(launcher, fault, rank, processes, marks=[slow, pytest.mark.exhaustive])
             for launcher, fault, rank, processes in [
                 ("ours", "is_stopped", 1, 2),
+                ("torchrun", "holds_the_interpreter", 1, 2),
                 ("ours", "holds_the_interpreter", 0, 2),
                 ("torchrun", "is_stopped", 0, 3),
                 ("torchrun", "loops", 1, 2),
@@ -169,7 +169,13 @@ def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in LAUNCHERS[1:3]),
+        *("ours", "ddp_fork"),
+    ],
+)
 @pytest.mark.parametrize(
     "seconds", [0.5, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (0.0, 1.1))]
 )
@@ -202,7 +208,8 @@ def wait_for_rank(file: Path) -> psutil.Process:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "rank"), [("ours", 1), pytest.param("torchrun", 0, marks=slow)]
+    ("launcher", "rank"),
+    [("ours", 1), pytest.param("torchrun", 0, marks=[slow, pytest.mark.exhaustive])],
 )
 def test_a_rank_that_never_comes_is_named(tmp_path, launcher, rank):
     model = ["--model", f"{SUBJECT}.NeverComes", "--model.rank", str(rank)]
@@ -219,7 +226,11 @@ def test_a_rank_that_never_comes_is_named(tmp_path, launcher, rank):
 
 @pytest.mark.parametrize(
     ("launcher", "rank"),
-    [("ddp_fork", 1), *(pytest.param(each, 0, marks=slow) for each in LAUNCHERS)],
+    [
+        ("ddp_fork", 1),
+        pytest.param("ours", 0, marks=slow),
+        *(pytest.param(each, 0, marks=[slow, pytest.mark.exhaustive]) for each in LAUNCHERS[1:]),
+    ],
 )
 def test_a_rank_that_leaves_without_an_error_ends_all(tmp_path, launcher, rank):
     ended = fail(launcher, "exits", tmp_path, rank)
@@ -284,7 +295,12 @@ UNEVEN = ["--data", f"{SUBJECT}.UnevenBatches", "--trainer.global_batch_size", "
 
 
 @pytest.mark.parametrize(
-    "launcher", [*(pytest.param(each, marks=slow) for each in LAUNCHERS[:-1]), LAUNCHERS[-1]]
+    "launcher",
+    [
+        pytest.param("ours", marks=slow),
+        *(pytest.param(each, marks=[slow, pytest.mark.exhaustive]) for each in LAUNCHERS[1:-1]),
+        LAUNCHERS[-1],
+    ],
 )
 def test_loaders_of_different_lengths_are_refused(tmp_path, launcher):
     done = run(command(launcher, tmp_path, *UNEVEN), cwd=tmp_path, extra=at_root())

@@ -138,7 +138,7 @@ def test_what_is_not_finite_is_found(values, found):
         ("ddp", "nan"),
         ("ddp_fork", "gradient"),
         *(
-            pytest.param(strategy, what, marks=[pytest.mark.slow, *needs])
+            pytest.param(strategy, what, marks=[pytest.mark.slow, *needs, *also])
             for strategy, needs in [
                 ("ddp_zero1", []),
                 ("fsdp", []),
@@ -146,7 +146,7 @@ def test_what_is_not_finite_is_found(values, found):
                 ("fairscale_fsdp", [pytest.mark.needs("fairscale")]),
                 ("ddp_sharded", [pytest.mark.needs("fairscale")]),
             ]
-            for what in ("nan", "gradient")
+            for what, also in (("nan", []), ("gradient", [pytest.mark.exhaustive]))
         ),
     ],
 )

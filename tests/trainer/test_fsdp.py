@@ -22,7 +22,11 @@ from sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
 ON_THREE = pytest.param("fsdp", 3, marks=pytest.mark.slow)
 SHARDED = pytest.mark.parametrize(
     ("strategy", "devices"),
-    [("fsdp", 2), ON_THREE, pytest.param("hsdp", 3, marks=pytest.mark.slow)],
+    [
+        ("fsdp", 2),
+        ON_THREE,
+        pytest.param("hsdp", 3, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
 )
 
 
@@ -41,7 +45,7 @@ def results(tmp_path_factory: pytest.TempPathFactory):
 
 
 @SHARDED
-@pytest.mark.parametrize("words", [(), ("meta",)])
+@pytest.mark.parametrize("words", [(), pytest.param(("meta",), marks=pytest.mark.slow)])
 def test_tied_weights_train_and_predict_as_in_one_process(results, strategy, devices, words):
     alone = load_file(results("single_device", 1, *words) / "weights.safetensors")
     sharded = load_file(results(strategy, devices, *words) / "weights.safetensors")
@@ -189,8 +193,11 @@ def test_attention_is_one_unit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "bound"), [("32-true", 1e-5), ("bf16-mixed", 2e-2)])
-@pytest.mark.parametrize("smallest", [100, 1100, 3000])
+@pytest.mark.parametrize(
+    ("precision", "bound"),
+    [("32-true", 1e-5), pytest.param("bf16-mixed", 2e-2, marks=pytest.mark.exhaustive)],
+)
+@pytest.mark.parametrize("smallest", [100, 1100, pytest.param(3000, marks=pytest.mark.exhaustive)])
 def test_torchs_own_transformer_trains_and_validates_as_in_one_process(
     tmp_path, precision, bound, smallest
 ):

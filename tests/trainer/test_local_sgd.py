@@ -181,7 +181,13 @@ def checkpoint(folder: Path, name: str, step: int) -> Checkpoint:
     return Checkpoint(folder / short(name) / "checkpoints" / f"step-{step:08d}")
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(4, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
+)
 def trained_by(request, tmp_path_factory):
     """A folder in which so many ranks have trained each case."""
     folder = tmp_path_factory.mktemp("local-sgd-")
@@ -301,7 +307,9 @@ def test_other_strategies_and_numbers_of_ranks_resume_from_the_average(trained_b
         assert_close(end, expected, torch.float64)
 
 
-@pytest.mark.parametrize("trained_by", [pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize(
+    "trained_by", [pytest.param(4, marks=[pytest.mark.slow, pytest.mark.exhaustive])], indirect=True
+)
 def test_the_state_of_a_compression_starts_empty(trained_by, tmp_path):
     folder, ranks = trained_by
     resume(tmp_path, checkpoint(folder, RESUMED, CASES[RESUMED].stop).path, ranks, "PowerSGD")

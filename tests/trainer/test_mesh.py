@@ -43,7 +43,11 @@ RUNS: dict[str, tuple[int, str, dict[str, Any], tuple[str, ...]]] = {
     ),
 }
 TWO = pytest.param("two", marks=pytest.mark.slow)
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(RUNS)[2:]]
+LEFT_OUT = ("eight", "replicas", "one_again", "fsdp")  # by CI
+SLOW = [
+    pytest.param(name, marks=[pytest.mark.slow, *[pytest.mark.exhaustive] * (name in LEFT_OUT)])
+    for name in list(RUNS)[2:]
+]
 
 
 @pytest.fixture(scope="module")

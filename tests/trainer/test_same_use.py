@@ -50,18 +50,20 @@ def refusal(done: "subprocess.CompletedProcess[str]") -> str:
 
 
 STAGES = [f"deepspeed_stage_{each}" for each in (1, 2, 3)]
+exhaustive = [slow, pytest.mark.exhaustive]
 SHARDED = [
     ("fsdp", {}, OPTION),
-    pytest.param("fsdp", FSDP_UNITS, OPTION, marks=slow),
+    pytest.param("fsdp", FSDP_UNITS, OPTION, marks=exhaustive),
     pytest.param("ddp_sharded", {}, OPTION, marks=slow),
-    pytest.param("fairscale_fsdp", {}, ELSEWHERE, marks=slow),
+    pytest.param("fairscale_fsdp", {}, ELSEWHERE, marks=exhaustive),
     pytest.param("fairscale_fsdp", FAIRSCALE_UNITS, ELSEWHERE, marks=slow),
-    *(pytest.param(stage, {}, ELSEWHERE, marks=slow) for stage in STAGES),
+    *(pytest.param(stage, {}, ELSEWHERE, marks=exhaustive) for stage in STAGES[:2]),
+    pytest.param(STAGES[2], {}, ELSEWHERE, marks=slow),
 ]
 
 
 @pytest.mark.parametrize(("strategy", "options", "advice"), SHARDED)
-@pytest.mark.parametrize("subject", ["Routed", "RoutedLater"])
+@pytest.mark.parametrize("subject", ["Routed", pytest.param("RoutedLater", marks=exhaustive)])
 def test_one_line_names_what_ranks_use_differently(tmp_path, subject, strategy, options, advice):
     begun = time.monotonic()
     line = refusal(fit(tmp_path / "run", subject, strategy, options))
@@ -77,10 +79,10 @@ def test_one_line_names_what_ranks_use_differently(tmp_path, subject, strategy, 
     ("strategy", "options"),
     [
         ("fsdp", FSDP_UNITS),
-        pytest.param("ddp_sharded", {}, marks=slow),
+        pytest.param("ddp_sharded", {}, marks=exhaustive),
         pytest.param("fairscale_fsdp", FAIRSCALE_UNITS, marks=slow),
         pytest.param("deepspeed_stage_2", {}, marks=slow),
-        pytest.param("deepspeed_stage_3", {}, marks=slow),
+        pytest.param("deepspeed_stage_3", {}, marks=exhaustive),
     ],
 )
 def test_what_all_ranks_leave_out_is_no_difference(tmp_path, strategy, options):
@@ -90,6 +92,7 @@ def test_what_all_ranks_leave_out_is_no_difference(tmp_path, strategy, options):
 
 
 @slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp_sharded", "deepspeed_stage_2"])
 def test_parameters_of_no_module_are_compared_too(tmp_path, strategy):
     line = refusal(fit(tmp_path / "run", "RoutedRaw", strategy, {}))
@@ -116,7 +119,12 @@ def test_ddp_names_them_and_our_option(tmp_path, subject, options, instead):
 
 @slow
 @pytest.mark.parametrize(
-    ("strategy", "options"), [("ddp_zero1", {}), ("ddp_sharded", {}), ("fsdp", {"offload": True})]
+    ("strategy", "options"),
+    [
+        pytest.param("ddp_zero1", {}, marks=exhaustive),
+        ("ddp_sharded", {}),
+        ("fsdp", {"offload": True}),
+    ],
 )
 def test_with_the_option_an_odd_model_is_that_of_one_process(tmp_path, strategy, options):
     unused = {"find_unused_parameters": True, **options}

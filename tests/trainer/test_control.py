@@ -278,13 +278,16 @@ def test_two_processes_read_the_same_samples(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     one = subject.Net(batch_size=4)
     options = {"max_epochs": 2, "global_batch_size": 16} | subject.LIMITS
-    made = fit(one, **options)
+    made = make(**options)
+    made.fit(one, one.train_dataloader(), subject.named_loaders(one))
     trained = sorted(flat(one.seen["training"]))
     assert len(trained) == 2 * 32  # 4 micro-batches of 8
     for name in subject.RUNS:
         ranks = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
         assert ranks[0]["steps"] == ranks[1]["steps"]
-        assert ranks[0]["metrics"]["count"] == 20  # 5 batches of 4, on any number of processes
+        # 5 batches of 4 of one loader, on any number of processes, and one sample of the other.
+        assert ranks[0]["metrics"]["count/many"] == 20
+        assert ranks[1]["metrics"]["count/one"] == 1
         if name == "time":  # of which only rank 1 knows that it is over
             assert 2 <= ranks[0]["steps"] < 1000
             continue

@@ -248,15 +248,14 @@ def test_results_of_configure_optimizers(change: Callable[[SGD], Any], line: str
     [
         (LOADER, None),
         (list(LOADER), None),
-        ([LOADER, LOADER], "Net.{} returned a list of loaders: one loader is supported"),
-        ({"a": LOADER}, "Net.{} returned a dict of loaders: one loader is supported"),
+        ([LOADER, LOADER], "Net.{} returned a list of loaders: "),
         (
             DATA,
             "Net.{} returned TensorDataset, a dataset, which yields single samples: return Data",
         ),
         (3, "Net.{} returned int, which is not an iterable of batches: return a DataLoader"),
     ],
-    ids=["loader", "batches", "list", "dict", "dataset", "number"],
+    ids=["loader", "batches", "list", "dataset", "number"],
 )
 def test_results_of_loader_methods(method: str, loader: Any, line: str | None) -> None:
     module = with_method(method, lambda self: loader)
@@ -264,6 +263,17 @@ def test_results_of_loader_methods(method: str, loader: Any, line: str | None) -
         fit(module)
     else:
         refused(line.format(method), lambda: fit(module))
+
+
+def test_a_dict_of_loaders_is_for_evaluation() -> None:
+    named = {"a": LOADER, "b": LOADER}
+    assert {"val_loss/a", "val_loss/b"} <= fit(with_loaders("val_dataloader", named)).metrics.keys()
+    line = "Net.train_dataloader returned a dict of loaders: one loader is supported"
+    refused(line, lambda: fit(with_loaders("train_dataloader", named)))
+
+
+def with_loaders(method: str, loaders: Any) -> Any:
+    return with_method(method, lambda self: loaders)
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,13 @@ def _predict(work: Work) -> None:
     import torch
 
     outputs = work.trainer.predict(work.model, work.data, work.checkpoint)
-    if not outputs or not all(isinstance(output, torch.Tensor) for output in outputs):
-        raise UserError("predict_step returned no tensors; only tensors can be written")
+    named = outputs if isinstance(outputs, dict) else {"predictions": outputs}
+    for each in named.values():
+        if not each or not all(isinstance(output, torch.Tensor) for output in each):
+            raise UserError("predict_step returned no tensors; only tensors can be written")
     if work.trainer.global_rank == 0:
-        work.results.write_predictions(torch.cat(outputs).contiguous())
+        joined = {name: torch.cat(each).contiguous() for name, each in named.items()}
+        work.results.write_predictions(joined)
 
 
 def _find_batch_size(work: Work) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,17 @@ class Results:
         files.write_atomically(path, json.dumps(content, indent=2) + "\n")
         print(f"{stage} results written to {self._shown(path)}{replaced}", flush=True)
 
-    def write_predictions(self, predictions: Any) -> None:
-        """Write a tensor of predictions, and print their number and the path."""
+    def write_predictions(self, predictions: Mapping[str, Any]) -> None:
+        """Write tensors of predictions by name, and print their number and the path."""
         from .trainer.checkpoint import safetensors_writer
 
         path = self._path("predictions", ".safetensors")
         replaced = _replaced(path)
         beside = path.with_name(f".{path.name}.partial")
-        safetensors_writer.write(beside, {"predictions": predictions}, {})
+        safetensors_writer.write(beside, predictions, {})
         beside.replace(path)
-        written = f"{len(predictions)} predictions written to {self._shown(path)}"
+        count = sum(map(len, predictions.values()))
+        written = f"{count} predictions written to {self._shown(path)}"
         print(f"{written}{replaced}", flush=True)
 
     def _shown(self, path: Path) -> Path:

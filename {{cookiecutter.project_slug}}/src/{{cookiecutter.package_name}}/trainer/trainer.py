@@ -22,7 +22,7 @@ from .errors import ConfigurationError
 from .launch import interruption, outcome
 from .launch.interruption import Interrupted
 from .memory import meta_device
-from .module import Loader, TrainingModule
+from .module import Loaders, TrainingModule
 from .run import announcements, device_choice, environment, plan, process
 from .run.process import Command
 from .run.rank import RankRun, RunResult
@@ -218,7 +218,7 @@ class Trainer:
         return meta_device.building() if self._plan.options.meta_device else nullcontext()
 
     def fit(
-        self, module: TrainingModule, data: Data = None, val_dataloader: Loader | None = None
+        self, module: TrainingModule, data: Data = None, val_dataloader: Loaders | None = None
     ) -> None:
         """Train a module.
 
@@ -230,7 +230,8 @@ class Trainer:
         Args:
             module: The module to train.
             data: A data module, or a loader of training batches; default: the module's loaders.
-            val_dataloader: Loader of validation batches, if ``data`` is a loader.
+            val_dataloader: Loader of validation batches, or a dict of them by name, if ``data`` is
+                a loader.
 
         Raises:
             UserError: An error the user can fix; one line each.
@@ -239,7 +240,8 @@ class Trainer:
                 message says how to resume. A second SIGINT does not wait for the save.
         """
         self.check_fit(module)
-        sources.check_given(data, val_dataloader)
+        sources.check_given(data, is_training=True)
+        sources.check_given(val_dataloader)
         if val_dataloader is not None:
             sources.check(module, "validation_step")
         command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
@@ -267,12 +269,13 @@ class Trainer:
 
         Args:
             module: The module.
-            data: A data module, or a loader of batches; default: the module's loaders.
+            data: A data module, a loader of batches, or a dict of loaders by name; default: the
+                module's loaders.
             checkpoint: A checkpoint or run directory whose weights are used; ``"best"`` or
                 ``"last"`` of the last ``fit``; default: the module's own weights.
 
         Returns:
-            The logged values.
+            The logged values; with loaders in a dict, by names such as ``val_loss/clean``.
         """
         sources.check(module, "validation_step")
         sources.check_given(data)
@@ -298,17 +301,18 @@ class Trainer:
 
     def predict(
         self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
-    ) -> list[Any]:
+    ) -> Any:
         """Predict, with arguments as in :meth:`validate`.
 
         Returns:
-            One entry per batch, with tensors of all ranks in the dataset's order.
+            A list with one entry per batch, with tensors of all ranks in the dataset's order; with
+            loaders in a dict, a dict of such lists.
         """
         sources.check(module, "predict_step")
         sources.check_given(data)
         checkpoint = self._expanded(checkpoint)
         command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
-        return cast(list[Any], self._result(module, command))
+        return self._result(module, command)
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
         """Find the largest batch on which a device can train, the same on all processes.
@@ -316,7 +320,7 @@ class Trainer:
         Runs real training steps on a copy of the module, with increasing batch sizes.
         """
         sources.check(module, "training_step", "configure_optimizers")
-        sources.check_given(data)
+        sources.check_given(data, is_training=True)
         if self._plan.strategy.compiles_steps:
             raise ConfigurationError(
                 f"find_batch_size: strategy={self._plan.strategy_name!r} compiles a step for each "

@@ -9,13 +9,14 @@ from .batch_limit import BatchLimit
 from .feed import UNEVEN, Feed, MicroBatch, Share, batch_length
 from .feed_creation import feed_evaluation, feed_first, feed_trained, feed_training
 from .randomness import seed_everything
-from .sources import Data
+from .sources import Data, LoadersByName
 
 __all__ = [
     "UNEVEN",
     "BatchLimit",
     "Data",
     "Feed",
+    "LoadersByName",
     "MicroBatch",
     "Share",
     "batch_length",

@@ -1,4 +1,7 @@
-"""Check loaders: a loader is an iterable of batches, such as a DataLoader."""
+"""Check loaders: a loader is an iterable of batches, such as a DataLoader.
+
+For evaluation there may be several, in a dict by name.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,7 +10,34 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..errors import UserError
+from ..errors import UserError, shown
+
+
+def by_name(loader: Any, source: str) -> dict[str, Any]:
+    """Check the loaders of an evaluation, and return them by name.
+
+    Args:
+        loader: A loader, which gets the name ``""``; or a dict of loaders by name.
+        source: As in :func:`check`.
+
+    Raises:
+        UserError: It is something else.
+    """
+    if _is_several(loader) and not isinstance(loader, Mapping):
+        raise UserError(
+            f"{source} a {type(loader).__name__} of loaders: give a dict of them by name, such as "
+            "{'clean': …, 'noisy': …}; their values are logged as val_loss/clean, val_loss/noisy"
+        )
+    if not isinstance(loader, Mapping):
+        check(loader, source)
+        return {"": loader}
+    if not loader:
+        raise UserError(f"{source} an empty dict: give one loader, or a dict of them by name")
+    for name, each in loader.items():
+        if not isinstance(name, str) or not name.isprintable() or not name.strip():
+            raise UserError(f"{source} a loader named {shown(name)}: give each a name, a string")
+        check(each, f"{source}, as {name!r},")
+    return dict(loader)
 
 
 def check(loader: Any, source: str) -> None:
@@ -26,10 +56,7 @@ def check(loader: Any, source: str) -> None:
             f"{source} {kind}, a dataset, which yields single samples: return "
             f"DataLoader({kind}(…), batch_size=…)"
         )
-    several = loader.values() if isinstance(loader, Mapping) else loader
-    if isinstance(loader, Mapping | list | tuple) and any(
-        isinstance(each, DataLoader | Dataset) for each in several
-    ):
+    if _is_several(loader):
         raise UserError(
             f"{source} a {kind} of loaders: one loader is supported; join the datasets with "
             "torch.utils.data.ConcatDataset, or give one of them"
@@ -37,9 +64,15 @@ def check(loader: Any, source: str) -> None:
     if isinstance(loader, Mapping | str | bytes | Tensor) or not hasattr(loader, "__iter__"):
         raise UserError(
             f"{source} {kind}, which is not an iterable of batches: return a DataLoader, or "
-            "another "
-            "iterable whose every element is a batch"
+            "another iterable whose every element is a batch"
         )
+
+
+def _is_several(loader: Any) -> bool:
+    several = loader.values() if isinstance(loader, Mapping) else loader
+    return isinstance(loader, Mapping | list | tuple) and any(
+        isinstance(each, DataLoader | Dataset) for each in several
+    )
 
 
 def is_empty(batch: Any) -> bool:

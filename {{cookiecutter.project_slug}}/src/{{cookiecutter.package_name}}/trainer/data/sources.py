@@ -1,7 +1,8 @@
 """What a command needs from a module: the hooks it overrides, and loaders."""
 
-from collections.abc import Sequence
-from typing import Literal
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -16,9 +17,14 @@ from ..module import (
 )
 from . import loaders
 
-Data = DataModule | Loader | None
-_Stage = Literal["train", "val", "test", "predict"]
+Data = DataModule | Loader | Mapping[str, Loader] | None
+LoadersByName = Mapping[str, Loader]
+"""Loaders of an evaluation; a single one has the name ``""``."""
+_Evaluation = Literal["val", "test", "predict"]
 
+_STEPS = {"val": "validation_step", "test": "test_step", "predict": "predict_step"}
+
+_GIVEN = "the trainer was given"
 _RETURNS = {
     "training_step": "the loss of a batch",
     "validation_step": "None, and logs the metrics of a batch",
@@ -41,6 +47,7 @@ def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
 def check(module: TrainingModule, *names: str) -> None:
     """Raise ConfigurationError if a module does not override a hook, or one cannot be called."""
     lines = missing(module, names) + problems_of_signatures(module, StageHooks)
+    lines += [line for name in names for line in _with_index(module, name, is_needed=True)]
     if lines:
         raise ConfigurationError(lines)
 
@@ -53,46 +60,76 @@ def _is_overridden(module: TrainingModule, name: str) -> bool:
     return found is not getattr(TrainingModule, name)
 
 
-def loader(data: Data, module: TrainingModule, stage: _Stage) -> Loader:
-    """Get the loader of a stage: the given one, or that of the data module or the module.
+def _with_index(module: TrainingModule, step: str, *, is_needed: bool) -> list[str]:
+    """The line for a step that takes Lightning's index of a loader, which is not passed."""
+    index = inspect.signature(getattr(module, step)).parameters.get("dataloader_idx")
+    if index is None or (is_needed and index.default is not index.empty):
+        return []
+    return [
+        f"{type(module).__name__}.{step} takes dataloader_idx, which is not passed: use "
+        "self.dataloader_name"
+    ]
+
+
+def training_loader(data: Data, module: TrainingModule) -> Loader:
+    """Get the training loader: the given one, or that of the data module or the module.
 
     Raises:
         UserError: There is none, or it is not an iterable of batches.
     """
-    if data is not None and not isinstance(data, DataModule):
-        return data
-    made = _made_loader(data or module, stage)
-    if made is None:
-        owner = type(data or module).__name__
-        raise UserError(
-            f"no batches: {owner}.{stage}_dataloader returned None, and no loader was given: "
-            "return a DataLoader"
-        )
-    return made
+    made, source = _made(data, module, "train")
+    loaders.check(made, source)
+    return cast(Loader, made)
 
 
-def validation_loader(data: Data, module: TrainingModule, given: Loader | None) -> Loader | None:
-    """Get the validation loader of a fit, if any; it requires a ``validation_step``."""
+def evaluation_loaders(data: Data, module: TrainingModule, stage: _Evaluation) -> LoadersByName:
+    """Get the loaders of an evaluation: the given ones, or those of data module or module.
+
+    Raises:
+        UserError: There are none, or one is not an iterable of batches.
+    """
+    made, source = _made(data, module, stage)
+    return _named(made, source, module, stage)
+
+
+def validation_loaders(data: Data, module: TrainingModule, given: Data) -> LoadersByName:
+    """Get the validation loaders of a fit, if any; they require a ``validation_step``."""
+    source = _GIVEN
     if given is None and (data is None or isinstance(data, DataModule)):
-        given = _made_loader(data or module, "val")
-    if given is not None:
-        check(module, "validation_step")
-    return given
+        given, source = _called(data or module, "val")
+    if given is None:
+        return {}
+    check(module, "validation_step")
+    return _named(given, source, module, "val")
 
 
-def check_given(*given: Data) -> None:
-    """Check that each argument is an iterable of batches, or a data module without other hooks."""
-    for each in given:
-        if isinstance(each, DataModule):
-            lines = other_hooks.of_data(type(each)) + problems_of_signatures(each, StageHooks)
-            if lines:
-                raise ConfigurationError(lines)
-        elif each is not None:
-            loaders.check(each, "the trainer was given")
+def check_given(data: Data, *, is_training: bool = False) -> None:
+    """Check an argument: loaders of batches, or a data module without hooks of other trainers."""
+    if isinstance(data, DataModule):
+        lines = other_hooks.of_data(type(data)) + problems_of_signatures(data, StageHooks)
+        if lines:
+            raise ConfigurationError(lines)
+    elif data is not None:
+        (loaders.check if is_training else loaders.by_name)(data, _GIVEN)
 
 
-def _made_loader(owner: DataModule | TrainingModule, stage: _Stage) -> Loader | None:
-    made: Loader | None = getattr(owner, f"{stage}_dataloader")()
-    if made is not None:
-        loaders.check(made, f"{type(owner).__name__}.{stage}_dataloader returned")
-    return made
+def _named(made: object, source: str, module: TrainingModule, stage: _Evaluation) -> LoadersByName:
+    named = loaders.by_name(made, source)
+    if "" not in named and (lines := _with_index(module, _STEPS[stage], is_needed=False)):
+        raise ConfigurationError(lines)
+    return named
+
+
+def _made(data: Data, module: TrainingModule, stage: str) -> tuple[object, str]:
+    """The loaders of a stage, and where they come from."""
+    if data is not None and not isinstance(data, DataModule):
+        return data, _GIVEN
+    made, source = _called(data or module, stage)
+    if made is None:
+        raise UserError(f"no batches: {source} None, and no loader was given: return a DataLoader")
+    return made, source
+
+
+def _called(owner: DataModule | TrainingModule, stage: str) -> tuple[Any, str]:
+    name = f"{stage}_dataloader"
+    return getattr(owner, name)(), f"{type(owner).__name__}.{name} returned"

@@ -21,3 +21,5 @@ class BatchContext(NamedTuple):
     is_training: bool = True
     rate_factor: float = 1.0
     """Factor of the learning rates in its step."""
+    loader: str = ""
+    """Name of its loader, if the loaders of an evaluation have names."""

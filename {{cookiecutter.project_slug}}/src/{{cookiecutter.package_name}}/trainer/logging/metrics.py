@@ -92,9 +92,12 @@ class Recorder:
     ) -> None:
         """See :meth:`~..module.TrainingModule.log`.
 
-        In validation and test, only the epoch's value is written, not those of single steps.
+        In validation and test, only the epoch's value is written, not those of single steps. The
+        name of the batch's loader is added to ``name``.
         """
         context = self.context
+        if context.loader:
+            name = f"{name}/{context.loader}"
         if isinstance(value, Tensor):
             if context.is_training and not (context.is_recorded or on_epoch or prog_bar):
                 return  # the common case: the step's value will not be shown

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -22,33 +22,56 @@ def evaluate(
     module: TrainingModule,
     strategy: Strategy,
     recorder: Recorder,
-    feed: Feed,
+    feeds: Mapping[str, Feed],
     stage: Literal["validation", "test"],
 ) -> dict[str, float]:
-    """Run all batches of a stage and reduce the logged values.
+    """Run all batches of a stage and reduce the logged values, those of each loader by themselves.
+
+    Args:
+        module: The module.
+        strategy: The strategy.
+        recorder: Records the values.
+        feeds: Batches by name of their loader, ``""`` for a single one.
+        stage: The stage.
 
     Returns:
         The logged values, the same on every rank.
     """
+    values: dict[str, float] = {}
     with _evaluation_mode(module, strategy), recorder.evaluating(), torch.no_grad():
         strategy.begin_evaluation()
         getattr(module, f"on_{stage}_epoch_start")()
-        for batch in strategy.batches(feed, 0, 0):
-            recorder.context = recorder.context._replace(samples=batch.samples)
-            with nullcontext() if batch.samples else _padding(module, recorder):
-                output = strategy.forward(stage, batch.data, batch.number)
-            if output is not None and batch.number == 0 and collectives.rank() == 0:
-                warnings.warn(
-                    f"{type(module).__name__}.{stage}_step returned {type(output).__name__}, which "
-                    "is not used: log values with self.log",
-                    stacklevel=2,
-                )
+        for name, feed in feeds.items():
+            recorder.context = recorder.context._replace(loader=name)
+            _run_batches(module, strategy, recorder, feed, stage)
+            if name:  # a metric object may be logged again, for the next loader
+                values |= recorder.take_epoch()
+        recorder.context = recorder.context._replace(loader="")
         getattr(module, f"on_{stage}_epoch_end")()
-        return recorder.take_epoch()
+        return values | recorder.take_epoch()
+
+
+def _run_batches(
+    module: TrainingModule,
+    strategy: Strategy,
+    recorder: Recorder,
+    feed: Feed,
+    stage: Literal["validation", "test"],
+) -> None:
+    for batch in strategy.batches(feed, 0, 0):
+        recorder.context = recorder.context._replace(samples=batch.samples)
+        with nullcontext() if batch.samples else _padding(module, recorder):
+            output = strategy.forward(stage, batch.data, batch.number)
+        if output is not None and batch.number == 0 and collectives.rank() == 0:
+            warnings.warn(
+                f"{type(module).__name__}.{stage}_step returned {type(output).__name__}, which "
+                "is not used: log values with self.log",
+                stacklevel=3,
+            )
 
 
 def check_validation(
-    module: TrainingModule, strategy: Strategy, recorder: Recorder, feed: Feed
+    module: TrainingModule, strategy: Strategy, recorder: Recorder, feeds: Mapping[str, Feed]
 ) -> None:
     """Run some validation batches before training, and restore all that they have changed.
 
@@ -56,11 +79,11 @@ def check_validation(
         module: A module that the strategy has set up.
         strategy: The strategy.
         recorder: Records the values, which are dropped.
-        feed: The batches; every replica has the same number.
+        feeds: The batches, as in :func:`evaluate`; every replica has the same number.
     """
     with torchmetrics_state.unchanged(module), _same_buffers(module):
         try:
-            evaluate(module, strategy, recorder, feed, "validation")
+            evaluate(module, strategy, recorder, feeds, "validation")
         except Exception as error:
             error.add_note("in a check of validation before the first step; see sanity_check")
             raise
@@ -90,21 +113,27 @@ def _is_freed(tensor: Tensor) -> bool:
     return is_dense and tensor.untyped_storage().nbytes() < tensor.nbytes
 
 
-def predict(module: TrainingModule, strategy: Strategy, feed: Feed) -> list[Any]:
+def predict(
+    module: TrainingModule, strategy: Strategy, recorder: Recorder, feeds: Mapping[str, Feed]
+) -> dict[str, list[Any]]:
     """Run all batches and collect the outputs of ``predict_step``.
 
     Returns:
-        One entry per batch. Tensors are gathered from all ranks, in the dataset's order; other
-        outputs are those of this rank.
+        By name of a loader, one entry per batch. Tensors are gathered from all ranks, in the
+        dataset's order; other outputs are those of this rank.
     """
-    outputs = []
-    with _evaluation_mode(module, strategy), torch.no_grad():
+    found: dict[str, list[Any]] = {}
+    with _evaluation_mode(module, strategy), recorder.evaluating(), torch.no_grad():
         strategy.begin_evaluation()
-        for batch in strategy.batches(feed, 0, 0):
-            output = strategy.forward("predict", batch.data, batch.number)
-            if batch.samples:
-                outputs.append(output if strategy.device == _CPU else moving.move(output, _CPU))
-    return _merged(outputs, feed.batches, strategy.is_first_of_replica)
+        for name, feed in feeds.items():
+            recorder.context = recorder.context._replace(loader=name)
+            outputs = []
+            for batch in strategy.batches(feed, 0, 0):
+                output = strategy.forward("predict", batch.data, batch.number)
+                if batch.samples:
+                    outputs.append(output if strategy.device == _CPU else moving.move(output, _CPU))
+            found[name] = _merged(outputs, feed.batches, strategy.is_first_of_replica)
+    return found
 
 
 def _merged(outputs: list[Any], batches: int | None, is_first: bool) -> list[Any]:

@@ -3,7 +3,7 @@
 It imports from ``logging/`` and ``errors.py``.
 """
 
-from .data_module import DataModule, Loader
+from .data_module import DataModule, Loader, Loaders
 from .hooks import Hooks, StageHooks
 from .overrides import is_overridden, problems_of_signatures
 from .run import Manual, Run, Shard, TrainerState, Weights
@@ -13,6 +13,7 @@ __all__ = [
     "DataModule",
     "Hooks",
     "Loader",
+    "Loaders",
     "Manual",
     "Run",
     "Shard",

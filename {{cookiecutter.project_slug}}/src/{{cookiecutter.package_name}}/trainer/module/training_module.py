@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..logging import ReduceFx
-from .data_module import Loader
+from .data_module import Loader, Loaders
 from .hooks import Hooks
 from .run import Manual, Run, TrainerState
 
@@ -51,7 +51,10 @@ class TrainingModule(Hooks, nn.Module):
         return outputs
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """Validate on a batch; log the metrics."""
+        """Validate on a batch; log the metrics.
+
+        With several loaders, ``self.dataloader_name`` is the name of the batch's.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no validation_step")
 
     def validation_step_end(self, outputs: Any) -> Any:
@@ -141,16 +144,16 @@ class TrainingModule(Hooks, nn.Module):
         """Loader of training batches, if there is no data module."""
         return None
 
-    def val_dataloader(self) -> Loader | None:
-        """Loader of validation batches, if there is no data module."""
+    def val_dataloader(self) -> Loaders | None:
+        """Loader of validation batches, or a dict of them by name, if there is no data module."""
         return None
 
-    def test_dataloader(self) -> Loader | None:
-        """Loader of test batches, if there is no data module."""
+    def test_dataloader(self) -> Loaders | None:
+        """Loader of test batches, or a dict of them by name, if there is no data module."""
         return None
 
-    def predict_dataloader(self) -> Loader | None:
-        """Loader of prediction batches, if there is no data module."""
+    def predict_dataloader(self) -> Loaders | None:
+        """Loader of prediction batches, or a dict of them by name, if there is no data module."""
         return None
 
     # --- logging and state of the run -------------------------------------------------------
@@ -209,6 +212,12 @@ class TrainingModule(Hooks, nn.Module):
     def device(self) -> torch.device:
         """The device of parameters, buffers and batches."""
         return self.trainer_state.device
+
+    @property
+    def dataloader_name(self) -> str:
+        """Name of the batch's loader in an evaluation; ``""`` if loaders are not in a dict."""
+        run = self.trainer_state.run
+        return "" if run is None else run.dataloader_name
 
     @property
     def global_rank(self) -> int:

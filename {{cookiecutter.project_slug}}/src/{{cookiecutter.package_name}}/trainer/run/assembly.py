@@ -10,6 +10,7 @@ from ..checkpoint import DIRECTORY, Checkpoints
 from ..data import (
     BatchLimit,
     Feed,
+    LoadersByName,
     Share,
     feed_evaluation,
     feed_first,
@@ -69,38 +70,40 @@ class Assembly:
             )
         return feed
 
-    def evaluation_feed(
-        self, loader: Loader, stage: Literal["validation", "test", "predict"]
-    ) -> Feed:
-        """This replica's batches of an evaluation."""
+    def evaluation_feeds(
+        self, loaders: LoadersByName, stage: Literal["validation", "test", "predict"]
+    ) -> dict[str, Feed]:
+        """This replica's batches of an evaluation, by name of their loader."""
         options = self._plan.options
         limits = {
             "validation": BatchLimit("limit_val_batches", options.limit_val_batches),
             "test": BatchLimit("limit_test_batches", options.limit_test_batches),
             "predict": BatchLimit("limit_predict_batches", options.limit_predict_batches),
         }
-        return feed_evaluation(
-            loader,
-            self._share(),
-            in_global_order=options.use_distributed_sampler,
-            together=self._plan.strategy.shards_parameters,
-            limit=limits[stage],
-        )
+        return {
+            name: feed_evaluation(
+                loader,
+                self._share(),
+                in_global_order=options.use_distributed_sampler,
+                together=self._plan.strategy.shards_parameters,
+                limit=limits[stage],
+            )
+            for name, loader in loaders.items()
+        }
 
-    def fit_loop(self, fit: FitParts, validation_loader: Loader | None, directory: Path) -> FitLoop:
+    def fit_loop(self, fit: FitParts, loaders: LoadersByName, directory: Path) -> FitLoop:
         """The training loop, which writes checkpoints into a run directory.
 
         Args:
             fit: The parts of the fit.
-            validation_loader: The validation loader, if any; with ``overfit_batches``, that of
-                training.
+            loaders: The validation loaders, if any; with ``overfit_batches``, that of training.
             directory: The run directory.
         """
         options = self._plan.options
         validate, check = None, None
-        if validation_loader is not None:
-            validate = self._validation(fit, validation_loader)
-            check = self._validation_check(fit.module, validation_loader)
+        if loaders:
+            validate = self._validation(fit, loaders)
+            check = self._validation_check(fit.module, loaders)
         checkpoints = Checkpoints(
             directory / DIRECTORY,
             options.keep_checkpoints,
@@ -129,40 +132,45 @@ class Assembly:
             options, module, strategy, optimization, manual, feed, outputs, position, calls
         )
 
-    def _validation(self, fit: FitParts, loader: Loader) -> Callable[[], dict[str, float]]:
+    def _validation(self, fit: FitParts, loaders: LoadersByName) -> Callable[[], dict[str, float]]:
         strategy, recorder = self._plan.strategy, self._recorder
-        feeds = {self._share(): self._validation_feed(fit, loader)}
+        feeds = {self._share(): self._validation_feeds(fit, loaders)}
 
         def validate() -> dict[str, float]:
             share = self._share()
             if share not in feeds:  # after a loss, the other ranks read the lost rank's samples
                 feeds.clear()
-                feeds[share] = self._validation_feed(fit, loader)
+                feeds[share] = self._validation_feeds(fit, loaders)
             return evaluate(fit.module, strategy, recorder, feeds[share], "validation")
 
         return validate
 
-    def _validation_feed(self, fit: FitParts, loader: Loader) -> Feed:
+    def _validation_feeds(self, fit: FitParts, loaders: LoadersByName) -> dict[str, Feed]:
         if not self._plan.options.overfit_batches:
-            return self.evaluation_feed(loader, "validation")
-        together = self._plan.strategy.shards_parameters
-        return feed_trained(loader, self._share(), training=fit.feed, together=together)
+            return self.evaluation_feeds(loaders, "validation")
+        together, share = self._plan.strategy.shards_parameters, self._share()
+        return {
+            name: feed_trained(loader, share, training=fit.feed, together=together)
+            for name, loader in loaders.items()
+        }
 
     def _validation_check(
-        self, module: TrainingModule, loader: Loader
+        self, module: TrainingModule, loaders: LoadersByName
     ) -> Callable[[], None] | None:
         options, strategy, recorder = self._plan.options, self._plan.strategy, self._recorder
-        feed = None
-        if options.sanity_check:
-            feed = feed_first(
+        if not options.sanity_check:
+            return None
+        feeds = {
+            name: feed_first(
                 loader,
                 self._share(),
                 in_global_order=options.use_distributed_sampler,
                 batches=options.sanity_check,
             )
-        if feed is None:
-            return None
-        return partial(check_validation, module, strategy, recorder, feed)
+            for name, loader in loaders.items()
+        }
+        read = {name: feed for name, feed in feeds.items() if feed is not None}
+        return partial(check_validation, module, strategy, recorder, read) if read else None
 
     def _share(self) -> Share:
         strategy = self._plan.strategy

@@ -58,6 +58,11 @@ class RunInterface:
         return self._recorder.context.samples
 
     @property
+    def dataloader_name(self) -> str:
+        """Name of the batch's loader in an evaluation; ``""`` if loaders are not in a dict."""
+        return self._recorder.context.loader
+
+    @property
     def global_rank(self) -> int:
         """The global rank of this process."""
         return self.plan.layout.rank

@@ -21,7 +21,7 @@ from ..checkpoint import (
     run_directory,
     set_aside,
 )
-from ..data import Data, randomness, sources
+from ..data import Data, LoadersByName, randomness, sources
 from ..errors import CheckpointError
 from ..launch import collectives, forks, outcome, restarts
 from ..launch.interruption import Interrupted
@@ -37,7 +37,7 @@ from ..loop import (
     saving,
 )
 from ..memory import activation_checkpointing
-from ..module import Loader, TrainingModule
+from ..module import Loaders, TrainingModule
 from . import announcements
 from .assembly import Assembly
 from .console import Console
@@ -101,7 +101,7 @@ class RankRun(RunInterface):
 
     # --- fit -------------------------------------------------------------------------------------
 
-    def fit(self, module: TrainingModule, data: Data, val_dataloader: Loader | None) -> None:
+    def fit(self, module: TrainingModule, data: Data, val_dataloader: Loaders | None) -> None:
         """Train."""
         if self.plan.layout.is_main:
             outcome.remove()
@@ -120,7 +120,7 @@ class RankRun(RunInterface):
                     self._fit(module, data, val_dataloader, chosen)
 
     def _fit(
-        self, module: TrainingModule, data: Data, val_dataloader: Loader | None, chosen: Chosen
+        self, module: TrainingModule, data: Data, val_dataloader: Loaders | None, chosen: Chosen
     ) -> None:
         loop = self._make_loop(module, data, val_dataloader, chosen.directory)
         self._loop = loop
@@ -144,16 +144,16 @@ class RankRun(RunInterface):
         return run_choice.choose(request, layout, lock)
 
     def _make_loop(
-        self, module: TrainingModule, data: Data, val_dataloader: Loader | None, directory: Path
+        self, module: TrainingModule, data: Data, val_dataloader: Loaders | None, directory: Path
     ) -> FitLoop:
-        loader = sources.loader(data, module, "train")
+        loader = sources.training_loader(data, module)
         feed = self._assembly.training_feed(loader)
         self._steps_per_epoch = feed.steps
-        validation = None
+        validation: LoadersByName = {}
         if self.plan.options.limit_val_batches:
-            validation = sources.validation_loader(data, module, val_dataloader)
-        if validation is not None and self.plan.options.overfit_batches:
-            validation = loader
+            validation = sources.validation_loaders(data, module, val_dataloader)
+        if validation and self.plan.options.overfit_batches:
+            validation = {"": loader}
         calls = calls_of(self.plan.callbacks, self, module)
         fit = self._assembly.fit_parts(module, feed, self._position, calls)
         self.schedulers = [each.scheduler for each in fit.optimization.schedulers]
@@ -249,19 +249,23 @@ class RankRun(RunInterface):
         """Validate or test, with the weights of a checkpoint if one is given."""
         with self._attached(module, "validate" if stage == "validation" else stage, data):
             name: Literal["val", "test"] = "val" if stage == "validation" else stage
-            feed = self._assembly.evaluation_feed(sources.loader(data, module, name), stage)
+            loaders = sources.evaluation_loaders(data, module, name)
+            feeds = self._assembly.evaluation_feeds(loaders, stage)
             self._set_up_for_evaluation(module, checkpoint)
-            self._metrics = evaluate(module, self.strategy, self._recorder, feed, stage)
+            self._metrics = evaluate(module, self.strategy, self._recorder, feeds, stage)
         self._console.say(*(f"{name}: {value:.6g}" for name, value in self._metrics.items()))
         return self._metrics
 
-    def predict(self, module: TrainingModule, data: Data, checkpoint: str | None) -> list[Any]:
+    def predict(
+        self, module: TrainingModule, data: Data, checkpoint: str | None
+    ) -> list[Any] | dict[str, list[Any]]:
         """Predict, with the weights of a checkpoint if one is given."""
         with self._attached(module, "predict", data):
-            loader = sources.loader(data, module, "predict")
-            feed = self._assembly.evaluation_feed(loader, "predict")
+            loaders = sources.evaluation_loaders(data, module, "predict")
+            feeds = self._assembly.evaluation_feeds(loaders, "predict")
             self._set_up_for_evaluation(module, checkpoint)
-            return predict(module, self.strategy, feed)
+            outputs = predict(module, self.strategy, self._recorder, feeds)
+            return outputs.get("", outputs)
 
     def _set_up_for_evaluation(self, module: TrainingModule, checkpoint: str | None) -> None:
         self.strategy.place(module)
@@ -281,7 +285,7 @@ class RankRun(RunInterface):
         with self._attached(module, "fit", data):
             trial = batch_size_trial.Trial(
                 module,
-                sources.loader(data, module, "train"),
+                sources.training_loader(data, module),
                 self.plan.device,
                 self.plan.precision.name,
                 self._use_manual,

@@ -1,0 +1,146 @@
+"""Several loaders of an evaluation, in a dict by name."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics import SumMetric
+
+from my_project.trainer import Trainer, TrainingModule
+from my_project.trainer.callbacks import BestCheckpoint, EarlyStopping
+from my_project.trainer.checkpoint import Checkpoint
+from my_project.trainer.errors import ConfigurationError, UserError
+
+
+def loader(*numbers: float, size: int = 2) -> DataLoader[Any]:
+    return DataLoader(torch.tensor(numbers).float(), batch_size=size)
+
+
+LOADERS = {"clean": loader(1, 2, 3), "noisy": loader(10, 20, 30, 40, 50)}
+
+
+class Net(TrainingModule):
+    """Logs means, and a metric object for both loaders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.sum = SumMetric()
+        self.seen: list[tuple[str, int, list[float]]] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        assert self.dataloader_name == ""
+        self.log("loss", loss := self.weight * batch.mean())
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        assert self.dataloader_name == self.trainer.dataloader_name
+        self.seen.append((self.dataloader_name, batch_idx, batch.tolist()))
+        self.log("val_loss", batch.mean())
+        self.log("largest", batch.max(), reduce_fx="max")
+        self.sum.update(batch)
+        self.log("sum", self.sum)
+
+    def on_validation_epoch_end(self) -> None:
+        assert self.dataloader_name == ""
+        self.log("batches", float(len(self.seen)))
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("test_loss", batch.mean())
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return batch + len(self.dataloader_name)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> Any:
+        return loader(1, 1, size=1)
+
+    def val_dataloader(self) -> Any:
+        return LOADERS
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+
+def make(folder: Path, **options: Any) -> Trainer:
+    shared = {"accelerator": "cpu", "devices": 1, "max_epochs": 3, "enable_progress_bar": False}
+    named = {"default_root_dir": folder, "run_name": "run", "loggers": ["csv"]}
+    return Trainer(**shared | named | options)
+
+
+def test_values_are_logged_by_name_over_their_own_loader(tmp_path: Path) -> None:
+    module = Net()
+    best = BestCheckpoint("val_loss/clean")
+    trainer = make(tmp_path, callbacks=[EarlyStopping("val_loss/noisy", patience=1), best])
+    trainer.fit(module)
+    checked = [("clean", 0, [1, 2]), ("noisy", 0, [10, 20])]
+    whole = [checked[0], ("clean", 1, [3]), checked[1], ("noisy", 1, [30, 40]), ("noisy", 2, [50])]
+    assert module.seen == checked + 2 * whole  # the second validation is no better, and stops
+    expected = {
+        **{"val_loss/clean": 2, "largest/clean": 3, "sum/clean": 6},
+        **{"val_loss/noisy": 30, "largest/noisy": 50, "sum/noisy": 150},
+    }
+    assert {name: trainer.metrics[name] for name in expected} == expected
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["step"] == "2"]
+    assert {row["name"]: float(row["value"]) for row in rows if "/" in row["name"]} == expected
+    assert trainer.metrics["batches"] == len(module.seen)
+    assert Checkpoint(tmp_path / "run" / "best").step == 2  # of the first validation
+
+
+def test_limits_apply_to_each_loader(tmp_path: Path) -> None:
+    module = Net()
+    make(tmp_path, max_epochs=1, limit_val_batches=1, sanity_check=0).fit(module)
+    assert module.seen == [("clean", 0, [1, 2]), ("noisy", 0, [10, 20])]
+
+
+def test_validate_test_and_predict(tmp_path: Path) -> None:
+    trainer, module = make(tmp_path), Net()
+    assert trainer.test(module) == {"test_loss/clean": 2, "test_loss/noisy": 30}
+    given = {"only": loader(4, 8)}
+    assert trainer.validate(module, given)["val_loss/only"] == 6
+    predicted = trainer.predict(module)
+    assert {name: torch.cat(each).tolist() for name, each in predicted.items()} == {
+        "clean": [6, 7, 8],
+        "noisy": [15, 25, 35, 45, 55],
+    }
+    assert trainer.predict(module, loader(4, 8))[0].tolist() == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, "the trainer was given an empty dict: give one loader, or a dict of them by name"),
+        ({1: LOADERS["clean"]}, "the trainer was given a loader named 1: give each a name"),
+        ({"": LOADERS["clean"]}, "the trainer was given a loader named ''"),
+        ({"a": 3}, "the trainer was given, as 'a', int, which is not an iterable of batches"),
+        ({"a": [LOADERS["clean"]]}, "the trainer was given, as 'a', a list of loaders: one"),
+        (list(LOADERS.values()), "the trainer was given a list of loaders: give a dict of them by"),
+    ],
+    ids=["empty", "number", "unnamed", "no-loader", "nested", "list"],
+)
+def test_refusals(tmp_path: Path, given: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        make(tmp_path).validate(Net(), given)
+
+
+def test_lightnings_index_of_a_loader_is_refused(tmp_path: Path) -> None:
+    class WithDefault(Net):
+        def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+            super().validation_step(batch, batch_idx)
+
+    class Needed(Net):
+        def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+            raise AssertionError
+
+    line = "validation_step takes dataloader_idx, which is not passed: use self.dataloader_name"
+    one = loader(1)
+    assert make(tmp_path).validate(WithDefault(), one)["val_loss"] == 1
+    for module, given in ((WithDefault(), LOADERS), (Needed(), one)):
+        with pytest.raises(ConfigurationError, match=line):
+            make(tmp_path).validate(module, given)

@@ -53,6 +53,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "fast_dev_run": ("maybe", "-1", "1.5", "[true]", "{a: 1}", "null", BIG),
     "val_every_n_steps": _OPTIONAL_NUMBERS,
     "checkpoint_every_n_steps": _OPTIONAL_NUMBERS,
+    "checkpoint_every_n_epochs": _NUMBERS,
     "keep_checkpoints": (*_NUMBERS, "1"),
     "reference_batch_size": _OPTIONAL_NUMBERS,
     "learning_rate_warmup_steps": tuple(text for text in _NUMBERS if text != "0"),

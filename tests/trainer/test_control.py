@@ -270,6 +270,43 @@ def test_contradictions_are_refused_at_once(options: dict[str, Any], lines: list
         assert found.startswith(line)
 
 
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+class Fails(trainer.Callback):
+    """Fails at the start of the second epoch."""
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        if trainer.current_epoch == 1:
+            raise LookupError("planted")
+
+
+def test_checkpoints_of_some_epochs_resume_to_the_last_bit() -> None:
+    def train(**given: Any) -> subject.Net:
+        torch.manual_seed(0)
+        model = subject.Net(is_random=True, batch_size=20)
+        shared: dict[str, Any] = {"max_epochs": 3, "loggers": ["csv"]}
+        fit(model, **shared | {"keep_checkpoints": 9} | given)
+        return model
+
+    whole = train(run_name="whole")
+    options: dict[str, Any] = {"checkpoint_every_n_epochs": 2, "run_name": "run"}
+    train(**options, max_epochs=1)
+    assert_same(whole, train(**options, resume="auto"))
+    assert logged("run") == logged("whole")
+    assert saved("run") == [2, 4, 6]
+    options |= {"run_name": "failed", "callbacks": [BestCheckpoint("val_loss")]}
+    with pytest.raises(LookupError, match="planted"):
+        train(**options | {"callbacks": [*options["callbacks"], Fails()]})
+    assert saved("failed") == [2]  # by BestCheckpoint, after the validation
+    assert_same(whole, train(**options, resume="auto"))
+    assert logged("failed") == logged("whole")
+
+
+def saved(name: str) -> list[int]:
+    return sorted(int(each.name[5:]) for each in Path("runs", name, "checkpoints").glob("step-*"))
+
+
 # --- two processes -------------------------------------------------------------------------------
 
 

@@ -97,7 +97,9 @@ class Trainer:
         val_every_n_steps: Also run validation every N optimizer steps.
         sanity_check: Validation batches of each replica to run before the first step of a new run,
             so that an error in validation is found at the start; 0: none. Nothing is logged.
-        checkpoint_every_n_steps: Save a checkpoint every N optimizer steps, and after each epoch.
+        checkpoint_every_n_steps: Save a checkpoint every N optimizer steps, and at ends of epochs.
+        checkpoint_every_n_epochs: Save a checkpoint at the end of every N-th epoch. The last step
+            is always saved.
         keep_checkpoints: Number of checkpoints to keep, at least 2.
         callbacks: Callbacks of a fit: objects, class paths, names of built-in ones, or dicts with
             ``class_path`` and ``init_args``.
@@ -171,6 +173,7 @@ class Trainer:
         val_every_n_steps: int | None = None,
         sanity_check: int = 1,
         checkpoint_every_n_steps: int | None = None,
+        checkpoint_every_n_epochs: int = 1,
         keep_checkpoints: int = 2,
         callbacks: Sequence[Any] = (),
         stop_on_nonfinite_loss: bool = True,

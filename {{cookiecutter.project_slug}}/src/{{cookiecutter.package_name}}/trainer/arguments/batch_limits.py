@@ -93,6 +93,7 @@ def of_fast_dev_run(options: Options, problems: Problems) -> tuple[Options, list
         check_val_every_n_epoch=1,
         val_every_n_steps=None,
         checkpoint_every_n_steps=None,
+        checkpoint_every_n_epochs=1,
         keep_checkpoints=Options.keep_checkpoints,
         async_checkpoints=False,
         resume=None,

@@ -52,6 +52,7 @@ class Options:
     val_every_n_steps: int | None = None
     sanity_check: int = 1
     checkpoint_every_n_steps: int | None = None
+    checkpoint_every_n_epochs: int = 1
     keep_checkpoints: int = 2
     callbacks: Sequence[Any] = ()
     """Callbacks, whose class is on a higher floor."""

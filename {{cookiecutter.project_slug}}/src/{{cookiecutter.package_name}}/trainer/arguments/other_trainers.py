@@ -107,7 +107,7 @@ _LOGGERS: Mapping[str, str] = {
     "TensorBoardLogger": _NAMED_BY_CLASS.format("tensorboard"),
 }
 
-_ALWAYS_SAVED = "checkpoints are always saved; see checkpoint_every_n_steps, keep_checkpoints"
+_ALWAYS_SAVED = "checkpoints are always saved; see checkpoint_every_n_epochs, keep_checkpoints"
 _SUMMARY = "use print(module)"
 _BAR = "use enable_progress_bar"
 _RELOADING = "training data is reshuffled each epoch by the same loader"
@@ -120,6 +120,7 @@ ARGUMENTS: Mapping[str, str] = {
     "min_steps": _LEAST,
     "checkpoint_callback": _ALWAYS_SAVED,
     "enable_checkpointing": _ALWAYS_SAVED,
+    **dict.fromkeys(("save_every_n_epochs", "every_n_epochs"), "use checkpoint_every_n_epochs"),
     "weights_save_path": "use default_root_dir",
     "ckpt_path": "use resume, or the argument checkpoint of validate, test and predict",
     "weights_summary": _SUMMARY,

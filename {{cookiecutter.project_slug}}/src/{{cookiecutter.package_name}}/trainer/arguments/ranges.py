@@ -34,6 +34,7 @@ def _counts(options: Options) -> Iterator[tuple[str, int]]:
     yield "accumulate_grad_batches", options.accumulate_grad_batches
     yield "log_every_n_steps", options.log_every_n_steps
     yield "check_val_every_n_epoch", options.check_val_every_n_epoch
+    yield "checkpoint_every_n_epochs", options.checkpoint_every_n_epochs
     optional = {
         "max_epochs": options.max_epochs,
         "max_steps": options.max_steps,

@@ -161,14 +161,16 @@ class FitLoop:
         self.fit.outputs.epoch_values = self.fit.outputs.recorder.take_epoch()
         self.fit.position.epoch_done = True
         # Before validation, which may fail or take long, and would lose the epoch.
-        self._save_once()
+        if (self.fit.position.epoch + 1) % self.fit.options.checkpoint_every_n_epochs == 0:
+            self._save_once()
         self._save_if_requested()
         self._finish_epoch()
 
     def _finish_epoch(self) -> None:
         """Finish an epoch after its checkpoint is saved; a resume from it repeats this."""
         position, outputs = self.fit.position, self.fit.outputs
-        outputs.write(position.global_step, position.epoch, outputs.epoch_values)
+        values, outputs.epoch_values = outputs.epoch_values, {}  # a later save has them in the log
+        outputs.write(position.global_step, position.epoch, values)
         if (position.epoch + 1) % self.fit.options.check_val_every_n_epoch == 0:
             self._validate_once()
         self._agree_to_stop()
@@ -177,7 +179,6 @@ class FitLoop:
         position.epoch += 1
         position.batch = 0
         position.epoch_done = False
-        outputs.epoch_values = {}
 
     # --- a step --------------------------------------------------------------------------------
 

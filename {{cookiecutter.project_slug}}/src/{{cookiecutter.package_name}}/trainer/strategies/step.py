@@ -31,6 +31,11 @@ def read_loss(outputs: Any) -> Tensor:
     """
     if isinstance(outputs, Tensor) and outputs.numel() == 1:
         return outputs
+    if outputs is None:
+        raise UserError(
+            "training_step returned None: a batch is not skipped, because other ranks wait for its "
+            "gradients; return 0 * loss, or leave the batch out of the data"
+        )
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]

@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from my_project.trainer import Callback, Trainer, TrainingModule
+from my_project.trainer import Callback, Trainer, TrainingModule, UserError
 
 SAMPLES = 40
 VALIDATION_SAMPLES = 22
@@ -44,6 +44,15 @@ class Net(TrainingModule):
         self.register_buffer("validated", torch.zeros(()))
         self.seen: dict[str, list[list[int]]] = {"training": [], "validation": [], "test": []}
         self.total_steps: int | None = None
+
+    def on_fit_start(self) -> None:
+        rank = torch.tensor(self.global_rank)
+        self.gathered = self.all_gather(torch.stack([rank, 2 * rank])).tolist()
+        self.gathered.append(self.all_gather(rank).tolist())
+        try:
+            self.all_gather(torch.ones(self.global_rank))
+        except UserError as error:
+            self.gathered.append(str(error))
 
     def _loss(self, stage: str, batch: Any) -> Tensor:
         ids, x, y = batch
@@ -109,6 +118,7 @@ def named_loaders(module: Net) -> dict[str, Any]:
     return {"many": module.val_dataloader(), "one": module._loader(1)}
 
 
+SWEEP: dict[str, Any] = {"lowest": 1e-4, "steps": 30}
 LIMITS = {"limit_train_batches": 4, "limit_val_batches": 5, "accumulate_grad_batches": 2}
 RUNS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
@@ -127,8 +137,10 @@ def main(folder: Path) -> None:
         shared = {"accelerator": "cpu", "devices": 2, "max_epochs": 2, "callbacks": callbacks}
         named = {"default_root_dir": folder, "run_name": name, "enable_progress_bar": False}
         run = Trainer(**shared | named | LIMITS | options)
+        rate = run.find_learning_rate(Net(), **SWEEP) if name == "ddp" else None
         run.fit(module, module.train_dataloader(), named_loaders(module))
-        found = module.seen | {"steps": run.global_step, "metrics": run.metrics}
+        found = {"steps": run.global_step, "metrics": run.metrics, "rate": rate}
+        found |= module.seen | {"gathered": module.gathered}
         (folder / f"{name}-{run.global_rank}.json").write_text(json.dumps(found))
 
 

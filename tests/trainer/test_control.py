@@ -317,14 +317,23 @@ def test_two_processes_read_the_same_samples(tmp_path: Path) -> None:
     options = {"max_epochs": 2, "global_batch_size": 16} | subject.LIMITS
     made = make(**options)
     made.fit(one, one.train_dataloader(), subject.named_loaders(one))
+    rate = make(**options).find_learning_rate(subject.Net(), **subject.SWEEP)
+    assert one.gathered == [[0, 0], [0]]
     trained = sorted(flat(one.seen["training"]))
     assert len(trained) == 2 * 32  # 4 micro-batches of 8
     for name in subject.RUNS:
         ranks = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
         assert ranks[0]["steps"] == ranks[1]["steps"]
+        for each in ranks:
+            assert each["gathered"][:3] == [[0, 0], [1, 2], [0, 1]]
+            assert each["gathered"][3].startswith(
+                "all_gather: shapes differ between ranks (0: (0,)"
+            )
         # 5 batches of 4 of one loader, on any number of processes, and one sample of the other.
         assert ranks[0]["metrics"]["count/many"] == 20
         assert ranks[1]["metrics"]["count/one"] == 1
+        if name == "ddp":
+            assert [each["rate"] for each in ranks] == [rate, rate]
         if name == "time":  # of which only rank 1 knows that it is over
             assert 2 <= ranks[0]["steps"] < 1000
             continue

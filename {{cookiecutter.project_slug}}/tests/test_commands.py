@@ -1,6 +1,7 @@
 """A smoke test of each command: what users type, on the digits, in this process."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_command_is_tested_here() -> None:
     assert set(configuration.COMMANDS) == {
-        *("fit", "validate", "test", "predict", "find_batch_size")
+        *("fit", "validate", "test", "predict", "find_batch_size", "find_learning_rate")
     }
 
 
@@ -77,6 +78,16 @@ def test_find_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     command("find_batch_size", "--trainer.default_root_dir", tmp_path)
     assert "1349" in capsys.readouterr().out  # CPUs have memory for the whole data set
     assert list(tmp_path.iterdir()) == []
+
+
+def test_find_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--trainer.default_root_dir", tmp_path, "--trainer.run_name", "rates")
+    command("find_learning_rate", *where)
+    line = r"the loss falls most steeply at the learning rate (\S+)\n"
+    found = re.search(line, capsys.readouterr().out)
+    assert found is not None
+    assert 1e-4 < float(found[1]) < 1
+    assert (tmp_path / "rates" / "learning_rates.csv").read_text().startswith("lr,loss,")
 
 
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_batch_size``."""
+"""The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_…``."""
 
 import signal
 import sys
@@ -115,18 +115,23 @@ def _find_batch_size(work: Work) -> None:
     work.trainer.find_batch_size(work.model, work.data)
 
 
+def _find_learning_rate(work: Work) -> None:
+    work.trainer.find_learning_rate(work.model, work.data)
+
+
 _COMMANDS = {
     "fit": _fit,
     "validate": _validate,
     "test": _test,
     "predict": _predict,
     "find_batch_size": _find_batch_size,
+    "find_learning_rate": _find_learning_rate,
 }
 
 
 def _usage(program: str) -> str:
     lines = [f"usage: {program} COMMAND [--config FILE] [--trainer.OPTION VALUE] …", ""]
-    lines += [f"  {command:17}{configuration.describe_command(command)}" for command in COMMANDS]
+    lines += [f"  {command:20}{configuration.describe_command(command)}" for command in COMMANDS]
     return "\n".join([*lines, "", f"'{program} COMMAND --help' lists every option."])
 
 

@@ -92,6 +92,7 @@ _HELP = {
     "test": "Test a model on its test data.",
     "predict": "Write a model's predictions for its prediction data.",
     "find_batch_size": "Find the largest batch that a device can train on.",
+    "find_learning_rate": "Find the learning rate at which the loss falls most steeply.",
 }
 COMMANDS = tuple(_HELP)
 _WITH_CHECKPOINT = ("validate", "test", "predict")

@@ -21,6 +21,7 @@ from .data import Data, randomness, sources
 from .errors import ConfigurationError
 from .launch import interruption, outcome
 from .launch.interruption import Interrupted
+from .loop.learning_rate_trial import Sweep
 from .memory import meta_device
 from .module import Loaders, TrainingModule
 from .run import announcements, device_choice, environment, plan, process
@@ -331,6 +332,27 @@ class Trainer:
             )
         command = partial(RankRun.find_batch_size, module=module, data=data)
         return cast(int, self._result(module, command))
+
+    def find_learning_rate(
+        self,
+        module: TrainingModule,
+        data: Data = None,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 1.0,
+        steps: int = 100,
+    ) -> float:
+        """Find the learning rate at which the loss falls most steeply, the same on all processes.
+
+        Trains a copy of the module at a rate that grows from step to step, until the loss diverges.
+        Writes rates and losses to ``learning_rates.csv`` of a run directory.
+        """
+        sweep = Sweep(lowest, highest, steps)
+        sources.check(module, "training_step", "configure_optimizers")
+        sources.check_given(data, is_training=True)
+        plan.check_sweep(self._plan, module)
+        command = partial(RankRun.find_learning_rate, module=module, data=data, sweep=sweep)
+        return cast(float, self._result(module, command))
 
     @property
     def global_step(self) -> int:

@@ -132,7 +132,7 @@ ARGUMENTS: Mapping[str, str] = {
     "track_grad_norm": "log it in on_before_optimizer_step",
     "terminate_on_nan": "use stop_on_nonfinite_loss",
     "detect_anomaly": "use torch.autograd.set_detect_anomaly(True)",
-    "auto_lr_find": "it is not built; set the learning rate in the module",
+    "auto_lr_find": "use find_learning_rate",
     "auto_scale_batch_size": "use find_batch_size",
     "profiler": "use the callback Profile",
     "stochastic_weight_avg": "use the callback StochasticWeightAveraging",

@@ -63,8 +63,8 @@ def find_batch_size(trial: Trial, replicas: int) -> int:
     def fits(size: int) -> bool:
         return fits_in_memory(lambda: _try(trial, loader, size))
 
-    try:
-        return largest_that_fits(fits, 1, max(1, samples // replicas))
+    try:  # not one sample first, which BatchNorm refuses in training
+        return largest_that_fits(fits, 2, max(1, samples // replicas))
     finally:
         trial.use_manual(None)
 
@@ -72,7 +72,7 @@ def find_batch_size(trial: Trial, replicas: int) -> int:
 def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
     alone = SingleDevice()
     alone.connect(Layout(), [trial.device], Precision(trial.precision, trial.device.type))
-    tried = _copy(trial.module)
+    tried = copied(trial.module)
     optimization = alone.setup(tried, lambda: read_optimization(tried.configure_optimizers()))
     manual: ManualOptimization | None = None
     if not tried.automatic_optimization:
@@ -94,7 +94,8 @@ def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
     del waiting
 
 
-def _copy(module: TrainingModule) -> TrainingModule:
+def copied(module: TrainingModule) -> TrainingModule:
+    """Copy a module, with the same run."""
     state = module.trainer_state
     module.trainer_state = replace(state, run=None)  # the run cannot be copied
     try:

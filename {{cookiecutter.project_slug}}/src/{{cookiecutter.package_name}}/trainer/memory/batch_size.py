@@ -28,7 +28,8 @@ _MEMORY_MESSAGES = (
 def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> int:
     """Find the largest batch size that fits on every rank: double it until it fails, then bisect.
 
-    Every rank tries the same sizes, at most ``2 * log2(limit)`` of them.
+    Every rank tries the same sizes, at most ``2 * log2(limit)`` of them; ones that are smaller than
+    the first only if it does not fit.
 
     Args:
         fits: Tries a size on this rank alone, for example with :func:`fits_in_memory`. If a size
@@ -38,7 +39,7 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
             over all ranks is used.
 
     Raises:
-        UserError: The first size does not fit.
+        UserError: No size fits.
     """
     start, limit = _minimum(start, limit)
     fitting, too_large = 0, limit + 1
@@ -46,16 +47,15 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
     while fitting + 1 < too_large:
         if _minimum(fits(size))[0]:
             fitting = size
-        elif fitting == 0:
-            raise UserError(
-                f"find_batch_size: a batch of {size} does not fit into the memory of every "
-                "device; start with a smaller one, use precision='bf16-mixed', or make "
-                "the model or its samples smaller"
-            )
         else:
             too_large = size
         nothing_failed_yet = too_large > limit
         size = min(2 * fitting, limit) if nothing_failed_yet else (fitting + too_large) // 2
+    if fitting == 0:
+        raise UserError(
+            "find_batch_size: a batch of one sample does not fit into the memory of every device; "
+            "use precision='bf16-mixed', or make the model or its samples smaller"
+        )
     return fitting
 
 

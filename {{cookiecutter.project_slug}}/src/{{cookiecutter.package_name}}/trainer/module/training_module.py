@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
+from ..launch import collectives
 from ..logging import ReduceFx
 from .data_module import Loader, Loaders
 from .hooks import Hooks
@@ -241,6 +242,30 @@ class TrainingModule(Hooks, nn.Module):
     def is_global_zero(self) -> bool:
         """Whether this is global rank 0, as it is outside of a run."""
         return self.global_rank == 0
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack the tensor of every rank, in rank order, on every rank; all ranks must call it.
+
+        No gradient flows through it: for that, use ``torch.distributed.nn.functional.all_gather``.
+        Under a pipeline, not all ranks run a step: call it in a hook.
+
+        Args:
+            tensor: Of the same shape on every rank.
+
+        Returns:
+            A tensor with a new first dimension of ``world_size``.
+
+        Raises:
+            UserError: Shapes differ; the same on every rank.
+        """
+        shapes = collectives.gather(list(tensor.shape))
+        if any(shape != shapes[0] for shape in shapes):
+            known = ", ".join(f"{rank}: {tuple(shape)}" for rank, shape in enumerate(shapes))
+            raise UserError(
+                f"all_gather: shapes differ between ranks ({known}): pad the tensors, or gather "
+                "their sum or mean"
+            )
+        return torch.stack(collectives.all_gather_equal(tensor.detach().contiguous()))
 
     def print(self, *values: Any, **options: Any) -> None:
         """Like ``print``, on global rank 0 only."""

@@ -21,7 +21,7 @@ from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..launch.devices import gpu_backends
 from ..logging import loggers
-from ..loop import LearningRateScaling, compilation, manual_optimization
+from ..loop import LearningRateScaling, compilation, learning_rate_trial, manual_optimization
 from ..memory import activation_checkpointing
 from ..module import (
     Hooks,
@@ -180,6 +180,17 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     if not plan.layout.started_outside:  # otherwise rank 0 checks this before it writes
         with problems:
             run_choice.refuse_existing(plan.request)
+    problems.raise_any()
+
+
+def check_sweep(plan: Plan, module: TrainingModule) -> None:
+    """Check whether learning rates can be tried.
+
+    Raises:
+        ConfigurationError: One line per error.
+    """
+    problems = Problems()
+    problems.lines += learning_rate_trial.problems_of(plan.strategy_name, plan.strategy, module)
     problems.raise_any()
 
 

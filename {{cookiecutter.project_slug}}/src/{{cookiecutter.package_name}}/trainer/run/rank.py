@@ -23,7 +23,7 @@ from ..checkpoint import (
 )
 from ..data import Data, LoadersByName, randomness, sources
 from ..errors import CheckpointError
-from ..launch import collectives, forks, outcome, restarts
+from ..launch import collectives, files, forks, outcome, restarts
 from ..launch.interruption import Interrupted
 from ..launch.preemption import Preempted
 from ..logging import Recorder, make_loggers
@@ -33,6 +33,7 @@ from ..loop import (
     batch_size_trial,
     compilation,
     evaluate,
+    learning_rate_trial,
     predict,
     saving,
 )
@@ -293,6 +294,26 @@ class RankRun(RunInterface):
             with activation_checkpointing.applied(module, names):
                 found = batch_size_trial.find_batch_size(trial, self.strategy.data_replicas)
         self._console.say(f"the largest batch that fits on every device: {found}")
+        return found
+
+    def find_learning_rate(
+        self, module: TrainingModule, data: Data, sweep: learning_rate_trial.Sweep
+    ) -> float:
+        """The rate at which the loss falls most steeply, the same on all ranks."""
+        options, request = self.plan.options, self.plan.request
+        with self._attached(module, "fit", data):
+            feed = self._assembly.training_feed(sources.training_loader(data, module))
+            with activation_checkpointing.applied(module, options.activation_checkpointing):
+                tried = learning_rate_trial.try_rates(
+                    module, feed, self.plan.device, options, sweep
+                )
+        if self.plan.layout.is_main:
+            path = run_directory.create(request.root, request.name) / "learning_rates.csv"
+            lines = [",".join(map(repr, each)) + "\n" for each in tried]
+            files.write_atomically(path, "".join(["lr,loss,initial_loss\n", *lines]))
+            self._console.say(f"learning rates and losses: {self.plan.shown(path)}")
+        found = learning_rate_trial.suggest(tried)
+        self._console.say(f"the loss falls most steeply at the learning rate {found:.3g}")
         return found
 
     def _use_manual(self, manual: ManualOptimization | None) -> None:

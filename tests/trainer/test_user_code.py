@@ -63,36 +63,46 @@ class Stream(IterableDataset[Tensor]):
         return iter(torch.zeros(4, 1))
 
 
+NO_BATCHES = "which is not an iterable of batches: return a DataLoader, or another"
+
+
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "told", "in_evaluation"),
     [
-        (data, "TensorDataset, a dataset, which yields single samples: return DataLoader("),
-        (Stream, "Stream, a dataset, which yields single samples: return DataLoader("),
-        (lambda: [DataLoader(data())] * 2, "a list of loaders: one loader is supported; "),
-        (lambda: (DataLoader(data()), data()), "a tuple of loaders: one loader is supported; "),
-        (lambda: {"a": DataLoader(data())}, "a dict of loaders: one loader is supported; "),
+        (data, " TensorDataset, a dataset, which yields single samples: return DataLoader(", None),
+        (Stream, " Stream, a dataset, which yields single samples: return DataLoader(", None),
         (
-            lambda: {"x": torch.zeros(4)},
-            "dict, which is not an iterable of batches: return a DataLo",
+            lambda: [DataLoader(data())] * 2,
+            " a list of loaders: one loader is supported; ",
+            " a list of loaders: give a dict of them by name, such as ",
         ),
-        (lambda: 7, "int, which is not an iterable of batches: return a DataLoader, or another"),
         (
-            lambda: "train",
-            "str, which is not an iterable of batches: return a DataLoader, or another",
+            lambda: (DataLoader(data()), data()),
+            " a tuple of loaders: one loader is supported; ",
+            " a tuple of loaders: give a dict of them by name, such as ",
         ),
+        (
+            lambda: {"a": data()},
+            " a dict of loaders: one loader is supported; ",
+            ", as 'a', TensorDataset, a dataset, which yields single samples: ",
+        ),
+        (lambda: {"x": torch.zeros(4)}, f" dict, {NO_BATCHES}", f", as 'x', Tensor, {NO_BATCHES}"),
+        (lambda: 7, f" int, {NO_BATCHES}", None),
+        (lambda: "train", f" str, {NO_BATCHES}", None),
     ],
 )
 @pytest.mark.parametrize("stage", ["train", "val", "test", "predict", "given", "given val"])
-def test_what_is_no_loader_is_refused(tmp_path, made, told, stage):
+def test_what_is_no_loader_is_refused(tmp_path, made, told, in_evaluation, stage):
     command = {"test": "test", "predict": "predict"}.get(stage, "fit")
     module = Model(validation_step=print, test_step=print, forward=print)
+    expected = told if stage in ("train", "given") else in_evaluation or told
     if stage.startswith("given"):
         given = [made()] if stage == "given" else [DataLoader(data()), made()]
-        assert line_of(tmp_path, module, *given).startswith(f"the trainer was given {told}")
+        assert line_of(tmp_path, module, *given).startswith(f"the trainer was given{expected}")
         return
     setattr(module, f"{stage}_dataloader", made)
     line = line_of(tmp_path, module, command=command)
-    assert line.startswith(f"Model.{stage}_dataloader returned {told}")
+    assert line.startswith(f"Model.{stage}_dataloader returned{expected}")
 
 
 @pytest.mark.parametrize("made", [[torch.ones(2, 1)] * 3, ([torch.ones(2, 1)],) * 3])
@@ -243,7 +253,7 @@ def test_what_are_no_optimizers_is_told(tmp_path, returned, told):
 @pytest.mark.parametrize(
     ("loss", "told"),
     [
-        (lambda loss: None, "training_step must return a scalar loss, or a dict with 'loss'; it "),
+        (lambda loss: None, "training_step returned None: a batch is not skipped, because other "),
         (lambda loss: {}, "training_step must return a scalar loss, or a dict with 'loss'; it "),
         (lambda loss: 1.0, "training_step must return a scalar loss, or a dict with 'loss'; it "),
         (lambda loss: loss.expand(2), "training_step must return a scalar loss, or a dict with "),

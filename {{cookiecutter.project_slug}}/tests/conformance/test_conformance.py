@@ -33,7 +33,8 @@ def marks(name: str, number: int, way: str) -> list[pytest.MarkDecorator]:
     needs = [pytest.mark.needs(*launch.needs)] if launch.needs else []
     if is_quick:
         return needs
-    return [*needs, *([] if in_ci(row, launch, way) else [pytest.mark.exhaustive]), pytest.mark.slow]
+    left_out = [] if in_ci(row, launch, way) else [pytest.mark.exhaustive]
+    return [*needs, *left_out, pytest.mark.slow]
 
 
 def in_ci(row: Row, launch: Launch, way: str) -> bool:

@@ -251,7 +251,7 @@ def test_all_mistakes_from_python_are_told_at_once() -> None:
         "num_nodes='2': expected int | None",
         "max_epochs=True: expected int | None",
         "seed=None: expected int",
-        "loggers='csv': expected Sequence[str]",
+        "loggers='csv': give a list of loggers, or of names",
         "precision='double' (double precision) is not built; use '32-true'",
         "accelerator='mps' is for Apple GPUs, which are not supported; use accelerator='cpu'",
         "gradient_clip_val=nan: give a number above 0, or none",

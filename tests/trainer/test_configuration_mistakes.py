@@ -107,7 +107,7 @@ pytestmark = pytest.mark.usefixtures("nothing_runs")
         ),
         pytest.param(
             ["--trainer.loggers", "[cvs]"],
-            "loggers: 'cvs' is unknown; did you mean 'csv'?",
+            "loggers[0]='cvs' is no built-in logger and no class path; did you mean 'csv'?",
             id="unknown logger",
         ),
         pytest.param(

@@ -168,9 +168,8 @@ def test_snippets_that_cannot_be_run_say_why() -> None:
     class NeptuneLogger:
         pass
 
-    assert refusal(max_epochs=10, logger=NeptuneLogger()) == [
-        "logger=NeptuneLogger: loggers are given by name, say loggers=['csv', 'tensorboard']"
-    ]
+    with pytest.raises(ConfigurationError, match=r"loggers\[0\]=<NeptuneLogger>: give a Logger, "):
+        trainer.Trainer(max_epochs=10, logger=NeptuneLogger())
 
 
 @pytest.mark.parametrize(

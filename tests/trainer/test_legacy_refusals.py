@@ -143,7 +143,6 @@ def test_a_contradiction_is_refused_in_one_line(given: Any, line: str) -> None:
             {"resume_from_checkpoint": 3},
             "resume_from_checkpoint=3: give a run directory or a checkpoint",
         ),
-        ({"logger": 1}, "logger=1: loggers are given by name, say loggers=['csv', 'tensorboard']"),
     ],
 )
 def test_a_wrong_value_is_refused_and_named(given: Any, line: str) -> None:

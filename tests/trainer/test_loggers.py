@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.logging import loggers
+from my_project.trainer.logging import CSVLogger, LoggedRun, TensorBoardLogger
+
+
+def started(logger: Any, directory: Path) -> Any:
+    logger.start(LoggedRun(directory, directory.name, {}))
+    return logger
 
 
 def rows(directory: Path) -> list[list[str]]:
@@ -20,7 +24,7 @@ def rows(directory: Path) -> list[list[str]]:
 
 
 def test_csv_has_a_row_a_value(tmp_path: Path) -> None:
-    logger = loggers.CSVLogger(tmp_path)
+    logger = started(CSVLogger(), tmp_path)
     logger.write(1, 0, {"loss": 0.1, "lr": 1e-05})
     assert (tmp_path / "metrics.csv").read_text() == (
         "step,epoch,name,value\n1,0,loss,0.1\n1,0,lr,1e-05\n"
@@ -36,7 +40,7 @@ def test_csv_keeps_floats_to_their_last_digit(
     tmp_path_factory: pytest.TempPathFactory, values: list[float]
 ) -> None:
     directory = tmp_path_factory.mktemp("csv")
-    logger = loggers.CSVLogger(directory)
+    logger = started(CSVLogger(), directory)
     logger.write(1, 0, {str(index): value for index, value in enumerate(values)})
     logger.close()
     read = [float(row[3]) for row in rows(directory)[1:]]
@@ -46,19 +50,19 @@ def test_csv_keeps_floats_to_their_last_digit(
 
 @pytest.mark.parametrize("name", ["a,b", "top 1, top 5", 'the "best"', 'a "b", c', "a\nb", "ü"])
 def test_csv_keeps_any_name(tmp_path: Path, name: str) -> None:
-    logger = loggers.CSVLogger(tmp_path)
+    logger = started(CSVLogger(), tmp_path)
     logger.write(1, 0, {name: 1.0})
     logger.close()
     assert rows(tmp_path)[1:] == [["1", "0", name, "1.0"]]
 
 
 def test_csv_cuts_off_what_stands_behind_the_checkpoint(tmp_path: Path) -> None:
-    killed = loggers.CSVLogger(tmp_path)
+    killed = started(CSVLogger(), tmp_path)
     killed.write(1, 0, {"loss": 1.0})
     position = killed.position()
     killed.write(2, 0, {"loss": 2.0})
     killed.close()
-    resumed = loggers.CSVLogger(tmp_path)
+    resumed = started(CSVLogger(), tmp_path)
     resumed.resume(position, 1)
     assert rows(tmp_path) == [["step", "epoch", "name", "value"], ["1", "0", "loss", "1.0"]]
     resumed.write(2, 0, {"loss": 3.0})
@@ -68,7 +72,7 @@ def test_csv_cuts_off_what_stands_behind_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_csv_that_is_shorter_than_the_checkpoint_says_is_left_as_it_is(tmp_path: Path) -> None:
-    logger = loggers.CSVLogger(tmp_path)
+    logger = started(CSVLogger(), tmp_path)
     logger.write(1, 0, {"loss": 1.0})
     logger.resume(10_000, 7)
     logger.write(8, 0, {"loss": 2.0})
@@ -77,7 +81,7 @@ def test_csv_that_is_shorter_than_the_checkpoint_says_is_left_as_it_is(tmp_path:
 
 
 def test_csv_without_a_position_keeps_the_rows_up_to_the_step(tmp_path: Path) -> None:
-    logger = loggers.CSVLogger(tmp_path)
+    logger = started(CSVLogger(), tmp_path)
     write_steps(logger, range(8, 13), 1.0)
     logger.resume(None, 10)
     assert [row[0] for row in rows(tmp_path)] == ["step", "8", "9", "10"]
@@ -98,17 +102,17 @@ def write_steps(logger: Any, steps: range, scale: float) -> None:
 
 
 def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
-    logger = loggers.TensorBoardLogger(tmp_path)
+    logger = started(TensorBoardLogger(), tmp_path)
     write_steps(logger, range(1, 4), 0.5)
     logger.close()
     assert scalars(tmp_path, "loss") == [(1, 0.5), (2, 1.0), (3, 1.5)]
 
 
 def test_tensorboard_hides_what_stands_behind_the_checkpoint(tmp_path: Path) -> None:
-    killed = loggers.TensorBoardLogger(tmp_path)
+    killed = started(TensorBoardLogger(), tmp_path)
     write_steps(killed, range(1, 6), 0.5)
     killed.close()
-    resumed = loggers.TensorBoardLogger(tmp_path)
+    resumed = started(TensorBoardLogger(), tmp_path)
     resumed.resume(killed.position(), 2)
     write_steps(resumed, range(3, 5), 2.0)
     resumed.close()
@@ -116,28 +120,6 @@ def test_tensorboard_hides_what_stands_behind_the_checkpoint(tmp_path: Path) -> 
 
 
 def test_tensorboard_writes_no_file_before_the_first_value(tmp_path: Path) -> None:
-    logger = loggers.TensorBoardLogger(tmp_path)
+    logger = started(TensorBoardLogger(), tmp_path)
     logger.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_names() -> None:
-    loggers.check_names(["csv", "tensorboard"])
-    loggers.check_names([])
-    with pytest.raises(ConfigurationError) as raised:
-        loggers.check_names(["cvs", "csv", "wandb"])
-    assert raised.value.problems == [
-        "loggers: 'cvs' is unknown; did you mean 'csv'?",
-        "loggers='wandb' is not built; use 'csv' or 'tensorboard'",
-    ]
-    with pytest.raises(ConfigurationError) as raised:
-        loggers.check_names(["csv", "csv"])
-    assert raised.value.problems == ["loggers: 'csv' is given twice; give it once"]
-
-
-def test_loggers_are_made_by_name(tmp_path: Path) -> None:
-    made = loggers.make_loggers(["tensorboard", "csv"], tmp_path)
-    found = {name: type(each).__name__ for name, each in made.items()}
-    assert found == {"tensorboard": "TensorBoardLogger", "csv": "CSVLogger"}
-    for each in made.values():
-        each.close()

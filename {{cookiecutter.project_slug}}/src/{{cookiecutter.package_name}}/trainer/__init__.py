@@ -4,6 +4,7 @@ from .callbacks import Callback
 from .data import seed_everything, sequence
 from .errors import CheckpointError, ConfigurationError, UserError
 from .launch import RankError
+from .logging import LoggedRun, Logger
 from .module import DataModule, TrainingModule
 from .strategies import SingleDevice, Strategy, register
 from .trainer import Trainer
@@ -13,6 +14,8 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "DataModule",
+    "LoggedRun",
+    "Logger",
     "RankError",
     "SingleDevice",
     "Strategy",

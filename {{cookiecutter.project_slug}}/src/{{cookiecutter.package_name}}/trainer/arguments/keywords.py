@@ -77,7 +77,7 @@ def read(keywords: Keywords, problems: Problems) -> Options:
         problems: Collects one line per error.
     """
     # These have their own checks; older spellings are checked when they are translated.
-    skip = {*legacy.ARGUMENTS, "activation_checkpointing", "callbacks"}
+    skip = {*legacy.ARGUMENTS, "activation_checkpointing", "callbacks", "loggers"}
     if isinstance(keywords.values["strategy"], type):
         skip.add("strategy")
     given = values.typed(keywords.values, keywords.defaults, keywords.types, problems, skip)

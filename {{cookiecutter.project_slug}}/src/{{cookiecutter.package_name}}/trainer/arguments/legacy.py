@@ -354,13 +354,7 @@ def _path(value: Any) -> str:
 def _loggers(value: Any) -> Any:
     if isinstance(value, bool):
         return _DEFAULTS["loggers"] if value else ()
-    names = [value] if isinstance(value, str) else value
-    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
-        return names
-    known = list(_DEFAULTS["loggers"])
-    raise ConfigurationError(
-        f"logger={_shown(value)}: loggers are given by name, say loggers={known}"
-    )
+    return value if isinstance(value, list | tuple) else [value]
 
 
 _RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {

@@ -62,6 +62,7 @@ class Options:
     default_root_dir: str = "runs"
     run_name: str | None = None
     overwrite: bool = False
-    loggers: Sequence[str] = ("csv", "tensorboard")
+    loggers: Sequence[Any] = ("csv", "tensorboard")
+    """Loggers, whose class is on a higher floor."""
     enable_progress_bar: bool = True
     auto_select_gpus: bool = False

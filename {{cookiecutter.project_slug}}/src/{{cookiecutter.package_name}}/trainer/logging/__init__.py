@@ -1,22 +1,27 @@
 """Logging: metrics, loggers and the progress bar.
 
-``Recorder`` keeps what a module logs on its device until it is shown; ``make_loggers`` makes the
-loggers that write it, and a new one is added in ``loggers.py``. Imports ``launch`` and the folders
+``Recorder`` keeps what a module logs on its device until it is shown. ``create_loggers`` creates
+the loggers that write it; a new one is added in ``loggers.py``. Imports ``launch`` and the folders
 below it.
 """
 
+from .base import LoggedRun, Logger
 from .context import BatchContext
-from .loggers import Logger, make_loggers
+from .creation import create as create_loggers
+from .loggers import CSVLogger, TensorBoardLogger
 from .metrics import Recorder, ReduceFx
 from .outputs import Outputs
 from .progress import Progress
 
 __all__ = [
     "BatchContext",
+    "CSVLogger",
+    "LoggedRun",
     "Logger",
     "Outputs",
     "Progress",
     "Recorder",
     "ReduceFx",
-    "make_loggers",
+    "TensorBoardLogger",
+    "create_loggers",
 ]

@@ -1,43 +1,27 @@
-"""Loggers: CSV file and TensorBoard."""
+"""The loggers of the trainer by name: CSV file and TensorBoard."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, TextIO
 
-from ..arguments import other_trainers
-from ..errors import ConfigurationError, nearest, shown
+from .base import LoggedRun, Logger
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class Logger(Protocol):
-    """Writes the values of a step."""
-
-    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Write values; ``step`` is the number of optimizer steps so far."""
-
-    def position(self) -> int:
-        """Position in the log, for :meth:`resume`."""
-
-    def resume(self, position: int | None, step: int) -> None:
-        """Continue the log of an earlier process, without entries made after the checkpoint.
-
-        Args:
-            position: Position when the checkpoint was saved; ``None`` if it had no such logger.
-            step: Step of the checkpoint.
-        """
-
-    def close(self) -> None:
-        """Flush buffered values."""
-
-
-class CSVLogger:
+class CSVLogger(Logger):
     """``metrics.csv``: one row per value (step, epoch, name, value), floats in full precision."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "metrics.csv"
+    name = "csv"
+    _path: Path
+    _file: TextIO
+    _rows: Any
+
+    def start(self, run: LoggedRun) -> None:
+        """Open the file, and continue one that exists."""
+        self._path = run.directory / "metrics.csv"
         self._file = self._path.open("a", newline="")
         self._rows = csv.writer(self._file, lineterminator="\n")
         if self._file.tell() == 0:
@@ -78,13 +62,18 @@ def _end_of_step(path: Path, step: int) -> int:
     return position
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Logger):
     """Event files in ``tensorboard/``; TensorBoard is imported at the first value."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory / "tensorboard"
-        self._writer: SummaryWriter | None = None
-        self._purge_step: int | None = None
+    name = "tensorboard"
+    _directory: Path
+    _writer: "SummaryWriter | None"
+    _purge_step: int | None
+
+    def start(self, run: LoggedRun) -> None:
+        """Select the directory."""
+        self._directory = run.directory / "tensorboard"
+        self._writer, self._purge_step = None, None
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Add scalars."""
@@ -94,10 +83,6 @@ class TensorBoardLogger:
             self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-
-    def position(self) -> int:
-        """Unused: event files are purged by step."""
-        return 0
 
     def resume(self, position: int | None, step: int) -> None:
         """Make TensorBoard hide what an earlier process wrote after this step."""
@@ -109,26 +94,4 @@ class TensorBoardLogger:
             self._writer.close()
 
 
-_LOGGERS: dict[str, type[CSVLogger] | type[TensorBoardLogger]] = {
-    "csv": CSVLogger,
-    "tensorboard": TensorBoardLogger,
-}
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Raise ConfigurationError for every unknown or repeated logger."""
-    unknown = [name for name in names if name not in _LOGGERS]
-    lines = [
-        other_trainers.about("loggers", name)
-        or f"loggers: {shown(name)} is unknown{nearest(str(name), _LOGGERS)}"
-        for name in unknown
-    ]
-    twice = sorted({name for name in names if names.count(name) > 1} - set(unknown))
-    lines += [f"loggers: {name!r} is given twice; give it once" for name in twice]
-    if lines:
-        raise ConfigurationError(lines)
-
-
-def make_loggers(names: Sequence[str], directory: Path) -> dict[str, Logger]:
-    """Create the loggers of a run directory, by name."""
-    return {name: _LOGGERS[name](directory) for name in names}
+BUILT_IN: dict[str, type[Logger]] = {each.name: each for each in (CSVLogger, TensorBoardLogger)}

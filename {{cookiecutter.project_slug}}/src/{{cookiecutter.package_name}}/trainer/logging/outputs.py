@@ -1,11 +1,16 @@
 """Outputs of a run: the recorder, the progress bar and the loggers."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from .loggers import Logger
+from ..errors import one_line
+from .base import LoggedRun, Logger
 from .metrics import Recorder
 from .progress import Progress
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -31,23 +36,39 @@ class Outputs:
         """Write values to the loggers, and keep them as the run's latest values."""
         if values:
             self.latest.update(values)
-            for logger in self.loggers.values():
-                logger.write(step, epoch, values)
+            self._call_each(lambda name, logger: logger.write(step, epoch, values))
 
-    def log_to(self, loggers: dict[str, Logger], resumed_at: int | None) -> None:
+    def log_to(self, loggers: Mapping[str, Logger], run: LoggedRun, resumed_at: int | None) -> None:
         """Write values to loggers from now on.
 
         Args:
-                loggers: Loggers by name.
-                resumed_at: Step after which their logs are continued; ``None``: new logs.
+            loggers: Loggers by name.
+            run: What they are told of the run.
+            resumed_at: Step after which their logs are continued; ``None``: new logs.
         """
-        self.loggers = loggers
-        if resumed_at is None:
-            return
-        for name, logger in loggers.items():
-            logger.resume(self.log_positions.get(name), resumed_at)
+        self.loggers = dict(loggers)
+        self._call_each(lambda name, logger: logger.start(run))
+        if resumed_at is not None:
+            positions = self.log_positions
+            self._call_each(lambda name, each: each.resume(positions.get(name), resumed_at))
+
+    def positions(self) -> dict[str, int]:
+        """Position of each log, for a checkpoint."""
+        return self._call_each(lambda name, logger: int(logger.position()))
 
     def close(self) -> None:
         """Close the loggers."""
-        for logger in self.loggers.values():
-            logger.close()
+        self._call_each(lambda name, logger: logger.close())
+
+    def _call_each(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
+        """Call all loggers; one that raises is not called any more, which is said once."""
+        results: dict[str, T] = {}
+        for name, logger in list(self.loggers.items()):
+            try:
+                results[name] = call(name, logger)
+            except Exception as error:  # a logger may raise anything
+                del self.loggers[name]
+                reason = f"{type(error).__name__}: {one_line(error)}"
+                line = f"warning: logger {name!r} is not used any more: it raised {reason}"
+                print(line, file=sys.stderr, flush=True)
+        return results

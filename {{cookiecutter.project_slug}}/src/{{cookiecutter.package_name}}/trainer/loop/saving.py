@@ -35,7 +35,7 @@ def state(fit: FitParts) -> dict[str, Any]:
         "epoch_values": outputs.epoch_values,
         "latest": dict(outputs.latest),
         "last_values": outputs.last_values,
-        "logs": {name: each.position() for name, each in outputs.loggers.items()},
+        "logs": outputs.positions(),
         "gradients": _accumulated(fit, is_sharded),
         "callbacks": fit.calls.state(),
     }

@@ -4,7 +4,7 @@ Each concern checks its own options; here all errors are collected and raised at
 changes global state: environment variables are set where a run starts (``trainer.py``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ..errors import Problems
 from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..launch.devices import gpu_backends
-from ..logging import loggers
+from ..logging import Logger, create_loggers
 from ..loop import LearningRateScaling, compilation, learning_rate_trial, manual_optimization
 from ..memory import activation_checkpointing
 from ..module import (
@@ -56,6 +56,7 @@ class Plan:
     request: Request
     started_in: Path
     callbacks: tuple[Callback, ...]
+    loggers: Mapping[str, Logger]
     notes: Sequence[str] = ()
 
     @property
@@ -97,6 +98,9 @@ def make(given: Keywords) -> Plan:
     is_placed = not problems.lines
     _check_options(options, where, problems)
     callbacks = create_callbacks(options.callbacks, problems)
+    loggers = create_loggers(options.loggers, problems)
+    for logger in loggers.values():
+        problems.lines += problems_of_signatures(logger, Logger)
     problems.lines += placement.check(options, where, name, strategy)
     asked = strategy_choice.asked(options, where, callbacks)
     problems.lines += strategy.limits.problems(name, asked)
@@ -129,6 +133,7 @@ def make(given: Keywords) -> Plan:
         request=Request.of(options),
         started_in=Path.cwd(),
         callbacks=callbacks,
+        loggers=loggers,
         notes=[*notes, *batch_limits.notes(options)],
     )
 
@@ -145,8 +150,6 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     with problems:
         activation_checkpointing.check_names(options.activation_checkpointing)
     feed.check_uneven(options.uneven_inputs, problems)
-    with problems:
-        loggers.check_names(options.loggers)
     run_choice.check(options, where.layout, problems)
 
 

@@ -26,7 +26,7 @@ from ..errors import CheckpointError
 from ..launch import collectives, files, forks, outcome, restarts
 from ..launch.interruption import Interrupted
 from ..launch.preemption import Preempted
-from ..logging import Recorder, make_loggers
+from ..logging import LoggedRun, Recorder
 from ..loop import (
     FitLoop,
     ManualOptimization,
@@ -201,8 +201,9 @@ class RankRun(RunInterface):
             "steps_per_epoch": loop.fit.feed.steps,
         }
         run_directory.write_record(directory, plan.layout, facts, self._configuration)
-        loggers = make_loggers(plan.options.loggers, directory)
-        loop.fit.outputs.log_to(loggers, self.global_step if chosen.is_same_run else None)
+        run = LoggedRun.of(directory, plan.options, self._configuration)
+        resumed_at = self.global_step if chosen.is_same_run else None
+        loop.fit.outputs.log_to(plan.loggers, run, resumed_at)
 
     def _train(self, loop: FitLoop, directory: Path) -> None:
         """Run the loop; Ctrl-C ends it with the command to resume."""

@@ -1,0 +1,93 @@
+"""Loggers of a user: one that keeps lines in a file, and those that fail."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from my_project.trainer import LoggedRun, Logger
+
+
+class Lines(Logger):
+    """Appends each value to ``lines.txt``, and what else is called to ``calls.txt``."""
+
+    def __init__(self, prefix: str = "", api_key: str | None = None) -> None:
+        self.prefix, self.api_key = prefix, api_key
+
+    def start(self, run: LoggedRun) -> None:
+        self._path = run.directory / f"{self.name}.txt"
+        self._told(f"start {run.name}")
+        (run.directory / "configuration.json").write_text(json.dumps(run.configuration))
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        with self._path.open("a") as file:
+            file.writelines(f"{step} {epoch} {self.prefix}{name}\n" for name in values)
+
+    def position(self) -> int:
+        return self._path.stat().st_size
+
+    def resume(self, position: int | None, step: int) -> None:
+        self._told(f"resume {position} {step}")
+        if position is not None:
+            with self._path.open("r+") as file:
+                file.truncate(position)
+
+    def close(self) -> None:
+        self._told("close")
+
+    def _told(self, line: str) -> None:
+        with (self._path.parent / "calls.txt").open("a") as file:
+            file.write(f"{line}\n")
+
+
+class Fails(Logger):
+    """Raises in one of its methods, and counts the calls of it."""
+
+    def __init__(self, method: str) -> None:
+        self.method, self.calls = method, 0
+
+    def _call(self, method: str) -> None:
+        if method == self.method:
+            self.calls += 1
+            raise OSError(28, "No space left on device", "log")
+
+    def start(self, run: LoggedRun) -> None:
+        self._call("start")
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        self._call("write")
+
+    def position(self) -> int:
+        self._call("position")
+        return 0
+
+    def resume(self, position: int | None, step: int) -> None:
+        self._call("resume")
+
+    def close(self) -> None:
+        self._call("close")
+
+
+class Mute(Logger):
+    """Has no ``write``."""
+
+
+class Older(Logger):
+    """Its ``write`` takes other arguments."""
+
+    def write(self, metrics: dict[str, float]) -> None:  # type: ignore[override]
+        pass
+
+
+class Bare(Logger):
+    """Only writes."""
+
+    def __init__(self, kept: Any = None) -> None:
+        self.kept: list[tuple[int, int, dict[str, float]]] = []
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        self.kept.append((step, epoch, dict(values)))
+
+
+def lines(directory: Path, name: str = "Lines") -> list[str]:
+    return (directory / f"{name}.txt").read_text().splitlines()

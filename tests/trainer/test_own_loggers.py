@@ -1,0 +1,145 @@
+"""Loggers that users write: what they are told, refusals, failures, and resumes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import callback_subject
+import logger_subject as subject
+from my_project import configuration, trainer
+from my_project.trainer.logging import CSVLogger
+
+LINES = {"class_path": "logger_subject.Lines"}
+
+
+def fit(loggers: Any, **options: Any) -> trainer.Trainer:
+    shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "max_steps": 3}
+    made = trainer.Trainer(loggers=loggers, **{**shared, "log_every_n_steps": 1, **options})
+    made.fit(callback_subject.Net())
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+
+def test_names_class_paths_and_objects_stand_in_one_list() -> None:
+    mine = subject.Bare()
+    second = {**LINES, "init_args": {"prefix": "my "}, "name": "second"}
+    made = fit(["csv", LINES["class_path"], second, mine], run_name="run")
+    assert made.run_directory is not None
+    rows = (made.run_directory / "metrics.csv").read_text().splitlines()[1:]
+    names = [row.split(",")[:3] for row in rows]
+    assert [line.split() for line in subject.lines(made.run_directory)] == names
+    second_lines = [line.split(" ", 2) for line in subject.lines(made.run_directory, "second")]
+    assert second_lines == [[step, epoch, f"my {name}"] for step, epoch, name in names]
+    kept = [[str(s), str(e), name, repr(v)] for s, e, all in mine.kept for name, v in all.items()]
+    assert kept == [row.split(",") for row in rows]
+    assert {(step, epoch) for step, epoch, _ in mine.kept} == {(1, 0), (2, 0), (3, 0)}
+
+
+def test_what_a_logger_is_told_of_a_run() -> None:
+    made = fit([{**LINES, "init_args": {"api_key": "S", "prefix": "x"}}], run_name="run")
+    assert made.run_directory is not None
+    assert (made.run_directory / "calls.txt").read_text() == "start run\nclose\n"
+    told = json.loads((made.run_directory / "configuration.json").read_text())
+    assert told["trainer"]["max_steps"] == 3
+    assert told["trainer"]["loggers"] == [{**LINES, "init_args": {"api_key": "***", "prefix": "x"}}]
+    given = trainer.LoggedRun.of(Path("runs/a"), made._plan.options, "model: {token: S, n: 1}")
+    assert (given.name, given.configuration) == ("a", {"model": {"token": "***", "n": 1}})
+
+
+def test_a_resumed_logger_writes_no_step_twice() -> None:
+    given = ["csv", LINES]
+    made = fit(given, run_name="run", max_steps=6, checkpoint_every_n_steps=2)
+    assert made.run_directory is not None
+    whole = subject.lines(made.run_directory)
+    saved = whole[: whole.index("4 0 val_loss")]  # the epoch is saved before its validation
+    size = sum(len(line) + 1 for line in saved)
+    fit(given, run_name="run", max_steps=6, resume="runs/run/checkpoints/step-00000004")
+    assert subject.lines(made.run_directory) == whole
+    calls = (made.run_directory / "calls.txt").read_text().splitlines()
+    assert calls == ["start run", "close", "start run", f"resume {size} 4", "close"]
+
+
+@pytest.mark.parametrize("method", ["start", "write", "position", "resume", "close"])
+def test_a_logger_that_raises_is_said_once_and_training_goes_on(
+    method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fails, bare = subject.Fails(method), subject.Bare()
+    if method == "resume":
+        fit([fails, bare], run_name="run", max_steps=1)
+    made = fit([fails, bare], run_name="run", resume="auto", checkpoint_every_n_steps=1)
+    assert (made.global_step, fails.calls) == (3, 1)
+    assert {step for step, _, _ in bare.kept} == {1, 2, 3}
+    assert capfd.readouterr().err.splitlines() == [
+        "warning: logger 'Fails' is not used any more: it raised OSError: No space left on device: "
+        "log"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loggers", "lines"),
+    [
+        ("csv", ["loggers='csv': give a list of loggers, or of names"]),
+        ({"csv": 1}, ["loggers={'csv': 1}: give a list of loggers, or of names"]),
+        ([5], ["loggers[0]=5: give a Logger, its class path, or class_path and init_args"]),
+        (
+            ["cvs"],
+            ["loggers[0]='cvs' is no built-in logger and no class path; did you mean 'csv'?"],
+        ),
+        (["neptune"], ["loggers='neptune' is not built; use 'csv' or 'tensorboard'"]),
+        (["os.path"], ["loggers[0]='os.path' is not a Logger"]),
+        (
+            ["csv", print],
+            ["loggers[1]=<built-in function print>: give a Logger, its class path, or"],
+        ),
+        (["csv", "csv"], ["loggers: 'csv' is given twice; give it once"]),
+        ([CSVLogger(), "csv"], ["loggers: 'csv' is given twice; give it once"]),
+        ([{"class_path": "csv", "name": "b"}], ["loggers[0].name='b': it is always 'csv'"]),
+        ([LINES, LINES], ["loggers: two are named 'Lines'; give each its own name"]),
+        ([{**LINES, "name": 5}], ["loggers[0].name=5: expected str"]),
+        ([{**LINES, "args": {}}], ["loggers[0] has no 'args'"]),
+        (["logger_subject.Mute"], ["loggers[0]: Mute has no write(step, epoch, values)"]),
+        (
+            [subject.Older(), {**LINES, "init_args": {"prefx": "a"}}],
+            [
+                "loggers[1].prefx: there is no such option; did you mean 'prefix'?",
+                "Older.write takes",
+            ],
+        ),
+    ],
+)
+def test_what_is_no_logger_is_refused(loggers: Any, lines: list[str]) -> None:
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(accelerator="cpu", loggers=loggers)
+    assert len(caught.value.problems) == len(lines)
+    for found, line in zip(caught.value.problems, lines, strict=True):
+        assert found.startswith(line)
+
+
+def test_loggers_by_class_path_on_the_command_line() -> None:
+    given = ["--trainer.loggers", json.dumps(["csv", {**LINES, "init_args": {"prefix": "a"}}])]
+    words = ["--model", "callback_subject.Net", "--trainer.max_epochs", "1", *given]
+    work = configuration.read_work("program", "fit", words)
+    assert list(work.trainer._plan.loggers) == ["csv", "Lines"]
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        configuration.read_work(
+            "program", "fit", [*words[:-1], '[{class_path: "logger_subjct.A"}]']
+        )
+    assert caught.value.problems == [
+        "loggers[0]='logger_subjct.A': No module named 'logger_subjct'"
+    ]
+
+
+def test_only_rank_0_calls_loggers_and_they_reach_started_processes() -> None:
+    made = fit([subject.Lines("a ")], strategy="ddp_fork", devices=2, run_name="run")
+    assert made.run_directory is not None
+    assert (made.run_directory / "calls.txt").read_text() == "start run\nclose\n"
+    steps = [line for line in subject.lines(made.run_directory) if line.endswith("a loss")]
+    assert steps == ["1 0 a loss", "2 0 a loss", "3 1 a loss"]

@@ -1,0 +1,66 @@
+"""Create objects that are given as instances, by name, or by class path."""
+
+import importlib
+from collections.abc import Mapping
+from typing import TypeVar
+
+from ..errors import ConfigurationError, Problems, nearest, one_line, shown
+from . import values
+
+_KEYS = ("class_path", "init_args")
+T = TypeVar("T")
+
+
+def create(where: str, given: object, base: type[T], built_in: Mapping[str, type[T]]) -> T:
+    """Create an object, unless it is given.
+
+    Args:
+        where: What errors name it by, such as ``"callbacks[0]"``.
+        given: The object, its class path, a built-in name, or a dict with ``class_path`` and
+            ``init_args``.
+        base: What it must be an instance of.
+        built_in: Classes by name.
+
+    Raises:
+        ConfigurationError: One line per error.
+    """
+    if isinstance(given, base):
+        return given
+    entry = {"class_path": given} if isinstance(given, str) else given
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("class_path"), str):
+        raise ConfigurationError(
+            f"{where}={shown(given)}: give a {base.__name__}, its class path, or class_path and "
+            "init_args"
+        )
+    if unknown := sorted(map(str, entry.keys() - set(_KEYS))):
+        raise ConfigurationError(f"{where} has no {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
+    cls = _find_class(where, entry["class_path"], base, built_in)
+    arguments = entry.get("init_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise ConfigurationError(f"{where}.init_args={shown(arguments)}: give them by name")
+    problems = Problems()
+    good = values.check_arguments(where, cls, arguments, problems)
+    problems.raise_any()
+    try:
+        return cls(**good)
+    except Exception as error:  # the constructor of a user's class may raise anything
+        raise values.refused(where, cls, good, error) from None
+
+
+def _find_class(where: str, path: str, base: type[T], built_in: Mapping[str, type[T]]) -> type[T]:
+    module, _, name = path.rpartition(".")
+    if not module and name in built_in:
+        return built_in[name]
+    kind = base.__name__
+    if not module:
+        raise ConfigurationError(
+            f"{where}={shown(path)} is no built-in {kind.lower()} and no class path"
+            f"{nearest(name, built_in)}"
+        )
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing a user's module may raise anything
+        raise ConfigurationError(f"{where}={shown(path)}: {one_line(error)}") from None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigurationError(f"{where}={shown(path)} is not a {kind}")
+    return found

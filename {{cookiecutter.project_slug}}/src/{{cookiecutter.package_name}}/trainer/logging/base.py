@@ -1,0 +1,99 @@
+"""The interface of loggers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..arguments import redaction
+from ..arguments.options import Options
+from ..errors import shown
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What a logger is told of a run.
+
+    ``directory``: the run directory; ``name``: its name, which is the same after a resume;
+    ``configuration``: the sections ``trainer``, ``model`` and ``data`` of the command line with
+    all defaults, or the ``trainer`` of a script; secrets are redacted.
+    """
+
+    directory: Path
+    name: str
+    configuration: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, directory: Path, options: Options, configuration: str | None) -> "LoggedRun":
+        """Describe a run.
+
+        Args:
+            directory: The run directory.
+            options: Options of the trainer, used without a configuration.
+            configuration: The complete configuration as YAML; ``None`` in a script.
+        """
+        if configuration is None:
+            sections = {"trainer": {name: _plain(each) for name, each in vars(options).items()}}
+        else:
+            sections = yaml.safe_load(configuration)
+        return cls(directory, directory.name, redaction.value(sections))
+
+
+def _plain(value: Any) -> Any:
+    """A value as a configuration file could contain it; objects are shown."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else shown(value)
+
+
+class Logger:
+    """Writes the values of a run; override :meth:`write`, and other methods if you need them.
+
+    It is created on every rank, but its methods are called on rank 0 only: open files and
+    connections in :meth:`start`. If a method raises, a warning says so, and this logger is not
+    called any more; training continues. Training waits for each method.
+
+    Example::
+
+        class PrintLogger(Logger):
+            def write(self, step, epoch, values):
+                print(step, dict(values))
+    """
+
+    name: str = ""
+    """Name of this logger in the run, unique in ``Trainer(loggers=…)``; default: its class."""
+
+    def start(self, run: LoggedRun) -> None:
+        """Called before any other method, once per fit."""
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Write values, of one step or of an epoch or validation that ended with it.
+
+        Args:
+            step: Number of optimizer steps so far.
+            epoch: The epoch, counted from 0.
+            values: Values by name, reduced over all ranks.
+        """
+        raise NotImplementedError
+
+    def position(self) -> int:
+        """Position in the log, to save in a checkpoint for :meth:`resume`."""
+        return 0
+
+    def resume(self, position: int | None, step: int) -> None:
+        """Called after :meth:`start` if the run continues: remove what is after the checkpoint.
+
+        Steps after the checkpoint are trained, and written, again. By default nothing is removed.
+
+        Args:
+            position: :meth:`position` when the checkpoint was saved; ``None``: it had no logger of
+                this name.
+            step: Step of the checkpoint.
+        """
+
+    def close(self) -> None:
+        """Called at the end of a fit, also if it fails in a step."""

@@ -90,4 +90,6 @@ class Bare(Logger):
 
 
 def lines(directory: Path, name: str = "Lines") -> list[str]:
-    return (directory / f"{name}.txt").read_text().splitlines()
+    """What ``Lines`` has written, without the speed."""
+    written = (directory / f"{name}.txt").read_text().splitlines()
+    return [line for line in written if "speed/" not in line]

@@ -102,6 +102,7 @@ def test_clearing_leaves_what_training_has_not_written(tmp_path: Path) -> None:
         "config.yaml",
         "config.1.yaml",
         "metrics.csv",
+        "speed.csv",
         "mine.csv",
         "test.json",
     ):

@@ -24,7 +24,10 @@ from . import commit
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RECORD = "run.json"
-_OUTPUTS = ("metrics.csv", "tensorboard", "checkpoints", "best", "last", "averaged", "profile")
+_OUTPUTS = (
+    *("metrics.csv", "speed.csv", "tensorboard", "profile"),
+    *("checkpoints", "best", "last", "averaged"),
+)
 _RECORDS = (
     _RECORD,
     "config.yaml",

@@ -12,6 +12,7 @@ from .loggers import CSVLogger, TensorBoardLogger
 from .metrics import Recorder, ReduceFx
 from .outputs import Outputs
 from .progress import Progress
+from .speed import Speed
 
 __all__ = [
     "BatchContext",
@@ -22,6 +23,7 @@ __all__ = [
     "Progress",
     "Recorder",
     "ReduceFx",
+    "Speed",
     "TensorBoardLogger",
     "create_loggers",
 ]

@@ -80,6 +80,13 @@ class Logger:
         """
         raise NotImplementedError
 
+    def write_speed(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Write the speed of the steps since the last logged one; by default as other values.
+
+        Its names begin with ``"speed/"``. Unlike other values, it differs from run to run.
+        """
+        self.write(step, epoch, values)
+
     def position(self) -> int:
         """Position in the log, to save in a checkpoint for :meth:`resume`."""
         return 0

@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
 from .base import LoggedRun, Logger
 
@@ -12,42 +12,62 @@ if TYPE_CHECKING:
 
 
 class CSVLogger(Logger):
-    """``metrics.csv``: one row per value (step, epoch, name, value), floats in full precision."""
+    """``metrics.csv``: one row per value (step, epoch, name, value), floats in full precision.
+
+    The speed of training is in ``speed.csv``, so that ``metrics.csv`` can be compared.
+    """
 
     name = "csv"
-    _path: Path
-    _file: TextIO
-    _rows: Any
+    _metrics: "_Table"
+    _speed: "_Table"
 
     def start(self, run: LoggedRun) -> None:
-        """Open the file, and continue one that exists."""
-        self._path = run.directory / "metrics.csv"
-        self._file = self._path.open("a", newline="")
-        self._rows = csv.writer(self._file, lineterminator="\n")
-        if self._file.tell() == 0:
-            self._file.write("step,epoch,name,value\n")
+        """Open the files, and continue those that exist."""
+        self._metrics = _Table(run.directory / "metrics.csv")
+        self._speed = _Table(run.directory / "speed.csv")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Append rows, which readers see at once."""
-        for name, value in values.items():
-            self._rows.writerow((step, epoch, name, repr(value)))
-        self._file.flush()
+        self._metrics.append(step, epoch, values)
+
+    def write_speed(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Append rows to ``speed.csv``."""
+        self._speed.append(step, epoch, values)
 
     def position(self) -> int:
-        """Number of bytes written."""
-        return self._file.tell()
+        """Number of bytes in ``metrics.csv``."""
+        return self._metrics.file.tell()
 
     def resume(self, position: int | None, step: int) -> None:
         """Remove the rows that were written after the checkpoint."""
-        if position is None:
-            position = _end_of_step(self._path, step)
-        if position <= self._file.tell():
-            self._file.truncate(position)
-            self._file.seek(position)
+        self._metrics.cut(_end_of_step(self._metrics.path, step) if position is None else position)
+        self._speed.cut(_end_of_step(self._speed.path, step))
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        self._metrics.file.close()
+        self._speed.file.close()
+
+
+class _Table:
+    """A CSV file with one row per value."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path.open("a", newline="")
+        self._rows = csv.writer(self.file, lineterminator="\n")
+        if self.file.tell() == 0:
+            self.file.write("step,epoch,name,value\n")
+
+    def append(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._rows.writerow((step, epoch, name, repr(value)))
+        self.file.flush()
+
+    def cut(self, position: int) -> None:
+        if position <= self.file.tell():
+            self.file.truncate(position)
+            self.file.seek(position)
 
 
 def _end_of_step(path: Path, step: int) -> int:

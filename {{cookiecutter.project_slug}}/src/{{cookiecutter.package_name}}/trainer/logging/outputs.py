@@ -38,6 +38,10 @@ class Outputs:
             self.latest.update(values)
             self._call_each(lambda name, logger: logger.write(step, epoch, values))
 
+    def write_speed(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Write the speed of training to the loggers; it is no result of the run."""
+        self._call_each(lambda name, logger: logger.write_speed(step, epoch, values))
+
     def log_to(self, loggers: Mapping[str, Logger], run: LoggedRun, resumed_at: int | None) -> None:
         """Write values to loggers from now on.
 

@@ -7,10 +7,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
-from ..checkpoint import Checkpoints
+from torch import Tensor
+
+from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
 from ..launch.preemption import STOP, Preempted, Preemption
-from ..logging.context import BatchContext
+from ..logging import BatchContext, Speed
 from . import saving
 from .finite import FiniteGuard
 from .parts import FitParts
@@ -44,6 +46,9 @@ class FitLoop:
         strategy = fit.strategy
         self.preemption = Preemption(None if strategy.steps_together else strategy.agreed_signal)
         self.samples_per_second: float | None = None
+        self._speed = Speed(fit.feed.samples_per_step)
+        self._gradient_norm: Tensor | None = None
+        """Of the last step, if clipping has computed it."""
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
         self._guard = FiniteGuard(
@@ -68,6 +73,7 @@ class FitLoop:
         position.is_stopped = position.is_out_of_time(self.fit.options)
         position.started = started
         progress.start(first_step)
+        self._speed.start(first_step)
         try:
             if position.epoch_done:
                 progress.begin_epoch(position.epoch, self.fit.options.max_epochs)
@@ -106,7 +112,8 @@ class FitLoop:
         if position.batch == 0:
             for call in fit.calls.on_train_epoch_start:
                 call()
-        for batch in fit.strategy.batches(fit.feed, position.epoch, position.batch):
+        batches = fit.strategy.batches(fit.feed, position.epoch, position.batch)
+        for batch in self._speed.reading(batches):
             context = self._context(batch)
             fit.outputs.recorder.context = context
             for call in fit.calls.on_train_batch_start:
@@ -203,7 +210,8 @@ class FitLoop:
         strategy, optimization, options = self.fit.strategy, self.fit.optimization, self.fit.options
         bound = options.gradient_clip_val
         if bound is not None:
-            strategy.clip_gradients(optimization, bound, options.gradient_clip_algorithm)
+            algorithm = options.gradient_clip_algorithm
+            self._gradient_norm = strategy.clip_gradients(optimization, bound, algorithm)
         if self.fit.calls.on_before_optimizer_step:
             self._before_optimizer_step(is_unscaled=bound is not None)
         with nullcontext() if rate_factor == 1.0 else optimization.rates_multiplied(rate_factor):
@@ -227,7 +235,10 @@ class FitLoop:
             if strategy.steps_together:
                 self._guard.check()
             rates = self.fit.optimization.learning_rates(context.rate_factor)
-            self._log_step(outputs.recorder.take_step() | rates | strategy.step_values())
+            values = outputs.recorder.take_step() | rates | strategy.step_values()
+            if self._gradient_norm is not None:
+                values.setdefault("gradient_norm", float(dtensors.whole(self._gradient_norm)))
+            self._log_step(values)
         self._step_schedulers("step")
         outputs.progress.step(step, outputs.recorder.latest)
         if context.ends_epoch:
@@ -240,9 +251,10 @@ class FitLoop:
             self._save_once()
 
     def _log_step(self, values: dict[str, float]) -> None:
-        step = self.fit.position.global_step
+        step, epoch = self.fit.position.global_step, self.fit.position.epoch
+        self.fit.outputs.write_speed(step, epoch, self._speed.take(step))
         if is_logged(self.fit.options, step):
-            self.fit.outputs.write(step, self.fit.position.epoch, values)
+            self.fit.outputs.write(step, epoch, values)
         else:  # written after the last checkpoint: a longer training would not log this step
             self.fit.outputs.last_values = values
 
@@ -263,12 +275,13 @@ class FitLoop:
         if self.validate is not None and position.validated_at != position.global_step:
             self._guard.check()
             position.validated_at = position.global_step
-            for call in self.fit.calls.on_validation_start:
-                call()
-            outputs.validated = self.validate()
-            outputs.write(position.global_step, position.epoch, outputs.validated)
-            for call in self.fit.calls.on_validation_end:
-                call()
+            with self._speed.paused():
+                for call in self.fit.calls.on_validation_start:
+                    call()
+                outputs.validated = self.validate()
+                outputs.write(position.global_step, position.epoch, outputs.validated)
+                for call in self.fit.calls.on_validation_end:
+                    call()
             self._save_if_requested()
 
     def _agree_to_stop(self) -> None:
@@ -280,7 +293,8 @@ class FitLoop:
         if not self.after_save:
             return
         self._save_once()
-        self.checkpoints.wait()
+        with self._speed.paused():
+            self.checkpoints.wait()
         actions, self.after_save = self.after_save, []
         if self.fit.options.fast_dev_run:
             return  # no checkpoint was saved
@@ -291,9 +305,13 @@ class FitLoop:
         position = self.fit.position
         if position.saved_at != position.global_step:
             self._guard.check()
-            state = saving.state(self.fit)
-            self._guard.check_weights(state["model"], self.fit.module)
-            position.saved_at = position.global_step
-            if self.fit.options.fast_dev_run:
-                return
-            self.checkpoints.save(position.global_step, state, saving.rank_local_state(self.fit))
+            with self._speed.paused():
+                self._save()
+
+    def _save(self) -> None:
+        position, state = self.fit.position, saving.state(self.fit)
+        self._guard.check_weights(state["model"], self.fit.module)
+        position.saved_at = position.global_step
+        if self.fit.options.fast_dev_run:
+            return
+        self.checkpoints.save(position.global_step, state, saving.rank_local_state(self.fit))

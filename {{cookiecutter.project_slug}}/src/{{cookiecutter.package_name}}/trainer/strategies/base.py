@@ -266,10 +266,16 @@ class Strategy:
         """Factor by which the strategy itself multiplies learning rates."""
         return 1.0
 
-    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
-        """Clip the gradients of the whole model, by global ``"norm"`` or by ``"value"``."""
+    def clip_gradients(
+        self, optimization: Optimization, value: float, algorithm: str
+    ) -> Tensor | None:
+        """Clip the gradients of the whole model, by global ``"norm"`` or by ``"value"``.
+
+        Returns:
+            The norm before clipping, on the device, to be logged; ``None`` if it is not computed.
+        """
         self.precision.unscale(optimization.optimizers)
-        clip_gradients(optimization.parameters, value, algorithm)
+        return clip_gradients(optimization.parameters, value, algorithm)
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Step one optimizer."""

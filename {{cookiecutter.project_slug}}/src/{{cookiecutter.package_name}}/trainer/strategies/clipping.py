@@ -31,8 +31,10 @@ def check(algorithm: str, problems: Problems) -> None:
         problems.add(f"gradient_clip_algorithm={algorithm!r} is unknown{known}")
 
 
-def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
+def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> Tensor | None:
     """Clip the gradients of a model, which are replicated, or sharded as DTensors.
+
+    As the other functions, it returns the norm before clipping, on the device; by value ``None``.
 
     Args:
         parameters: Parameters; those without a gradient are skipped.
@@ -40,12 +42,14 @@ def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -
         algorithm: ``"norm"`` or ``"value"``.
     """
     if algorithm == "norm":
-        clip_grad_norm_([_with_dense_gradient(each) for each in parameters], value)
-    else:
-        clip_grad_value_([with_local_gradient(each) for each in parameters], value)
+        return clip_grad_norm_([_with_dense_gradient(each) for each in parameters], value)
+    clip_grad_value_([with_local_gradient(each) for each in parameters], value)
+    return None
 
 
-def clip_distinct_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
+def clip_distinct_gradients(
+    parameters: Sequence[Tensor], value: float, algorithm: str
+) -> Tensor | None:
     """Clip gradients that differ between processes, by global norm or by value.
 
     Args:
@@ -56,14 +60,17 @@ def clip_distinct_gradients(parameters: Sequence[Tensor], value: float, algorith
     """
     if algorithm == "value":
         clip_grad_value_(parameters, value)
-        return
+        return None
     gradients = [each.grad for each in parameters if each.grad is not None]
     own = get_total_norm(gradients).to(parameters[0].device)
     norm = collectives.all_reduce(own.float() ** 2).sqrt()
     clip_grads_with_norm_(parameters, value, norm)
+    return norm
 
 
-def clip_gradients_on_meshes(parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
+def clip_gradients_on_meshes(
+    parameters: Sequence[Tensor], value: float, algorithm: str
+) -> Tensor | None:
     """Clip gradients that are DTensors on several meshes, or that all processes hold.
 
     torch computes a norm only of gradients on one mesh.
@@ -76,11 +83,12 @@ def clip_gradients_on_meshes(parameters: Sequence[Tensor], value: float, algorit
     own = [with_local_gradient(each) for each in parameters]
     if algorithm == "value":
         clip_grad_value_(own, value)
-        return
+        return None
     counted = [each.grad for each, whole in zip(own, parameters, strict=True) if _counts(whole)]
     squared = get_total_norm([each for each in counted if each is not None]).float() ** 2
     norm = collectives.all_reduce(squared.to(parameters[0].device)).sqrt()
     clip_grads_with_norm_(own, value, norm)
+    return norm
 
 
 def _counts(parameter: Tensor) -> bool:

@@ -292,16 +292,19 @@ class ParameterServer(Strategy):
             self._has_weights = True
         super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
-    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+    def clip_gradients(
+        self, optimization: Optimization, value: float, algorithm: str
+    ) -> Tensor | None:
         # Otherwise each gradient makes a step of its own, so that its worker can clip it.
         if not self.steps_together:
-            clip_gradients(self._parameters, value, algorithm)
-        elif algorithm == "value":
+            return clip_gradients(self._parameters, value, algorithm)
+        if algorithm == "value":
             self._largest = value
-        else:
-            self._send_gradients()
-            # As in torch.nn.utils.clip_grad_norm_.
-            self._factor = min(1.0, value / (self._connected.norm() + 1e-6))
+            return None
+        self._send_gradients()
+        norm = self._connected.norm()
+        self._factor = min(1.0, value / (norm + 1e-6))  # as in torch.nn.utils.clip_grad_norm_
+        return torch.tensor(norm)
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         # A server steps all its optimizers.

@@ -266,16 +266,19 @@ class DeepSpeed(ProcessGroupStrategy):
             self.slices.finish_accumulation()
         self._accumulates = not synchronize
 
-    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+    def clip_gradients(
+        self, optimization: Optimization, value: float, algorithm: str
+    ) -> Tensor | None:
         if self.zero is None:
-            super().clip_gradients(optimization, value, algorithm)
-        elif algorithm == "norm":
+            return super().clip_gradients(optimization, value, algorithm)
+        if algorithm == "norm":
             self.zero.clip_grad = value  # clipped in DeepSpeed's step
         else:
             if self.slices.are_offloaded and self.device.type == "cuda":
                 # Their copies to the CPU may be pending; DeepSpeed's own step waits for them.
                 torch.cuda.synchronize(self.device)
             clip_finite_values(self.slices.gradients(), value * self.zero.loss_scale)
+        return None
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         self.engine.step()

@@ -188,9 +188,11 @@ class FairScaleFSDP(ProcessGroupStrategy):
         with recasting(self.precision, self.module):
             return self._root(stage, batch, batch_idx)
 
-    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+    def clip_gradients(
+        self, optimization: Optimization, value: float, algorithm: str
+    ) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
-        clip_distinct_gradients(optimization.parameters, value, algorithm)
+        return clip_distinct_gradients(optimization.parameters, value, algorithm)
 
     # --- checkpoints ---------------------------------------------------------------------------
 

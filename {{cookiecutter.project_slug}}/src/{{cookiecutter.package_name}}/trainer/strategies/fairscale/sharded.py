@@ -114,12 +114,13 @@ class DDPSharded(Replicated):
         for parameter in wrapped.not_averaged():
             raise not_averaged(parameter_names(self.module)[id(parameter)])
 
-    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+    def clip_gradients(
+        self, optimization: Optimization, value: float, algorithm: str
+    ) -> Tensor | None:
         if self.wrapped is None:  # each process has all gradients
-            super().clip_gradients(optimization, value, algorithm)
-            return
+            return super().clip_gradients(optimization, value, algorithm)
         self.precision.unscale(optimization.optimizers)
-        clip_distinct_gradients(optimization.parameters, value, algorithm)
+        return clip_distinct_gradients(optimization.parameters, value, algorithm)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return sharded_optimizers.state(optimizer, parameter_names(self.module))

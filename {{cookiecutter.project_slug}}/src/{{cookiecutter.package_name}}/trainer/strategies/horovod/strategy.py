@@ -191,10 +191,12 @@ class Horovod(ProcessGroupStrategy):
             if not is_used:
                 parameter.grad = None
 
-    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+    def clip_gradients(
+        self, optimization: Optimization, value: float, algorithm: str
+    ) -> Tensor | None:
         for optimizer in optimization.optimizers:
             self._average(optimizer)
-        super().clip_gradients(optimization, value, algorithm)
+        return super().clip_gradients(optimization, value, algorithm)
 
     def optimizer_step(self, optimizer: Any) -> None:
         self._average(optimizer)

@@ -247,9 +247,11 @@ class Mesh(FSDP):
 
     # --- a step --------------------------------------------------------------------------------
 
-    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
+    def clip_gradients(
+        self, optimization: Optimization, value: float, algorithm: str
+    ) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
-        clip_gradients_on_meshes(optimization.parameters, value, algorithm)
+        return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         with groups_split(optimizer):

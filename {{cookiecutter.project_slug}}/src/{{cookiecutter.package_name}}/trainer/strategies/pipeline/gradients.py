@@ -53,14 +53,14 @@ class Gradients:
         if self._replicas is not None:
             _reduce(self._averaged, self._replicas, self._replicas.size())
 
-    def clip(self, parameters: Sequence[Tensor], value: float, algorithm: str) -> None:
-        """Clip by the norm over all stages, or by value."""
+    def clip(self, parameters: Sequence[Tensor], value: float, algorithm: str) -> Tensor | None:
+        """Clip by the norm over all stages, which is returned, or by value."""
         own = [with_local_gradient(each) for each in parameters]
         if algorithm == "value":
             # torch's function refuses an empty list, and a stage may have no parameters.
             if any(each.grad is not None for each in own):
                 clip_grad_value_(own, value)
-            return
+            return None
         pairs = zip(own, parameters, strict=True)
         counted = [each.grad for each, whole in pairs if self._counts_here(whole)]
         norm = get_total_norm([each for each in counted if each is not None])
@@ -69,6 +69,7 @@ class Gradients:
             dist.all_reduce(square, group=self._counted)
             norm = square.sqrt().float()
         clip_grads_with_norm_(own, value, norm)
+        return norm
 
     def _counts_here(self, parameter: Tensor) -> bool:
         counts = self._ownership.counts_here(parameter)

@@ -289,8 +289,10 @@ class Sequential(ProcessGroupStrategy):
 
     # --- a step --------------------------------------------------------------------------------
 
-    def clip_gradients(self, optimization: Optimization, value: float, algorithm: str) -> None:
-        self._gradients.clip(optimization.parameters, value, algorithm)
+    def clip_gradients(
+        self, optimization: Optimization, value: float, algorithm: str
+    ) -> Tensor | None:
+        return self._gradients.clip(optimization.parameters, value, algorithm)
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         if any(group["params"] for group in optimizer.param_groups):

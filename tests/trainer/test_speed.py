@@ -1,0 +1,145 @@
+"""The speed of training, by a clock that only the test moves; and the norm of the gradients."""
+
+import csv
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import logger_subject as subject
+from my_project import trainer
+from my_project.trainer.logging import Speed, speed
+
+
+class Clock:
+    """Passes only when it is told so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    return made
+
+
+class Slow(Dataset[Tensor]):
+    """Twelve samples; each takes a second to read."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.clock.now += 1
+        return torch.tensor([float(index), 1.0])
+
+
+class Model(trainer.TrainingModule):
+    """A step takes six seconds, and a batch of a validation a hundred."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.clock = clock
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.clock.now += 6
+        loss = self.layer(batch).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.clock.now += 100
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Slow(self.clock), batch_size=2)
+
+    val_dataloader = train_dataloader
+
+
+def fit(module: Any, folder: Path, **options: Any) -> trainer.Trainer:
+    shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": ["csv"]}
+    made = trainer.Trainer(**{**shared, "default_root_dir": folder, "run_name": "run", **options})
+    made.fit(module)
+    return made
+
+
+def rows(folder: Path, file: str) -> list[tuple[int, str, float]]:
+    with (folder / "run" / file).open(newline="") as opened:
+        found = list(csv.reader(opened))[1:]
+    return [(int(step), name, float(value)) for step, _, name, value in found]
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_speed_of_steps_without_validations_and_checkpoints(
+    tmp_path: Path, clock: Clock, accumulate: int
+) -> None:
+    bare = subject.Bare()
+    options = {"log_every_n_steps": 2, "val_every_n_steps": 1, "checkpoint_every_n_steps": 1}
+    options |= {"loggers": ["csv", bare], "accumulate_grad_batches": accumulate, "max_steps": 5}
+    made = fit(Model(clock), tmp_path, **options)
+    expected = {
+        "speed/seconds_per_step": 8.0 * accumulate,
+        "speed/data_wait": 0.25,
+        "speed/samples_per_second": 0.25,
+    }
+    found = rows(tmp_path, "speed.csv")
+    assert found == [(step, *pair) for step in (1, 2, 4, 5) for pair in expected.items()]
+    own = [(step, values) for step, _, values in bare.kept if "speed/data_wait" in values]
+    assert own == [(step, expected) for step in (1, 2, 4, 5)]
+    assert {name for _, name, _ in rows(tmp_path, "metrics.csv")} == {"loss", "lr"}
+    assert made.metrics.keys() == {"loss", "lr"}
+
+
+def test_no_speed_is_written_twice_after_a_resume(tmp_path: Path, clock: Clock) -> None:
+    options = {"log_every_n_steps": 1, "checkpoint_every_n_steps": 2}
+    fit(Model(clock), tmp_path, max_steps=5, **options)
+    resume = tmp_path / "run" / "checkpoints" / "step-00000004"
+    fit(Model(clock), tmp_path, max_steps=6, resume=str(resume), **options)
+    waits = [row for row in rows(tmp_path, "speed.csv") if row[1] == "speed/data_wait"]
+    assert waits == [(step, "speed/data_wait", 0.25) for step in range(1, 7)]
+
+
+def test_without_a_batch_size_there_are_no_samples_per_second(clock: Clock) -> None:
+    measured = Speed(None)
+    for _ in measured.reading(range(4)):
+        clock.now += 2
+    assert measured.take(4) == {"speed/seconds_per_step": 2.0, "speed/data_wait": 0.0}
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_the_norm_of_the_gradients_is_logged_where_clipping_computes_it(
+    tmp_path: Path, clock: Clock, algorithm: str
+) -> None:
+    model = Model(clock)
+    own = nn.Linear(2, 1)
+    own.load_state_dict(model.layer.state_dict())
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.001)
+    whole = torch.tensor([[float(index), 1.0] for index in range(12)])
+    norms = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        own(whole).square().mean().backward()
+        norms.append(float(nn.utils.clip_grad_norm_(own.parameters(), 0.5)))
+        optimizer.step()
+    clipping = {"gradient_clip_val": 0.5, "gradient_clip_algorithm": algorithm}
+    options = {"global_batch_size": 12, "max_steps": 4, "log_every_n_steps": 2}
+    fit(model, tmp_path, **clipping, **options)
+    found = {step: value for step, name, value in rows(tmp_path, "metrics.csv") if "norm" in name}
+    expected = {step: pytest.approx(norms[step - 1], rel=1e-5) for step in (1, 2, 4)}
+    assert found == (expected if algorithm == "norm" else {})

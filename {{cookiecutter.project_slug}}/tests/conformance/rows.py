@@ -180,6 +180,8 @@ COUNT_MATTERS = (
 # Of a launch that is slow, what CI tries: that of more than two processes, and that of two.
 COVERING = ("clip norm", "uneven")
 COVERING_ON_TWO = ("clip norm", "uneven", "averaged")
+# Of every launch, what CI leaves out, because another property contains it.
+CONTAINED = ("scaled rate", "drop last", "experts", "sparse", "fp16 true")
 
 
 def more(devices: int, **options: Any) -> Launch:

@@ -15,7 +15,7 @@ from my_project.trainer import strategies
 
 from ..project import run, run_nodes
 from .matrix import MATRIX
-from .rows import COVERING, COVERING_ON_TWO, PROPERTIES, QUICKLY, Launch, Row
+from .rows import CONTAINED, COVERING, COVERING_ON_TWO, PROPERTIES, QUICKLY, Launch, Row
 from .subject import make
 from .worker import STOP
 
@@ -41,7 +41,7 @@ def in_ci(row: Row, launch: Launch, way: str) -> bool:
     """Whether CI tries it: more than two processes of strategies, and not of their variants."""
     if launch.devices > 2:
         return way in COVERING and (row.strategy is None or len(row.launches) == 1)
-    return not launch.slow or way in COVERING_ON_TWO
+    return way in COVERING_ON_TWO if launch.slow else way not in CONTAINED
 
 
 LAUNCHES = [

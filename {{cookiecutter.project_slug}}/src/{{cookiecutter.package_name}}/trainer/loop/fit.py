@@ -112,8 +112,10 @@ class FitLoop:
         if position.batch == 0:
             for call in fit.calls.on_train_epoch_start:
                 call()
-        batches = fit.strategy.batches(fit.feed, position.epoch, position.batch)
-        for batch in self._speed.reading(batches):
+        # In no variable: the traceback of a step that raises would keep the loader's workers alive.
+        for batch in self._speed.reading(
+            fit.strategy.batches(fit.feed, position.epoch, position.batch)
+        ):
             context = self._context(batch)
             fit.outputs.recorder.context = context
             for call in fit.calls.on_train_batch_start:

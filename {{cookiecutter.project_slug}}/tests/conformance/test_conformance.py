@@ -38,9 +38,9 @@ def marks(name: str, number: int, way: str) -> list[pytest.MarkDecorator]:
 
 
 def in_ci(row: Row, launch: Launch, way: str) -> bool:
-    """Whether CI tries it: more than two processes of strategies, and not of their variants."""
+    """Whether CI tries it: test_portability has each strategy train on more than two processes."""
     if launch.devices > 2:
-        return way in COVERING and (row.strategy is None or len(row.launches) == 1)
+        return way in COVERING and len(row.launches) == 1
     return way in COVERING_ON_TWO if launch.slow else way not in CONTAINED
 
 

@@ -36,7 +36,7 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.parametrize("devices", [pytest.param("1", marks=pytest.mark.exhaustive), "2"])
 @pytest.mark.needs("g++")
 def test_equals_the_uncompiled(tmp_path, devices):
     found = []
@@ -197,6 +197,7 @@ def test_a_fit_compiles_for_as_long_as_it_lasts(graphs, tmp_path, value, names):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.needs("g++")
 def test_blocks_compiled_and_computed_again_train_the_same(tmp_path):
     found = {}

@@ -77,7 +77,8 @@ def untrained() -> float:
     "strategy",
     [
         *("single_device", "ddp"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp_spawn", "fsdp")),
+        pytest.param("ddp_spawn", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+        pytest.param("fsdp", marks=pytest.mark.slow),
     ],
 )
 def test_what_it_generates_comes_close_to_what_is_real(trained, untrained, strategy):
@@ -92,6 +93,7 @@ def test_what_it_generates_comes_close_to_what_is_real(trained, untrained, strat
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_that_are_spawned_train_the_same(trained):
     assert rows(trained("ddp_spawn")) == rows(trained("ddp"))
 
@@ -120,7 +122,8 @@ def test_a_trained_generator_generates(trained):
     "strategy",
     [
         "single_device",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp")),
+        pytest.param("ddp", marks=pytest.mark.slow),
+        pytest.param("fsdp", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
     ],
 )
 def test_a_stop_between_accumulated_batches_changes_nothing(tmp_path, strategy):

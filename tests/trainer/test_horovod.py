@@ -72,7 +72,13 @@ def test_rates_are_multiplied_by_the_size_unless_told_not_to(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("subject", "processes"), [("Odd", 2), ("Odd", 4), ("Waiting", 4), ("Thawing", 2)]
+    ("subject", "processes"),
+    [
+        ("Odd", 2),
+        ("Thawing", 2),
+        pytest.param("Odd", 4, marks=pytest.mark.exhaustive),
+        pytest.param("Waiting", 4, marks=pytest.mark.exhaustive),
+    ],
 )
 @pytest.mark.needs("horovod")
 def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):

@@ -4,11 +4,13 @@
 """
 
 import array
+import atexit
 import contextlib
 import ctypes
 import fcntl
 import gc
 import importlib
+import importlib.machinery
 import io
 import json
 import os
@@ -20,7 +22,7 @@ import socket
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import popen_spawn_posix, process, util
 from pathlib import Path
@@ -42,6 +44,10 @@ PRELOADED = (
     _TORCHRUN,
     *("sklearn.datasets", "psutil", "pytest", "jsonargparse", "rich.progress", "numpy"),
 )
+# Imported from this project; a process that finds another one in its path imports that instead.
+PACKAGE = "my_project"
+OURS = (f"{PACKAGE}.cli", f"{PACKAGE}.trainer.legacy")
+SOURCES = Path(__file__).parent.parent / "src"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -61,6 +67,7 @@ class _Server:
 
     def __init__(self, path: str, modules: Sequence[str]) -> None:
         self._modules = [*PRELOADED, *modules]
+        self._variables: dict[str, str] = {}  # that the project's import has set
         self._children: dict[int, socket.socket] = {}
         self._asking: list[socket.socket] = []  # have connected, and may be stopped before they ask
         self._listener = socket.socket(socket.AF_UNIX)
@@ -127,7 +134,7 @@ class _Server:
                 each.close()
             for number in (self._woken, self._wakes):
                 os.close(number)
-            return lambda: _become(request, list(files), self._path)
+            return lambda: _become(request, list(files), self._path, self._variables)
         for file in files:
             os.close(file)
         self._children[pid] = connection
@@ -136,14 +143,47 @@ class _Server:
         return None
 
     def _preload(self) -> None:
-        while self._modules:
-            importlib.import_module(self._modules.pop(0))
-            if not self._modules:
-                sys.modules["torch"].set_num_threads(1)
-                gc.collect()
-                gc.freeze()
-                threads = len(list(Path("/proc/self/task").iterdir()))
-                assert threads == 1, f"a fork would lose {threads - 1} threads"
+        if not self._modules:
+            return
+        for name in self._modules:
+            importlib.import_module(name)
+        self._modules = []
+        atexit.register(_spare, [*sys.modules])
+        before = set(os.environ)
+        sys.path.insert(0, str(SOURCES))
+        for name in OURS:
+            importlib.import_module(name)
+        del sys.path[0]
+        self._variables = {key: os.environ[key] for key in os.environ if key not in before}
+        sys.modules["torch"].set_num_threads(1)
+        gc.collect()
+        gc.freeze()
+        threads = len(list(Path("/proc/self/task").iterdir()))
+        assert threads == 1, f"a fork would lose {threads - 1} threads"
+
+
+def _spare(names: Sequence[str]) -> None:
+    """At Python's exit, leave modules that were imported before the fork as they are.
+
+    Those of the project and of its tests, and all that they hold, are torn down as ever.
+    """
+    kept = [
+        sys.modules.pop(name)
+        for name in names
+        if name in sys.modules and name.partition(".")[0] not in {*sys.stdlib_module_names, "tests"}
+    ]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _leave_out_destructors() -> None:
+    """Have exit() end before the destructors of libraries that were loaded before the fork.
+
+    With the teardown of their modules they take more than half of a short process' time: each page
+    that they write to is first copied. glibc calls the last one first: files, then the end.
+    """
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)
+    libc.on_exit(libc.fcloseall, None)
 
 
 def _kill(pid: int) -> None:
@@ -153,7 +193,9 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> None:
+def _become(
+    request: _Request, files: Sequence[int], path: Sequence[str], variables: Mapping[str, str]
+) -> None:
     """Take on the request's surroundings, and run its command."""
     if request.group:
         os.setpgid(0, 0)
@@ -161,10 +203,11 @@ def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> Non
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _leave_out_destructors()
     os.chdir(request.directory)
     process.ORIGINAL_DIR = request.directory
     os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update({**variables, **request.environment})
     # For this process, and not for those that it forks, its parent is who asked for it.
     own, real = os.getpid(), os.getppid
     os.getppid = lambda: request.parent if os.getpid() == own else real()
@@ -249,8 +292,13 @@ def _run(arguments: list[str], request: _Request, path: Sequence[str]) -> None:
     first = str(Path(kind).resolve().parent) if kind not in ("-m", "-c") else request.directory
     sys.path[:] = [first, *paths, *path]
     sys.path_importer_cache.clear()
-    for name in [each for each in sys.modules if each.partition(".")[0] == "tests"]:
-        del sys.modules[name]  # it may have tests of its own
+    others = {"tests"}  # it may have tests of its own
+    ours = sys.modules[PACKAGE].__spec__
+    found = importlib.machinery.PathFinder.find_spec(PACKAGE, sys.path)
+    if found is None or ours is None or found.origin != ours.origin:
+        others.add(PACKAGE)
+    for name in [each for each in sys.modules if each.partition(".")[0] in others]:
+        del sys.modules[name]
     if kind == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

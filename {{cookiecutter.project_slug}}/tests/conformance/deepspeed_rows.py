@@ -2,7 +2,12 @@
 
 from .rows import NO_SPARSE, NOT_FOUND, ONE_OPTIMIZER, Engine, Launch, Portable, Row, more
 
-ENGINE = Engine("deepspeed", imports=("deepspeed",), variables={"DS_ACCELERATOR": "cpu"})
+ENGINE = Engine(
+    "deepspeed",
+    # The second imports TorchInductor, which an engine would do when it is created.
+    imports=("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer"),
+    variables={"DS_ACCELERATOR": "cpu"},
+)
 DEEPSPEED = (Launch(2, engine="deepspeed"), more(4, engine="deepspeed"))
 DEEPSPEED_SLOWLY = (Launch(2, engine="deepspeed", slow=True), DEEPSPEED[1])
 DEEPSPEED_REFUSES = {

@@ -1,4 +1,4 @@
-"""The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_…``."""
+"""The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_…``, ``export``."""
 
 import signal
 import sys
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import configuration, strategy_help
-from .configuration import COMMANDS, Work
+from . import configuration, export, strategy_help
+from .configuration import Work
 from .trainer.errors import ConfigurationError, UserError, nearest, shorten
 from .trainer.launch import (
     cluster,
@@ -19,6 +19,7 @@ from .trainer.launch import (
 )
 from .trainer.launch.failures import leftover_threads
 
+HELP = {**configuration.COMMANDS, export.COMMAND: export.HELP}
 _USAGE = 2
 
 
@@ -71,12 +72,15 @@ def _run(words: list[str]) -> None:
         print(_usage(program))
         return
     command, rest = words[0], words[1:]
-    if command not in COMMANDS:
+    if command not in HELP:
         raise ConfigurationError(
-            f"{shorten(repr(command))} is not a command{nearest(command, COMMANDS)}"
+            f"{shorten(repr(command))} is not a command{nearest(command, HELP)}"
         )
     if (name := strategy_help.asked_for(rest)) is not None:
         print(strategy_help.describe(name))
+        return
+    if command == export.COMMAND:
+        export.run(program, rest)
         return
     work = configuration.read_work(program, command, rest)
     _COMMANDS[command](work)
@@ -130,8 +134,9 @@ _COMMANDS = {
 
 
 def _usage(program: str) -> str:
-    lines = [f"usage: {program} COMMAND [--config FILE] [--trainer.OPTION VALUE] …", ""]
-    lines += [f"  {command:20}{configuration.describe_command(command)}" for command in COMMANDS]
+    lines = [f"usage: {program} COMMAND [--config FILE] [--trainer.OPTION VALUE] …"]
+    lines += [f"       {program} {export.COMMAND} RUN --format NAME", ""]
+    lines += [f"  {command:20}{text}" for command, text in HELP.items()]
     return "\n".join([*lines, "", f"'{program} COMMAND --help' lists every option."])
 
 

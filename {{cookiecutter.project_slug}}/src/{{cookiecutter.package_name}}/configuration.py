@@ -55,7 +55,7 @@ def make_parser(program: str, command: str) -> ArgumentParser:
         prog=f"{program} {command}",
         exit_on_error=False,
         allow_abbrev=False,
-        description=_HELP[command],
+        description=COMMANDS[command],
     )
     parser.add_argument(
         "--config", action=ActionConfigFile, help="a YAML file; may be given several times"
@@ -86,7 +86,7 @@ def _tidy_help(parser: ArgumentParser) -> None:
             action.help = "show the options and limits of a strategy, and exit"
 
 
-_HELP = {
+COMMANDS = {
     "fit": "Train a model.",
     "validate": "Validate a model on its validation data.",
     "test": "Test a model on its test data.",
@@ -94,13 +94,7 @@ _HELP = {
     "find_batch_size": "Find the largest batch that a device can train on.",
     "find_learning_rate": "Find the learning rate at which the loss falls most steeply.",
 }
-COMMANDS = tuple(_HELP)
 _WITH_CHECKPOINT = ("validate", "test", "predict")
-
-
-def describe_command(command: str) -> str:
-    """One-line description of a command."""
-    return _HELP[command]
 
 
 def read_work(program: str, command: str, arguments: Sequence[str]) -> Work:

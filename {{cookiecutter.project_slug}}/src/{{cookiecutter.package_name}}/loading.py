@@ -1,12 +1,13 @@
 """Load trained models in a script or a notebook."""
 
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from . import configuration, mistakes, saved_runs
 from .trainer import CheckpointError, ConfigurationError, TrainingModule
-from .trainer.checkpoint import Checkpoint, resolve
+from .trainer.checkpoint import Checkpoint, read_all, resolve
 from .trainer.errors import one_line
 
 
@@ -60,10 +61,20 @@ def load_weights(module: TrainingModule, run: str | Path) -> None:
         CheckpointError: The checkpoint cannot be read, or does not fit the module.
     """
     checkpoint = Checkpoint(resolve(run))
-    checkpoint.check_contents()
     try:
-        module.load_state_dict(checkpoint.state()["model"])
+        module.load_state_dict(read_weights(checkpoint))
     except RuntimeError as error:
         raise CheckpointError(
             f"{checkpoint.path}: does not fit {type(module).__name__} ({one_line(error)})"
         ) from None
+
+
+def read_weights(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Read the state dict of a checkpoint's module, whole even if the run has sharded it.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or has changed since it was saved.
+    """
+    checkpoint.check_contents()
+    weights: dict[str, Any] = read_all(checkpoint.stored_state()["model"])
+    return weights

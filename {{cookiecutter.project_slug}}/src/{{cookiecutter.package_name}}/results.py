@@ -48,9 +48,8 @@ class Results:
 
         path = self._path("predictions", ".safetensors")
         replaced = _replaced(path)
-        beside = path.with_name(f".{path.name}.partial")
-        safetensors_writer.write(beside, predictions, {})
-        beside.replace(path)
+        with files.replacing(path) as beside:
+            safetensors_writer.write(beside, predictions, {})
         count = sum(map(len, predictions.values()))
         written = f"{count} predictions written to {self._shown(path)}"
         print(f"{written}{replaced}", flush=True)

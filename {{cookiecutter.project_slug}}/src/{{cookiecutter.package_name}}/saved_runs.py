@@ -8,7 +8,7 @@ from typing import Any
 from . import config_files, mistakes
 from .mistakes import CHECKPOINT, SECTIONS
 from .trainer.arguments import paths
-from .trainer.checkpoint import BEST, LAST, find_link, resolve, run_of
+from .trainer.checkpoint import BEST, LAST, find_link, resolve, run_directory, run_of
 from .trainer.errors import CheckpointError, ConfigurationError, Problems, shown
 
 NO_CHECKPOINT = "none"
@@ -41,10 +41,24 @@ def find_checkpoint(given: str | None, root: Path, run_name: str | None) -> Path
             )
         path = str(find_link(root / run_name, given))
     else:
-        path = paths.expand(CHECKPOINT, given)
+        path = given
+    return resolve_given(CHECKPOINT, path)
+
+
+def resolve_given(name: str, given: str) -> Path:
+    """The checkpoint that a path on the command line refers to.
+
+    Args:
+        name: Name of the option, for errors.
+        given: A run directory or a checkpoint.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    path = paths.expand(name, given)
     if not Path(path).is_dir():
         raise ConfigurationError(
-            f"checkpoint={shown(given)}: no such directory; give a run directory or a checkpoint"
+            f"{name}={shown(given)}: no such directory; give a run directory or a checkpoint"
         )
     try:
         return resolve(path)
@@ -57,9 +71,10 @@ def classes_of(checkpoint: Path) -> dict[str, Any]:
 
     A run that a script has started has none.
     """
-    run = run_of(checkpoint)
-    file = run / "config.yaml" if run is not None else None
-    if file is None or not file.is_file():
+    # Averaged weights are in a folder of their own in the run directory.
+    run = run_of(checkpoint) or checkpoint.absolute().parents[1]
+    file = run / "config.yaml"
+    if not (run_directory.holds_run(run) and file.is_file()):
         return {}
     found = config_files.read(str(file))
     return {name: found[name] for name in ("model", "data") if found.get(name) is not None}

@@ -30,6 +30,7 @@ class GAN(TrainingModule):
         self.noise = noise
         self.learning_rate = learning_rate
         self.accumulate = accumulate
+        self.example_input_array = torch.zeros(1, noise)
         self.generator = nn.Sequential(
             nn.Unflatten(1, (noise, 1, 1)),
             nn.ConvTranspose2d(noise, 2 * width, 4, bias=False),

@@ -30,6 +30,7 @@ class ImageClassifier(TrainingModule):
     ) -> None:
         super().__init__()
         self.learning_rate = learning_rate
+        self.example_input_array = torch.zeros(1, channels, image_size, image_size)
         self.network = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1),
             nn.ReLU(),

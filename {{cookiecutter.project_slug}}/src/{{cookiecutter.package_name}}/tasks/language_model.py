@@ -82,6 +82,7 @@ class LanguageModel(TrainingModule):
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
         self.weight_decay = weight_decay
+        self.example_input_array = torch.zeros(1, context, dtype=torch.int64)
         self.bytes = nn.Embedding(_VOCABULARY, width)
         self.positions = nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))

@@ -36,6 +36,7 @@ _RECORDS = (
     "test-step-*.json",
     "validation-step-*.json",
     "predictions-step-*.safetensors",
+    "exported-step-*",
 )
 
 

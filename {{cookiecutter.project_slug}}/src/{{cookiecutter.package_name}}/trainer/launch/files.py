@@ -1,8 +1,9 @@
-"""Write text files that other processes may read at the same time."""
+"""Write files that other processes may read at the same time."""
 
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -15,6 +16,17 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text file atomically: a reader sees the old or the new content."""
     beside = _write_temporary(path, text)
     beside.replace(path)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file to write in this context; after it the file replaces ``path``, or is removed."""
+    beside = _beside(path)
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -34,10 +46,14 @@ def write_first(path: Path, text: str) -> None:
 
 def _write_temporary(path: Path, text: str, mode: int = 0o666) -> Path:
     """Write text to a new file in the same directory and fsync it."""
-    # Not named by process id: another node or container may use the same one.
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    beside = _beside(path)
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     return beside
+
+
+def _beside(path: Path) -> Path:
+    # Not named by process id: another node or container may use the same one.
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -33,6 +33,9 @@ class TrainingModule(Hooks, nn.Module):
     """True: the steps split sequences with the functions of ``trainer.sequence``, so that context
     parallelism can train the module."""
 
+    example_input_array: Tensor | tuple[Tensor, ...] | dict[str, Tensor] | None = None
+    """Inputs of ``forward`` for the command ``export``: one, several, or by name, batch first."""
+
     def __init__(self) -> None:
         super().__init__()
         self.trainer_state = TrainerState()

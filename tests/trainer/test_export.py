@@ -1,0 +1,322 @@
+"""The command ``export``: each file is loaded back and compared; what cannot be is refused."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tests.project import fit, run
+from torch import Tensor, nn
+
+from my_project import cli
+from my_project.loading import load_module
+from my_project.trainer import TrainingModule
+from my_project.trainer.callbacks import save_averaged
+from my_project.trainer.checkpoint import Checkpoints, resolve
+
+pytestmark = pytest.mark.usefixtures("apart")
+STEPS = ("--trainer.max_steps", "2", "--trainer.loggers", "[]", "--trainer.sanity_check", "0")
+EMA = "[{class_path: EMA, init_args: {decay: 0.5}}]"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of two runs with the same global batches: on one process, and sharded on two."""
+    folder = tmp_path_factory.mktemp("trained")
+    for name, strategy, devices in (("one", "single_device", "1"), ("sharded", "fsdp", "2")):
+        how = ("--trainer.strategy", strategy, "--trainer.devices", devices, *STEPS)
+        where = ("--trainer.run_name", name, "--trainer.default_root_dir", folder)
+        words = fit("--trainer.accelerator", "cpu", "--trainer.callbacks", EMA, *how, *where)
+        if devices == "1":
+            cli.main([*map(str, words[2:]), "--model.dropout", "0"])
+        else:
+            done = run([*words, "--model.dropout", "0"])
+            assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def runs(trained: Path) -> Path:
+    """A copy of these runs in the working directory."""
+    shutil.copytree(trained, "runs", symlinks=True)
+    return Path("runs")
+
+
+def export(*arguments: str | Path) -> None:
+    cli.main(["export", *map(str, arguments)])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> list[str]:
+    """The lines with which a command ends; it writes nothing."""
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        export(*arguments)
+    assert ended.value.code == 2
+    assert sorted(Path().rglob("*")) == before
+    out, error = capsys.readouterr()
+    assert out == ""
+    return [line.removeprefix("error: ") for line in error.splitlines()]
+
+
+def metadata(file: Path | str) -> Any:
+    with safe_open(file, "pt") as opened:
+        return opened.metadata()
+
+
+CLASS = "my_project.tasks.image_classifier.ImageClassifier"
+
+
+def test_weights_are_those_of_the_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export(runs / "one", "--format", "safetensors")
+    file = runs / "one" / "exported-step-00000002.safetensors"
+    assert capsys.readouterr().out == f"step 2 exported to {file}\n"
+    exported, expected = load_file(file), load_module(runs / "one").state_dict()
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(exported[name], expected[name]) for name in expected)
+    assert metadata(file) == {"format": "pt", "class_path": CLASS, "step": "2"}
+
+    [line] = refused(capsys, runs / "one" / "last", "--format", "safetensors")
+    assert line.endswith(f"{file}: exists; add --overwrite, or give --output FILE")
+    file.write_text("")
+    export(runs / "one", "--format", "safetensors", "--overwrite")
+    assert load_file(file).keys() == expected.keys()
+    assert not list(file.parent.glob(".exported*"))
+
+
+def test_weights_of_a_sharded_run_are_whole(runs: Path) -> None:
+    assert len(list(resolve(runs / "sharded").glob("rank-*.safetensors"))) == 2
+    export(runs / "sharded", "--format", "safetensors", "--output", "sharded.safetensors")
+    exported, expected = load_file("sharded.safetensors"), load_module(runs / "one").state_dict()
+    assert exported.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(exported[name], value, atol=1e-6, rtol=0)
+
+
+def test_averaged_weights_have_the_class_of_their_run(runs: Path, capsys: Any) -> None:
+    for name in ("one", "sharded"):
+        save_averaged(runs / name, runs / name / "averaged")
+        averaged, file = runs / name / "averaged", f"{name}.safetensors"
+        [line] = refused(capsys, averaged, "--format", "safetensors")
+        assert line.endswith("is not in a run directory; add --output FILE")
+        export(averaged, "--format", "safetensors", "--output", file)
+        capsys.readouterr()
+        assert metadata(file)["class_path"] == CLASS
+        for key, value in load_module(averaged).state_dict().items():
+            assert torch.equal(load_file(file)[key], value)
+    one, sharded = load_file("one.safetensors"), load_file("sharded.safetensors")
+    trained = load_module(runs / "one").state_dict()
+    for key, value in one.items():
+        torch.testing.assert_close(sharded[key], value, atol=1e-6, rtol=0)
+        assert not torch.equal(trained[key], value)
+
+
+def test_a_program_computes_what_the_module_does(runs: Path) -> None:
+    export(runs / "one", "--format", "torch_export")
+    extra = {"class_path": "", "step": ""}
+    file = runs / "one" / "exported-step-00000002.pt2"
+    program, module = torch.export.load(file, extra_files=extra).module(), load_module(runs / "one")
+    assert extra == {"class_path": CLASS, "step": "2"}
+    for size in (1, 2, 7):  # dropout is off
+        images = torch.rand(size, 1, 8, 8)
+        assert torch.equal(program(images), module(images))
+
+
+# --- modules -------------------------------------------------------------------------------------
+
+
+class Model(TrainingModule):
+    """A linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+
+class Two(Model):
+    """Takes two arguments."""
+
+    example_input_array: Any = (torch.zeros(1, 3), torch.zeros(1, 1))
+
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:
+        result: Tensor = self.layer(x) * factor
+        return result
+
+
+class ByName(Two):
+    """Takes them by name, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.example_input_array = {"factor": torch.zeros(1, 1), "x": torch.zeros(1, 3)}
+
+
+class NoExample(Two):
+    """Has no inputs."""
+
+    example_input_array = None
+
+
+class OddExample(Two):
+    """Has inputs without a common batch dimension."""
+
+    example_input_array = (torch.zeros(4, 3), torch.zeros(()))
+
+
+class Unequal(Two):
+    """Has inputs of several batch sizes."""
+
+    example_input_array = (torch.zeros(4, 3), torch.zeros(5, 1))
+
+
+class Fixed(Two):
+    """Is written for one batch size."""
+
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:
+        return x.reshape(2, 3) * factor
+
+
+class Depends(Two):
+    """Branches on a value."""
+
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:
+        return x if factor.sum() > 0 else -x
+
+
+class Fails(Two):
+    """Raises."""
+
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:
+        raise ValueError("no forward\ntoday")
+
+
+class Extra(Two):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self) -> Any:
+        return {"words": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def save(cls: type[Model]) -> tuple[Model, Path]:
+    """Make a run by hand, with a checkpoint of a new module."""
+    module, directory = cls(), Path("runs/made")
+    Checkpoints(directory / "checkpoints").save(1, {"model": module.state_dict()}, {})
+    section = f"model: {{class_path: {cls.__module__}.{cls.__qualname__}}}\n"
+    (directory / "config.yaml").write_text(section)
+    return module.eval(), directory
+
+
+@pytest.mark.parametrize("cls", [Two, ByName])
+def test_several_inputs(cls: type[Model]) -> None:
+    module, directory = save(cls)
+    export(directory, "--format", "torch_export", "--output", "model.pt2")
+    program: Any = torch.export.load("model.pt2").module()
+    x, factor = torch.rand(5, 3), torch.rand(5, 1)
+    result = program(x=x, factor=factor) if cls is ByName else program(x, factor)
+    assert torch.equal(result, module(x, factor))
+
+
+INPUTS = "give a tensor, a tuple of tensors, or a dict of them by argument of forward, all with "
+
+
+@pytest.mark.parametrize(
+    ("cls", "line"),
+    [
+        (Model, "Model has no forward to export: define it, or use --format safetensors"),
+        (NoExample, "NoExample.example_input_array is not defined: in __init__, set it to inputs"),
+        (OddExample, f"OddExample.example_input_array: {INPUTS}the batch as first dimension"),
+        (Unequal, f"Unequal.example_input_array: {INPUTS}the batch as first dimension"),
+        (Fixed, "Fixed.forward: torch.export cannot trace it for batches of any size ("),
+        (Depends, "Depends.forward: torch.export cannot trace it for batches of any size (Could"),
+        (Fails, "Fails.forward: torch.export cannot trace it for batches of any size (no forward"),
+    ],
+)
+def test_a_module_that_cannot_be_exported(cls: type[Model], line: str, capsys: Any) -> None:
+    _, directory = save(cls)
+    lines = refused(capsys, directory, "--format", "torch_export")
+    assert [each for each in lines if each.startswith(line)] == lines[-1:]
+    export(directory, "--format", "safetensors")
+
+
+def test_a_state_that_is_no_tensor(capsys: Any) -> None:
+    _, directory = save(Extra)
+    [line] = refused(capsys, directory, "--format", "safetensors")
+    assert "_extra_state is a dict; safetensors files contain only tensors" in line
+
+
+def test_weights_of_a_script_s_run_need_no_class(capsys: Any) -> None:
+    module, directory = save(Two)
+    (directory / "config.yaml").unlink()
+    export(directory, "--format", "safetensors")
+    [file] = directory.glob("exported*")
+    assert torch.equal(load_file(file)["layer.weight"], module.layer.weight)
+    assert metadata(file) == {"format": "pt", "step": "1"}
+    capsys.readouterr()
+    [line] = refused(capsys, directory, "--format", "torch_export")
+    assert "no config.yaml with a model, because a script has started it" in line
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (("runs/made",), ["export: the following arguments are required: --format"]),
+        (("--format", "safetensors"), ["export: the following arguments are required: RUN"]),
+        (("runs/made", "--format", "onnx"), ["'onnx' (choose from "]),
+        (("runs/made", "--format", "safetensors", "--checkpoint", "best"), ["--checkpoint best"]),
+        (
+            ("best", "--format", "safetensors"),
+            ["RUN='best': no such directory; give a run directory or a checkpoint"],
+        ),
+        (("runs", "--format", "safetensors"), ["runs: no checkpoint there; give a run directory"]),
+        (
+            ("runs/none", "--format", "torch_export", "--output", "x.onnx"),
+            ["RUN='runs/none': no such directory", "writes .pt2 files; name it x.pt2"],
+        ),
+        (
+            ("runs/made", "--format", "safetensors", "--output", "none/x.safetensors"),
+            ["none/x.safetensors: none is not a directory that can be written to"],
+        ),
+        (
+            ("runs/made", "--format", "safetensors", "--output", "made.safetensors", "--overwrite"),
+            ["made.safetensors: exists; name another file"],
+        ),
+        (
+            ("runs/made", "--format", "safetensors", "--output", "$NOWHERE/x.safetensors"),
+            ["the variable NOWHERE is not set"],
+        ),
+    ],
+)
+def test_arguments_are_refused_together(
+    arguments: tuple[str, ...], lines: list[str], capsys: Any
+) -> None:
+    save(Two)
+    Path("made.safetensors").mkdir()
+    found = refused(capsys, *arguments)
+    assert len(found) == len(lines), found
+    assert all(part in line for part, line in zip(lines, found, strict=True)), found
+
+
+def test_a_damaged_checkpoint_is_not_exported(capsys: Any) -> None:
+    _, directory = save(Two)
+    file = resolve(directory) / "rank-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x00")
+    [line] = refused(capsys, directory, "--format", "safetensors")
+    assert "rank-00000.safetensors: its content has changed since it was saved" in line
+
+
+def test_the_help_names_the_formats(capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        export("--help")
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "safetensors: the weights by name" in text
+    cli.main([])
+    assert "export RUN --format NAME" in capsys.readouterr().out

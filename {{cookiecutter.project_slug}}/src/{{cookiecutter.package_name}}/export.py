@@ -1,0 +1,182 @@
+"""The command ``export``: write the model of a run into a file for use without this code."""
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from . import saved_runs
+from .loading import load_module, read_weights
+from .trainer import ConfigurationError, TrainingModule, UserError
+from .trainer.arguments import paths
+from .trainer.checkpoint import Checkpoint, run_of, safetensors_writer
+from .trainer.errors import Problems, one_line, shown
+from .trainer.launch import files
+from .trainer.module.overrides import is_overridden
+
+COMMAND = "export"
+HELP = "Write the weights or the model of a run into a file."
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A file format: its suffix, what it contains, and what writes a checkpoint into a file."""
+
+    suffix: str
+    content: str
+    write: Callable[[Checkpoint, Path], None]
+
+
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Run the command.
+
+    Args:
+        program: Name of the command line, for the help.
+        arguments: Command-line arguments after the command.
+
+    Raises:
+        ConfigurationError: The arguments are invalid; one line per error.
+        CheckpointError: The checkpoint cannot be read.
+        UserError: The model cannot be exported, or the file cannot be written.
+    """
+    given = _parser(program).parse_args(arguments)
+    kind = _FORMATS[given.format]
+    path, file = _checked_paths(given, kind.suffix)
+    checkpoint = Checkpoint(path)
+    try:
+        with files.replacing(file) as beside:
+            kind.write(checkpoint, beside)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written ({one_line(error)})") from None
+    print(f"step {checkpoint.step} exported to {files.shown(file, Path.cwd())}", flush=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports errors like the other commands."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{COMMAND}: {message}")
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=f"{program} {COMMAND}", description=HELP, allow_abbrev=False)
+    parser.add_argument(
+        "run", metavar="RUN", help="a run directory, or a checkpoint, such as runs/RUN/best"
+    )
+    what = "; ".join(f"{name}: {each.content}" for name, each in _FORMATS.items())
+    parser.add_argument("--format", required=True, choices=_FORMATS, help=what)
+    where = "the file; default: exported-step-N in the run directory"
+    parser.add_argument("--output", metavar="FILE", help=where)
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    return parser
+
+
+def _checked_paths(given: argparse.Namespace, suffix: str) -> tuple[Path, Path]:
+    """The checkpoint, and the file to write."""
+    problems = Problems()
+    checkpoint, file = Path(), Path()
+    with problems:
+        checkpoint = saved_runs.resolve_given("RUN", given.run)
+        if given.output is None:
+            file = _in_run(checkpoint, suffix)
+            _check_file(file, given.overwrite)
+    with problems:
+        if given.output is not None:
+            file = Path(paths.expand("--output", given.output))
+            if file.suffix != suffix:
+                raise ConfigurationError(
+                    f"--output={shown(given.output)}: --format {given.format} writes {suffix} "
+                    f"files; name it {file.stem}{suffix}"
+                )
+            _check_file(file, given.overwrite)
+    problems.raise_any()
+    return checkpoint, file
+
+
+def _in_run(checkpoint: Path, suffix: str) -> Path:
+    directory = run_of(checkpoint)
+    if directory is None:
+        raise ConfigurationError(f"{checkpoint}: is not in a run directory; add --output FILE")
+    return directory / f"exported-{checkpoint.name}{suffix}"
+
+
+def _check_file(file: Path, overwrite: bool) -> None:
+    if file.is_dir() or (file.exists() and not overwrite):
+        instead = "name another file" if file.is_dir() else "add --overwrite, or give --output FILE"
+        raise ConfigurationError(f"{file}: exists; {instead}")
+    if not os.access(file.parent, os.W_OK):
+        raise ConfigurationError(f"{file}: {file.parent} is not a directory that can be written to")
+
+
+def _write_weights(checkpoint: Checkpoint, file: Path) -> None:
+    weights = read_weights(checkpoint)
+    for name, value in weights.items():
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"{checkpoint.path}: {name} is a {type(value).__name__}; safetensors files contain "
+                "only tensors"
+            )
+    safetensors_writer.write(file, weights, _metadata(checkpoint))
+
+
+def _write_program(checkpoint: Checkpoint, file: Path) -> None:
+    module = load_module(checkpoint.path)
+    name = type(module).__name__
+    if not is_overridden(module, nn.Module, "forward"):
+        raise UserError(f"{name} has no forward to export: define it, or use --format safetensors")
+    inputs, keywords = _example(module)
+    batch = torch.export.Dim("batch")
+    shapes: Any = [{0: batch}] * len(inputs) or {key: {0: batch} for key in keywords}
+    try:
+        with torch.no_grad():
+            program = torch.export.export(module, inputs, keywords, dynamic_shapes=shapes)
+    except Exception as error:  # torch.export and a user's forward may raise anything
+        raise UserError(
+            f"{name}.forward: torch.export cannot trace it for batches of any size "
+            f"({one_line(error)})"
+        ) from None
+    with file.open("wb") as opened:
+        torch.export.save(program, opened, extra_files=_metadata(checkpoint))
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _example(module: TrainingModule) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Positional and keyword arguments of ``forward``."""
+    name, given = f"{type(module).__name__}.example_input_array", module.example_input_array
+    if given is None:
+        raise UserError(
+            f"{name} is not defined: in __init__, set it to inputs of forward, such as "
+            "torch.zeros(1, 3, 32, 32)"
+        )
+    inputs = given if isinstance(given, tuple) else () if isinstance(given, dict) else (given,)
+    keywords = given if isinstance(given, dict) else {}
+    tensors = [*inputs, *keywords.values()]
+    are_batches = all(isinstance(each, Tensor) and each.ndim > 0 for each in tensors)
+    if not are_batches or len({len(each) for each in tensors}) != 1:
+        raise UserError(
+            f"{name}: give a tensor, a tuple of tensors, or a dict of them by argument of forward, "
+            "all with the batch as first dimension"
+        )
+    # Twice: torch.export takes a batch of one sample for a constant.
+    twice = [torch.cat([each, each]) for each in tensors]
+    return tuple(twice[: len(inputs)]), dict(zip(keywords, twice[len(inputs) :], strict=True))
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    model = saved_runs.classes_of(checkpoint.path).get("model")
+    class_path = {"class_path": str(model["class_path"])} if model else {}
+    return {**class_path, "step": str(checkpoint.step)}
+
+
+_FORMATS = {
+    "safetensors": _Format(".safetensors", "the weights by name", _write_weights),
+    "torch_export": _Format(
+        ".pt2", "forward with its weights, for a batch of any size, by torch.export", _write_program
+    ),
+}

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from my_project import cli, configuration
+from my_project import cli
+from my_project.loading import load_module
 
 from .project import ROOT, fit, run
 
@@ -31,8 +33,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_command_is_tested_here() -> None:
-    assert set(configuration.COMMANDS) == {
-        *("fit", "validate", "test", "predict", "find_batch_size", "find_learning_rate")
+    assert set(cli.HELP) == {
+        *("fit", "validate", "test", "predict", "find_batch_size", "find_learning_rate"),
+        "export",
     }
 
 
@@ -72,6 +75,14 @@ def test_predict(trained: Path) -> None:
     predicted = load_file(path)["predictions"]
     assert predicted.shape == (224,)
     assert set(predicted.tolist()) <= set(range(10))
+
+
+def test_export(trained: Path, tmp_path: Path) -> None:
+    output = str(tmp_path / "weights.safetensors")
+    cli.main(["export", str(trained), "--format", "safetensors", "--output", output])
+    weights, expected = load_file(output), load_module(trained).state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 def test_find_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

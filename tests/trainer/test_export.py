@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from my_project import cli
 from my_project.loading import load_module
+from my_project.tasks.gan import GAN
+from my_project.tasks.language_model import LanguageModel
 from my_project.trainer import TrainingModule
 from my_project.trainer.callbacks import save_averaged
 from my_project.trainer.checkpoint import Checkpoints, resolve
@@ -202,7 +204,7 @@ class Extra(Two):
         pass
 
 
-def save(cls: type[Model]) -> tuple[Model, Path]:
+def save(cls: type[TrainingModule]) -> tuple[Any, Path]:
     """Make a run by hand, with a checkpoint of a new module."""
     module, directory = cls(), Path("runs/made")
     Checkpoints(directory / "checkpoints").save(1, {"model": module.state_dict()}, {})
@@ -219,6 +221,17 @@ def test_several_inputs(cls: type[Model]) -> None:
     x, factor = torch.rand(5, 3), torch.rand(5, 1)
     result = program(x=x, factor=factor) if cls is ByName else program(x, factor)
     assert torch.equal(result, module(x, factor))
+
+
+@pytest.mark.parametrize("cls", [LanguageModel, GAN])
+def test_the_examples(cls: type[TrainingModule]) -> None:
+    module, directory = save(cls)
+    export(directory, "--format", "torch_export")
+    [file] = directory.glob("exported*")
+    example: Any = module.example_input_array
+    inputs = torch.randint(0, 100, (3, *example.shape[1:])).to(example.dtype)
+    program: Any = torch.export.load(file).module()
+    torch.testing.assert_close(program(inputs), module(inputs), atol=1e-6, rtol=0)
 
 
 INPUTS = "give a tensor, a tuple of tensors, or a dict of them by argument of forward, all with "

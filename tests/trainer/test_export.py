@@ -108,6 +108,9 @@ def test_averaged_weights_have_the_class_of_their_run(runs: Path, capsys: Any) -
         assert metadata(file)["class_path"] == CLASS
         for key, value in load_module(averaged).state_dict().items():
             assert torch.equal(load_file(file)[key], value)
+    where = ("--trainer.accelerator", "cpu", "--trainer.run_name", "tested")
+    cli.main(["test", "--checkpoint", str(averaged), *where, "--trainer.devices", "1"])
+    assert Path("runs/tested/test-step-00000002.json").is_file()
     one, sharded = load_file("one.safetensors"), load_file("sharded.safetensors")
     trained = load_module(runs / "one").state_dict()
     for key, value in one.items():

@@ -39,10 +39,8 @@ def find_checkpoint(given: str | None, root: Path, run_name: str | None) -> Path
                 f"checkpoint={given}: of which run? Add --trainer.run_name RUN, or give "
                 f"{root.name}/RUN/{given}"
             )
-        path = str(find_link(root / run_name, given))
-    else:
-        path = given
-    return resolve_given(CHECKPOINT, path)
+        return _resolve(find_link(root / run_name, given))
+    return resolve_given(CHECKPOINT, given)
 
 
 def resolve_given(name: str, given: str) -> Path:
@@ -60,6 +58,10 @@ def resolve_given(name: str, given: str) -> Path:
         raise ConfigurationError(
             f"{name}={shown(given)}: no such directory; give a run directory or a checkpoint"
         )
+    return _resolve(path)
+
+
+def _resolve(path: str | Path) -> Path:
     try:
         return resolve(path)
     except CheckpointError as error:
@@ -72,7 +74,7 @@ def classes_of(checkpoint: Path) -> dict[str, Any]:
     A run that a script has started has none.
     """
     # Averaged weights are in a folder of their own in the run directory.
-    run = run_of(checkpoint) or checkpoint.absolute().parents[1]
+    run = run_of(checkpoint) or checkpoint.absolute().parent.parent
     file = run / "config.yaml"
     if not (run_directory.holds_run(run) and file.is_file()):
         return {}

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -79,10 +80,14 @@ def fit(module: Any, folder: Path, **options: Any) -> trainer.Trainer:
     return made
 
 
+PEAK = "speed/peak_memory_mib"
+
+
 def rows(folder: Path, file: str) -> list[tuple[int, str, float]]:
+    """The rows of a file, without those of the memory, which no test controls."""
     with (folder / "run" / file).open(newline="") as opened:
         found = list(csv.reader(opened))[1:]
-    return [(int(step), name, float(value)) for step, _, name, value in found]
+    return [(int(step), name, float(value)) for step, _, name, value in found if name != PEAK]
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -100,7 +105,8 @@ def test_the_speed_of_steps_without_validations_and_checkpoints(
     }
     found = rows(tmp_path, "speed.csv")
     assert found == [(step, *pair) for step in (1, 2, 4, 5) for pair in expected.items()]
-    own = [(step, values) for step, _, values in bare.kept if "speed/data_wait" in values]
+    own = [(step, dict(values)) for step, _, values in bare.kept if "speed/data_wait" in values]
+    assert all(values.pop(PEAK) > 0 for _, values in own)
     assert own == [(step, expected) for step in (1, 2, 4, 5)]
     assert {name for _, name, _ in rows(tmp_path, "metrics.csv")} == {"loss", "lr"}
     assert made.metrics.keys() == {"loss", "lr"}
@@ -120,6 +126,63 @@ def test_without_a_batch_size_there_are_no_samples_per_second(clock: Clock) -> N
     for _ in measured.reading(range(4)):
         clock.now += 2
     assert measured.take(4) == {"speed/seconds_per_step": 2.0, "speed/data_wait": 0.0}
+
+
+class Text(Model):
+    """Each sample has two tokens, and takes thirty operations."""
+
+    flops_per_sample = 30.0
+
+    def count_tokens(self, batch: Tensor) -> int:
+        return batch.numel()
+
+
+def last_speed(folder: Path) -> dict[str, float]:
+    return {name: value for _, name, value in rows(folder, "speed.csv")}
+
+
+def test_tokens_and_the_part_of_the_peak_that_is_used(tmp_path: Path, clock: Clock) -> None:
+    fit(Text(clock), tmp_path, max_steps=4, accumulate_grad_batches=3, peak_flops=10)
+    found = last_speed(tmp_path)
+    assert found["speed/samples_per_second"] == 0.25
+    assert found["speed/tokens_per_second"] == 0.5
+    assert found["speed/mfu"] == 0.25 * 30 / 10
+
+
+def test_tokens_are_those_of_all_replicas_and_the_peak_that_of_all_devices(
+    tmp_path: Path, clock: Clock
+) -> None:
+    options = {"strategy": "ddp_fork", "devices": 2, "max_steps": 2, "peak_flops": 10}
+    fit(Text(clock), tmp_path, **options)
+    found = last_speed(tmp_path)
+    assert found["speed/samples_per_second"] == 0.5
+    assert found["speed/tokens_per_second"] == 1.0
+    assert found["speed/mfu"] == 0.5 * 30 / (2 * 10)
+
+
+def test_what_cannot_be_computed_is_refused(tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(accelerator="cpu", peak_flops=-1)
+    assert caught.value.problems == ["peak_flops=-1: give a number above 0, or none"]
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        fit(Model(clock), tmp_path, max_steps=1, peak_flops=10)
+    assert caught.value.problems == [
+        "peak_flops: Model has no flops_per_sample; set it to the floating-point operations of "
+        "forward and backward of one sample"
+    ]
+    text = Text(clock)
+    text.train_dataloader = lambda: [torch.ones(2, 2)]  # type: ignore[method-assign]
+    with pytest.raises(trainer.UserError, match="the loader has no batch_size"):
+        fit(text, tmp_path, max_steps=1, peak_flops=10)
+    text.count_tokens = lambda batch: batch.sum()  # type: ignore[assignment,method-assign]
+    with pytest.raises(trainer.UserError, match=r"Text.count_tokens returned .*: return an int"):
+        fit(text, tmp_path, max_steps=1, overwrite=True)
+
+
+def test_the_peak_of_the_memory_is_at_least_what_is_used_now() -> None:
+    used = psutil.Process().memory_info().rss / 2**20
+    found = speed.peak_memory(torch.device("cpu"))[PEAK]
+    assert used <= found <= psutil.virtual_memory().total / 2**20
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from my_project.tasks import digits, text
 from my_project.tasks.image_classifier import ImageClassifier
@@ -52,6 +54,15 @@ def make_model(**options: int) -> "LanguageModel":
 
 def make_bytes(count: int = 4, length: int = 24) -> Tensor:
     return torch.randint(256, (count, length), generator=torch.Generator().manual_seed(0))
+
+
+def test_bytes_and_operations_of_a_step_are_what_torch_counts() -> None:
+    model, batch = make_model(width=64), make_bytes(3, 25)
+    # Torch does not count the operations of fused attention on a CPU.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model.training_step(batch, 0).backward()
+    assert model.flops_per_sample * 3 == pytest.approx(counter.get_total_flops(), rel=0.02)
+    assert model.count_tokens(batch) == 3 * 24
 
 
 def test_an_earlier_byte_changes_later_logits() -> None:

@@ -90,6 +90,11 @@ class LanguageModel(TrainingModule):
         self.head = nn.Linear(width, _VOCABULARY, bias=False)
         for name, layer in self.named_modules():
             self.initialize(name, layer)
+        # Each weight of a layer takes two operations per byte, and attention two products over the
+        # context; backward takes twice as many (https://arxiv.org/abs/2204.02311, appendix B).
+        parts = (self.blocks, self.norm, self.head)
+        weights = sum(each.numel() for part in parts for each in part.parameters())
+        self.flops_per_sample = context * (6.0 * weights + 12.0 * layers * width * context)
 
     def initialize(self, name: str, layer: nn.Module) -> None:
         """Initialize like GPT-2: matrices from a normal distribution with deviation 0.02."""
@@ -136,6 +141,10 @@ class LanguageModel(TrainingModule):
         x = self.bytes(tokens) + self.positions(positions)
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
+
+    def count_tokens(self, batch: Tensor) -> int:
+        """Count the bytes that are predicted."""
+        return batch[:, 1:].numel()
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         loss = self._loss(batch)

@@ -94,6 +94,9 @@ class Trainer:
         uneven_inputs: If loaders are read as they are, and yield different numbers of batches on
             different ranks: ``"refuse"``, or ``"join"``, so that each sample still counts once.
         log_every_n_steps: Log every N optimizer steps; the first and the last one are logged too.
+        peak_flops: Peak floating-point operations per second of one device in this precision, from
+            its data sheet; logs the part of it that is used (MFU) as ``speed/mfu``. The module must
+            have ``flops_per_sample``.
         check_val_every_n_epoch: Run validation every N epochs.
         val_every_n_steps: Also run validation every N optimizer steps.
         sanity_check: Validation batches of each replica to run before the first step of a new run,
@@ -171,6 +174,7 @@ class Trainer:
         use_distributed_sampler: bool = True,
         uneven_inputs: str = "refuse",
         log_every_n_steps: int = 50,
+        peak_flops: float | None = None,
         check_val_every_n_epoch: int = 1,
         val_every_n_steps: int | None = None,
         sanity_check: int = 1,

@@ -137,7 +137,7 @@ ARGUMENTS: Mapping[str, str] = {
     "profiler": "use the callback Profile",
     "stochastic_weight_avg": "use the callback StochasticWeightAveraging",
     "benchmark": "use cudnn_benchmark",
-    "log_gpu_memory": "log torch.cuda.max_memory_allocated() in the module",
+    "log_gpu_memory": "speed/peak_memory_mib is always logged",
     "move_metrics_to_cpu": "logged values are kept as single numbers; leave it out",
     "flush_logs_every_n_steps": "csv is flushed after each write; leave it out",
     "reload_dataloaders_every_epoch": _RELOADING,

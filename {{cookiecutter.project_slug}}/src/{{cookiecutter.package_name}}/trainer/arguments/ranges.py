@@ -20,6 +20,9 @@ def check(options: Options, problems: Problems) -> None:
     bound = options.gradient_clip_val
     if bound is not None and not 0 < bound < math.inf:
         problems.add(f"gradient_clip_val={bound!r}: give a number above 0, or none")
+    peak = options.peak_flops
+    if peak is not None and not 0 < peak < math.inf:
+        problems.add(f"peak_flops={peak!r}: give a number above 0, or none")
     if options.keep_checkpoints < 2:
         problems.add(
             f"keep_checkpoints={options.keep_checkpoints}: keep at least 2, so that one is always "

@@ -12,7 +12,7 @@ from .loggers import CSVLogger, TensorBoardLogger
 from .metrics import Recorder, ReduceFx
 from .outputs import Outputs
 from .progress import Progress
-from .speed import Speed
+from .speed import Speed, peak_memory
 
 __all__ = [
     "BatchContext",
@@ -26,4 +26,5 @@ __all__ = [
     "Speed",
     "TensorBoardLogger",
     "create_loggers",
+    "peak_memory",
 ]

@@ -1,11 +1,16 @@
 """How fast a fit trains, measured between two logged steps without waiting for the device."""
 
 import contextlib
+import resource
+import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
 
 T = TypeVar("T")
+_MEBIBYTE = 2**20
 
 
 class Speed:
@@ -13,15 +18,25 @@ class Speed:
 
     Args:
         samples_per_step: The effective batch size; ``None`` if unknown.
+        count_tokens: Counts the tokens of all replicas in a batch of :meth:`reading`; ``None``:
+            they are not counted.
+        peak_samples: Number of samples per second at the peak of the devices; ``None`` if unknown.
     """
 
-    def __init__(self, samples_per_step: int | None) -> None:
+    def __init__(
+        self,
+        samples_per_step: int | None,
+        count_tokens: Callable[[Any], int] | None = None,
+        peak_samples: float | None = None,
+    ) -> None:
         self._samples = samples_per_step
+        self._count_tokens = count_tokens
+        self._peak_samples = peak_samples
         self.start(0)
 
     def start(self, step: int) -> None:
         """Measure from a step on."""
-        self._step, self._waited, self._paused = step, 0.0, 0.0
+        self._step, self._waited, self._paused, self._tokens = step, 0.0, 0.0, 0
         self._started = time.perf_counter()
 
     def reading(self, batches: Iterable[T]) -> Iterator[T]:
@@ -30,6 +45,8 @@ class Speed:
         started = clock()
         for batch in batches:
             self._waited += clock() - started
+            if self._count_tokens is not None:
+                self._tokens += self._count_tokens(batch)
             yield batch
             started = clock()
 
@@ -45,9 +62,23 @@ class Speed:
     def take(self, step: int) -> dict[str, float]:
         """Values of the steps since the last call, of which this one is the last."""
         seconds = max(time.perf_counter() - self._started - self._paused, 1e-9)
-        steps, waited = max(1, step - self._step), self._waited
+        steps, waited, tokens = max(1, step - self._step), self._waited, self._tokens
         self.start(step)
         values = {"speed/seconds_per_step": seconds / steps, "speed/data_wait": waited / seconds}
         if self._samples:
-            values["speed/samples_per_second"] = self._samples * steps / seconds
+            values["speed/samples_per_second"] = rate = self._samples * steps / seconds
+            if self._peak_samples:
+                values["speed/mfu"] = rate / self._peak_samples
+        if self._count_tokens is not None:
+            values["speed/tokens_per_second"] = tokens / seconds
         return values
+
+
+def peak_memory(device: torch.device) -> dict[str, float]:
+    """Peak memory of this process so far, in MiB: what torch has allocated on a GPU, or the RAM."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {"speed/peak_memory_mib": peak / _MEBIBYTE}

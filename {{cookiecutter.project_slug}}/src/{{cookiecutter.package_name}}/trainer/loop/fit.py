@@ -12,11 +12,12 @@ from torch import Tensor
 from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
 from ..launch.preemption import STOP, Preempted, Preemption
-from ..logging import BatchContext, Speed
+from ..logging import BatchContext, peak_memory
 from . import saving
 from .finite import FiniteGuard
 from .parts import FitParts
 from .position import is_last_step, is_logged
+from .throughput import speed_of
 
 
 class FitLoop:
@@ -46,7 +47,7 @@ class FitLoop:
         strategy = fit.strategy
         self.preemption = Preemption(None if strategy.steps_together else strategy.agreed_signal)
         self.samples_per_second: float | None = None
-        self._speed = Speed(fit.feed.samples_per_step)
+        self._speed = speed_of(fit)
         self._gradient_norm: Tensor | None = None
         """Of the last step, if clipping has computed it."""
         self.after_save: list[Callable[[Path], None]] = []
@@ -254,7 +255,8 @@ class FitLoop:
 
     def _log_step(self, values: dict[str, float]) -> None:
         step, epoch = self.fit.position.global_step, self.fit.position.epoch
-        self.fit.outputs.write_speed(step, epoch, self._speed.take(step))
+        speed = self._speed.take(step) | peak_memory(self.fit.strategy.device)
+        self.fit.outputs.write_speed(step, epoch, speed)
         if is_logged(self.fit.options, step):
             self.fit.outputs.write(step, epoch, values)
         else:  # written after the last checkpoint: a longer training would not log this step

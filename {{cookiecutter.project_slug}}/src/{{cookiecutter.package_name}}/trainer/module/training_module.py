@@ -36,6 +36,9 @@ class TrainingModule(Hooks, nn.Module):
     example_input_array: Tensor | tuple[Tensor, ...] | dict[str, Tensor] | None = None
     """Inputs of ``forward`` for the command ``export``: one, several, or by name, batch first."""
 
+    flops_per_sample: float | None = None
+    """Floating-point operations of forward and backward of one sample, for ``peak_flops``."""
+
     def __init__(self) -> None:
         super().__init__()
         self.trainer_state = TrainerState()
@@ -109,6 +112,14 @@ class TrainingModule(Hooks, nn.Module):
                 f"({kind}); override initialize, or give {kind} a reset_parameters"
             )
         reset()
+
+    def count_tokens(self, batch: Any) -> int:
+        """Count the tokens of a training batch, to log ``speed/tokens_per_second``.
+
+        Called before the step of each batch, if it is overridden. Read shapes only: to read values,
+        the host would wait for the device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no count_tokens")
 
     # --- manual optimization -----------------------------------------------------------------
 

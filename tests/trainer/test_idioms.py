@@ -119,7 +119,7 @@ def test_a_hook_is_called(name: str, calls: int) -> None:
         ("weights_summary", "use print(module)"),
         ("progress_bar_refresh_rate", "use enable_progress_bar"),
         ("val_check_interval", "use val_every_n_steps"),
-        ("track_grad_norm", "gradient_norm is logged with gradient_clip_val"),
+        ("track_grad_norm", "use log_gradient_norm"),
         ("terminate_on_nan", "use stop_on_nonfinite_loss"),
         ("auto_scale_batch_size", "use find_batch_size"),
         ("auto_lr_find", "use find_learning_rate"),

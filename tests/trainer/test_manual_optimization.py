@@ -1,5 +1,6 @@
 """Optimizers in the hands of the training step."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -196,12 +197,16 @@ def test_clipping_is_of_one_optimizer_s_gradients(tmp_path, precision, value, al
             wanted = torch.autograd.grad(loss, other.parameters, retain_graph=True)
             self.manual_backward(loss)
             network.clip_gradients(value, algorithm)
-            other.clip_gradients(1e9)
+            norm = other.clip_gradients(math.inf)
+            self.norms = norm, other.clip_gradients(1e9)
             gradients = [[each.grad for each in part.parameters] for part in (network, other)]
             self.did = [*gradients, wanted]
 
     fit(module := Clips(), tmp_path, precision=precision)
     clipped, untouched, wanted = module.did
+    expected = torch.nn.utils.get_total_norm(wanted)
+    for norm in module.norms:
+        torch.testing.assert_close(norm, expected, rtol=1e-2, atol=1e-4)
     for found, expected in zip(untouched, wanted, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-4)
     if algorithm == "norm":

@@ -195,6 +195,22 @@ def test_without_a_scaler_a_loss_is_itself() -> None:
     assert found.state() == {}
 
 
+def test_gradients_are_unscaled_once_until_the_next_backward() -> None:
+    parameter, optimizer, found = make(0.25)
+    found.unscale([optimizer])
+    found.unscale([optimizer])
+    assert float(parameter.grad) == 0.25
+    found.step(optimizer)
+    found.update()
+    parameter.grad = None
+    found.scale((parameter * 0.25).sum()).backward()
+    found.unscale([optimizer])
+    assert float(parameter.grad) == 0.25
+    found.scale((parameter * 0.25).sum()).backward()
+    with pytest.raises(RuntimeError, match="has already been called"):
+        found.unscale([optimizer])
+
+
 @pytest.mark.parametrize("clipped", [False, True])
 def test_scaled_gradients_step_at_their_own_size(clipped: bool) -> None:
     parameter, optimizer, found = make(0.25)

@@ -1,6 +1,7 @@
 """The speed of training, by a clock that only the test moves; and the norm of the gradients."""
 
 import csv
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+import averaging_subject
 import logger_subject as subject
+import manual_subject
 from my_project import trainer
+from my_project.trainer import launch
 from my_project.trainer.logging import Speed, speed
 
 
@@ -80,12 +84,13 @@ def fit(module: Any, folder: Path, **options: Any) -> trainer.Trainer:
     return made
 
 
+FIVE: dict[str, Any] = {"global_batch_size": 4, "max_steps": 5, "log_every_n_steps": 2}
 PEAK = "speed/peak_memory_mib"
 
 
-def rows(folder: Path, file: str) -> list[tuple[int, str, float]]:
+def rows(folder: Path, file: str, run_name: str = "run") -> list[tuple[int, str, float]]:
     """The rows of a file, without those of the memory, which no test controls."""
-    with (folder / "run" / file).open(newline="") as opened:
+    with (folder / run_name / file).open(newline="") as opened:
         found = list(csv.reader(opened))[1:]
     return [(int(step), name, float(value)) for step, _, name, value in found if name != PEAK]
 
@@ -185,24 +190,98 @@ def test_the_peak_of_the_memory_is_at_least_what_is_used_now() -> None:
     assert used <= found <= psutil.virtual_memory().total / 2**20
 
 
+def by_hand(model: Model, algorithm: str | None) -> tuple[list[float], list[Tensor]]:
+    """Norms of four steps on all samples, before they are clipped to 0.5; and the weights."""
+    own = nn.Linear(2, 1)
+    own.load_state_dict(model.layer.state_dict())
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.001)
+    whole = torch.tensor([[float(index), 1.0] for index in range(12)])
+    found = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        own(whole).square().mean().backward()
+        found.append(float(nn.utils.get_total_norm([each.grad for each in own.parameters()])))
+        if algorithm is not None:
+            getattr(nn.utils, f"clip_grad_{algorithm}_")(own.parameters(), 0.5)
+        optimizer.step()
+    return found, list(own.parameters())
+
+
+def norms(folder: Path, run_name: str = "run") -> dict[int, float]:
+    found = rows(folder, "metrics.csv", run_name)
+    return {step: value for step, name, value in found if "norm" in name}
+
+
+def approximately(expected: list[float]) -> dict[int, Any]:
+    """The norms of the steps that are logged."""
+    return {step: pytest.approx(expected[step - 1], rel=1e-6) for step in (1, 2, 4)}
+
+
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 def test_the_norm_of_the_gradients_is_logged_where_clipping_computes_it(
     tmp_path: Path, clock: Clock, algorithm: str
 ) -> None:
     model = Model(clock)
-    own = nn.Linear(2, 1)
-    own.load_state_dict(model.layer.state_dict())
-    optimizer = torch.optim.SGD(own.parameters(), lr=0.001)
-    whole = torch.tensor([[float(index), 1.0] for index in range(12)])
-    norms = []
-    for _ in range(4):
-        optimizer.zero_grad()
-        own(whole).square().mean().backward()
-        norms.append(float(nn.utils.clip_grad_norm_(own.parameters(), 0.5)))
-        optimizer.step()
+    expected = by_hand(model, "norm")[0]
     clipping = {"gradient_clip_val": 0.5, "gradient_clip_algorithm": algorithm}
     options = {"global_batch_size": 12, "max_steps": 4, "log_every_n_steps": 2}
     fit(model, tmp_path, **clipping, **options)
-    found = {step: value for step, name, value in rows(tmp_path, "metrics.csv") if "norm" in name}
-    expected = {step: pytest.approx(norms[step - 1], rel=1e-5) for step in (1, 2, 4)}
-    assert found == (expected if algorithm == "norm" else {})
+    assert norms(tmp_path) == (approximately(expected) if algorithm == "norm" else {})
+
+
+def test_the_norm_is_logged_without_clipping_by_norm(tmp_path: Path, clock: Clock) -> None:
+    model = Model(clock)
+    expected, weights = by_hand(model, "value")
+    clipping = {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"}
+    options = {"global_batch_size": 12, "max_steps": 4, "log_every_n_steps": 2}
+    fit(model, tmp_path, log_gradient_norm=True, **clipping, **options)
+    assert norms(tmp_path) == approximately(expected)
+    assert all(map(torch.equal, model.parameters(), weights))
+    options |= {"precision": "16-mixed", "overwrite": True}
+    fit(model, tmp_path, log_gradient_norm=True, **clipping, **options)
+    assert norms(tmp_path).keys() == {1, 2, 4}
+
+
+@pytest.fixture(scope="module")
+def norms_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    folder = tmp_path_factory.mktemp("one")
+    fit(averaging_subject.Net(), folder, log_gradient_norm=True, **FIVE)
+    return {step: pytest.approx(value, rel=1e-6) for step, value in norms(folder).items()}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_log_the_norm_of_one_process(
+    tmp_path: Path, strategy: str, norms_of_one_process: dict[int, Any]
+) -> None:
+    options = {"strategy": strategy, "devices": 2, "log_gradient_norm": True, **FIVE}
+    train = partial(fit, averaging_subject.Net(), tmp_path, **options)
+    launch.run_in_processes("fork", 2, lambda: str(train()), {})
+    assert norms(tmp_path) == norms_of_one_process
+    assert norms_of_one_process.keys() == {1, 2, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        ("local_sgd", "its ranks do not average gradients in each step"),
+        ("parameter_server", "its ranks do not average gradients in each step"),
+        pytest.param(
+            *("deepspeed", "ZeRO computes it inside its step; use strategy='fsdp'"),
+            marks=pytest.mark.needs("deepspeed"),
+        ),
+    ],
+)
+def test_strategies_that_do_not_know_the_norm_refuse_to_log_it(strategy: str, reason: str) -> None:
+    line = f"strategy='{strategy}' does not support log_gradient_norm: {reason}"
+    with pytest.raises(trainer.ConfigurationError, match=line):
+        trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, log_gradient_norm=True)
+
+
+def test_with_manual_optimization_the_norm_is_that_of_the_optimizers() -> None:
+    options = {"accelerator": "cpu", "devices": 1, "max_steps": 1, "log_gradient_norm": True}
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(**options).fit(manual_subject.ByHand())
+    assert caught.value.problems == [
+        "log_gradient_norm: ByHand uses manual optimization; log what clip_gradients of its "
+        "optimizers returns"
+    ]

@@ -94,6 +94,8 @@ class Trainer:
         uneven_inputs: If loaders are read as they are, and yield different numbers of batches on
             different ranks: ``"refuse"``, or ``"join"``, so that each sample still counts once.
         log_every_n_steps: Log every N optimizer steps; the first and the last one are logged too.
+        log_gradient_norm: Log ``gradient_norm``, the norm over the whole model, also without
+            clipping by norm, which computes it anyway.
         peak_flops: Peak floating-point operations per second of one device in this precision, from
             its data sheet; logs the part of it that is used (MFU) as ``speed/mfu``. The module must
             have ``flops_per_sample``.
@@ -174,6 +176,7 @@ class Trainer:
         use_distributed_sampler: bool = True,
         uneven_inputs: str = "refuse",
         log_every_n_steps: int = 50,
+        log_gradient_norm: bool = False,
         peak_flops: float | None = None,
         check_val_every_n_epoch: int = 1,
         val_every_n_steps: int | None = None,

@@ -48,6 +48,7 @@ class Options:
     use_distributed_sampler: bool = True
     uneven_inputs: str = "refuse"
     log_every_n_steps: int = 50
+    log_gradient_norm: bool = False
     peak_flops: float | None = None
     check_val_every_n_epoch: int = 1
     val_every_n_steps: int | None = None

@@ -129,7 +129,7 @@ ARGUMENTS: Mapping[str, str] = {
     "process_position": _BAR,
     "barebones": "use loggers=[] and enable_progress_bar=False",
     "val_check_interval": "use val_every_n_steps",
-    "track_grad_norm": "gradient_norm is logged with gradient_clip_val",
+    "track_grad_norm": "use log_gradient_norm",
     "terminate_on_nan": "use stop_on_nonfinite_loss",
     "detect_anomaly": "use torch.autograd.set_detect_anomaly(True)",
     "auto_lr_find": "use find_learning_rate",

@@ -1,6 +1,7 @@
 """The training loop: epochs of steps, steps of micro-batches. Only control flow: strategies define
 what is done with parameters, gradients and data."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -49,7 +50,7 @@ class FitLoop:
         self.samples_per_second: float | None = None
         self._speed = speed_of(fit)
         self._gradient_norm: Tensor | None = None
-        """Of the last step, if clipping has computed it."""
+        """Of the last step, if it was computed."""
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
         self._guard = FiniteGuard(
@@ -204,19 +205,17 @@ class FitLoop:
 
     def _step(self, context: BatchContext) -> None:
         if self.fit.manual is None:
-            self._optimize(context.rate_factor)
+            self._optimize(context)
         self.fit.position.global_step += 1
         for call in self.fit.calls.on_after_optimizer_step:
             call()
 
-    def _optimize(self, rate_factor: float) -> None:
-        strategy, optimization, options = self.fit.strategy, self.fit.optimization, self.fit.options
-        bound = options.gradient_clip_val
-        if bound is not None:
-            algorithm = options.gradient_clip_algorithm
-            self._gradient_norm = strategy.clip_gradients(optimization, bound, algorithm)
+    def _optimize(self, context: BatchContext) -> None:
+        strategy, optimization = self.fit.strategy, self.fit.optimization
+        self._clip(context.is_recorded)
         if self.fit.calls.on_before_optimizer_step:
-            self._before_optimizer_step(is_unscaled=bound is not None)
+            self._before_optimizer_step()
+        rate_factor = context.rate_factor
         with nullcontext() if rate_factor == 1.0 else optimization.rates_multiplied(rate_factor):
             for optimizer in optimization.optimizers:
                 strategy.optimizer_step(optimizer)
@@ -224,9 +223,20 @@ class FitLoop:
         for optimizer in optimization.optimizers:
             strategy.zero_grad(optimizer)
 
-    def _before_optimizer_step(self, is_unscaled: bool) -> None:
-        if not is_unscaled:
-            self.fit.strategy.precision.unscale(self.fit.optimization.optimizers)
+    def _clip(self, is_recorded: bool) -> None:
+        """Clip the gradients; keep their norm before that, if it is known or to be logged."""
+        strategy, optimization, options = self.fit.strategy, self.fit.optimization, self.fit.options
+        bound, algorithm = options.gradient_clip_val, options.gradient_clip_algorithm
+        if bound is not None and algorithm == "norm":
+            self._gradient_norm = strategy.clip_gradients(optimization, bound, algorithm)
+            return
+        if options.log_gradient_norm and is_recorded:
+            self._gradient_norm = strategy.clip_gradients(optimization, math.inf, "norm")
+        if bound is not None:
+            strategy.clip_gradients(optimization, bound, algorithm)
+
+    def _before_optimizer_step(self) -> None:
+        self.fit.strategy.precision.unscale(self.fit.optimization.optimizers)
         for optimizer in self.fit.optimization.optimizers:
             for call in self.fit.calls.on_before_optimizer_step:
                 call(optimizer)

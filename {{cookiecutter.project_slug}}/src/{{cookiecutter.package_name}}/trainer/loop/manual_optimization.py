@@ -34,6 +34,11 @@ def problems_of(
             "optimizers "
             "instead"
         )
+    if options.log_gradient_norm:
+        lines.append(
+            f"log_gradient_norm: {name} uses manual optimization; log what clip_gradients of its "
+            "optimizers returns"
+        )
     if options.accumulate_grad_batches != 1:
         lines.append(
             f"accumulate_grad_batches: {name} uses manual optimization; let it step in every n-th "
@@ -146,10 +151,15 @@ class ManualOptimizer:
         """Reset the gradients of the optimizer's parameters."""
         self._optimization.strategy.zero_grad(self.optimizer)
 
-    def clip_gradients(self, value: float, algorithm: str = "norm") -> None:
-        """Clip the gradients of the optimizer's parameters, by ``"norm"`` or ``"value"``."""
+    def clip_gradients(self, value: float, algorithm: str = "norm") -> Tensor | None:
+        """Clip the gradients of the optimizer's parameters, by ``"norm"`` or ``"value"``.
+
+        Returns:
+            The norm before clipping, on the device, to be logged; ``None`` if it is not computed.
+            ``clip_gradients(math.inf)`` only computes it.
+        """
         own = Optimization([self.optimizer], [])
-        self._optimization.strategy.clip_gradients(own, value, algorithm)
+        return self._optimization.strategy.clip_gradients(own, value, algorithm)
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:

@@ -104,6 +104,11 @@ def make(given: Keywords) -> Plan:
     problems.lines += placement.check(options, where, name, strategy)
     asked = strategy_choice.asked(options, where, callbacks)
     problems.lines += strategy.limits.problems(name, asked)
+    if options.log_gradient_norm and not strategy.steps_together:
+        problems.add(
+            f"strategy={name!r} does not support log_gradient_norm: its ranks do not average "
+            "gradients in each step; leave it out"
+        )
     if "compile" not in strategy.limits.refused:
         with problems:
             compilation.check_compiler(options.compile)

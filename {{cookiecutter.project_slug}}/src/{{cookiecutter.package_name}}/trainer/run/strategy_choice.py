@@ -42,6 +42,7 @@ def asked(options: Options, placement: Placement, callbacks: Sequence[Callback])
         "sync_batchnorm": options.sync_batchnorm,
         "compile": bool(options.compile),
         "activation_checkpointing": bool(options.activation_checkpointing),
+        "log_gradient_norm": options.log_gradient_norm,
         "learning_rate_scaling": options.learning_rate_scaling != "none",
     }
     return Asked(

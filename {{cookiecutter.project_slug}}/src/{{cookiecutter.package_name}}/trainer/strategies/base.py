@@ -271,6 +271,8 @@ class Strategy:
     ) -> Tensor | None:
         """Clip the gradients of the whole model, by global ``"norm"`` or by ``"value"``.
 
+        With an infinite ``value``, the norm is only computed.
+
         Returns:
             The norm before clipping, on the device, to be logged; ``None`` if it is not computed.
         """

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 from torch.nn.utils import (
-    clip_grad_norm_,
     clip_grad_value_,
     clip_grads_with_norm_,
     get_total_norm,
@@ -38,11 +37,13 @@ def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -
 
     Args:
         parameters: Parameters; those without a gradient are skipped.
-        value: Maximum norm, or maximum value.
+        value: Maximum norm, or maximum value. An infinite norm changes no gradient.
         algorithm: ``"norm"`` or ``"value"``.
     """
     if algorithm == "norm":
-        return clip_grad_norm_([_with_dense_gradient(each) for each in parameters], value)
+        dense = [_with_dense_gradient(each) for each in parameters]
+        gradients = [each.grad for each in dense if each.grad is not None]
+        return bound_norm(dense, value, get_total_norm(gradients))
     clip_grad_value_([with_local_gradient(each) for each in parameters], value)
     return None
 
@@ -63,9 +64,7 @@ def clip_distinct_gradients(
         return None
     gradients = [each.grad for each in parameters if each.grad is not None]
     own = get_total_norm(gradients).to(parameters[0].device)
-    norm = collectives.all_reduce(own.float() ** 2).sqrt()
-    clip_grads_with_norm_(parameters, value, norm)
-    return norm
+    return bound_norm(parameters, value, collectives.all_reduce(own.float() ** 2).sqrt())
 
 
 def clip_gradients_on_meshes(
@@ -87,7 +86,13 @@ def clip_gradients_on_meshes(
     counted = [each.grad for each, whole in zip(own, parameters, strict=True) if _counts(whole)]
     squared = get_total_norm([each for each in counted if each is not None]).float() ** 2
     norm = collectives.all_reduce(squared.to(parameters[0].device)).sqrt()
-    clip_grads_with_norm_(own, value, norm)
+    return bound_norm(own, value, norm)
+
+
+def bound_norm(parameters: Sequence[Tensor], value: float, norm: Tensor) -> Tensor:
+    """Scale gradients, whose norm is known, to a norm of at most ``value``; return the norm."""
+    if value < math.inf:
+        clip_grads_with_norm_(parameters, value, norm)
     return norm
 
 

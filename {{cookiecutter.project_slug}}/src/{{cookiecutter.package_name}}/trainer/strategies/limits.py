@@ -63,6 +63,7 @@ FEATURES = {
     "learning_rate_scaling": "learning_rate_scaling",
     "compile": "compile",
     "activation_checkpointing": "activation_checkpointing",
+    "log_gradient_norm": "log_gradient_norm",
     "parameter_averaging": "averages of the parameters (EMA)",
 }
 

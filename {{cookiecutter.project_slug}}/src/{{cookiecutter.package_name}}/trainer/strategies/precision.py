@@ -106,6 +106,8 @@ class Precision:
         if name == "16-mixed":
             self.scaler = _Scaler(device_type)
         self._last_scale: float | None = None
+        self._unscaled: set[int] = set()
+        """The optimizers whose gradients are unscaled, until the next backward or step."""
 
     def skip_together(self) -> None:
         """Skip a step on all ranks if one finds an overflow: each has only its own gradients.
@@ -142,12 +144,18 @@ class Precision:
     def scale(self, loss: Tensor) -> Tensor:
         """The loss on which to call ``backward``."""
         # A scaled loss overflows in half precision, which torch's sharded scaler would keep.
-        return loss if self.scaler is None else self.scaler.scale(loss.float())
+        if self.scaler is None:
+            return loss
+        self._unscaled.clear()
+        return self.scaler.scale(loss.float())
 
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:
-        """Unscale the gradients, once, before they are clipped."""
-        if self.scaler is not None:
-            for optimizer in optimizers:
+        """Unscale the gradients, once, before they are read or clipped."""
+        if self.scaler is None:
+            return
+        for optimizer in optimizers:
+            if id(optimizer) not in self._unscaled:
+                self._unscaled.add(id(optimizer))
                 self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
@@ -160,6 +168,7 @@ class Precision:
     def update(self) -> None:
         """Update the scale, after the last optimizer of a step."""
         if self.scaler is not None:
+            self._unscaled.clear()
             self.scaler.update()
 
     def has_skipped_step(self) -> bool:

@@ -50,6 +50,7 @@ class LocalSGD(Replicated):
         refused={
             "parameter_averaging": "ranks hold different weights between its own averages; use "
             "strategy='ddp'",
+            "log_gradient_norm": "its ranks do not average gradients in each step; leave it out",
             "sync_batchnorm": "ranks would communicate in every forward, and their weights differ; "
             "use strategy='ddp'",
         }

@@ -76,6 +76,7 @@ class DeepSpeed(ProcessGroupStrategy):
         refused={
             "manual_optimization": "its engine runs one backward and one step at a time; use "
             "strategy='ddp'",
+            "log_gradient_norm": "ZeRO computes it inside its step; use strategy='fsdp'",
             "bf16-true": _MASTERS,
             "16-true": _MASTERS,
         },

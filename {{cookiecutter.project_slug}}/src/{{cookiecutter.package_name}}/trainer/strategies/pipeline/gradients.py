@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_value_, get_total_norm
 
 from ...checkpoint import dtensors
-from ..clipping import with_local_gradient
+from ..clipping import bound_norm, with_local_gradient
 from .partition import Ownership
 from .placement import Placement
 from .processes import Processes
@@ -68,8 +68,7 @@ class Gradients:
             square = norm.detach().cpu().double() ** 2
             dist.all_reduce(square, group=self._counted)
             norm = square.sqrt().float()
-        clip_grads_with_norm_(own, value, norm)
-        return norm
+        return bound_norm(own, value, norm)
 
     def _counts_here(self, parameter: Tensor) -> bool:
         counts = self._ownership.counts_here(parameter)

@@ -28,6 +28,9 @@ _CLASSES = {
     "ModelCheckpoint": "the trainer saves checkpoints; see BestCheckpoint of trainer.callbacks",
     "ModelSummary": "use print(module)",
     "LearningRateMonitor": "log the learning rate in training_step",
+    "DeviceStatsMonitor": "use SystemMonitor of trainer.callbacks",
+    "GPUStatsMonitor": "use SystemMonitor of trainer.callbacks",
+    "ThroughputMonitor": "the speed is always logged; see count_tokens and peak_flops",
     "GradientAccumulationScheduler": "use accumulate_grad_batches",
 }
 

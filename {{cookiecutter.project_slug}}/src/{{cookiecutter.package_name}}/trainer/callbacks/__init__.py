@@ -12,6 +12,7 @@ from .early_stopping import EarlyStopping
 from .ema import EMA
 from .profile import Profile
 from .stochastic_weight_averaging import StochasticWeightAveraging
+from .system_monitor import SystemMonitor
 
 __all__ = [
     "EMA",
@@ -21,6 +22,7 @@ __all__ = [
     "HookCalls",
     "Profile",
     "StochasticWeightAveraging",
+    "SystemMonitor",
     "calls_of",
     "create_callbacks",
     "problems_of_manual",

@@ -6,8 +6,12 @@ from .early_stopping import EarlyStopping
 from .ema import EMA
 from .profile import Profile
 from .stochastic_weight_averaging import StochasticWeightAveraging
+from .system_monitor import SystemMonitor
 
 BUILT_IN: dict[str, type[Callback]] = {
     each.__name__: each
-    for each in (BestCheckpoint, EarlyStopping, EMA, Profile, StochasticWeightAveraging)
+    for each in (
+        *(BestCheckpoint, EarlyStopping, EMA, Profile, StochasticWeightAveraging),
+        SystemMonitor,
+    )
 }

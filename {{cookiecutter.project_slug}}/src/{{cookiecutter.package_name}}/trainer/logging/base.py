@@ -83,7 +83,8 @@ class Logger:
     def write_speed(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write the speed of the steps since the last logged one; by default as other values.
 
-        Its names begin with ``"speed/"``. Unlike other values, it differs from run to run.
+        Its names begin with ``"speed/"``, those of ``SystemMonitor`` with ``"system/"``. Unlike
+        other values, they differ from run to run.
         """
         self.write(step, epoch, values)
 

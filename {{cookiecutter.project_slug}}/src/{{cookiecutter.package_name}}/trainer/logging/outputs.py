@@ -20,7 +20,8 @@ class Outputs:
     ``latest``: latest value of each name; ``validated``: values of the last validation;
     ``epoch_values``: values of a completed epoch, until they are written; ``last_values``: values
     of the last step, if it is logged only because training ends with it; ``log_positions``:
-    position of each log in the resumed checkpoint.
+    position of each log in the resumed checkpoint; ``measurements``: functions whose values are
+    written with the speed.
     """
 
     recorder: Recorder
@@ -31,6 +32,7 @@ class Outputs:
     epoch_values: dict[str, float] = field(default_factory=dict)
     last_values: dict[str, float] = field(default_factory=dict)
     log_positions: dict[str, int] = field(default_factory=dict)
+    measurements: list[Callable[[], Mapping[str, float]]] = field(default_factory=list)
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write values to the loggers, and keep them as the run's latest values."""
@@ -39,8 +41,13 @@ class Outputs:
             self._call_each(lambda name, logger: logger.write(step, epoch, values))
 
     def write_speed(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Write the speed of training to the loggers; it is no result of the run."""
-        self._call_each(lambda name, logger: logger.write_speed(step, epoch, values))
+        """Write the speed of training, and other measurements; they are no result of the run."""
+        if not self.loggers:
+            return
+        measured = dict(values)
+        for read in self.measurements:
+            measured |= read()
+        self._call_each(lambda name, logger: logger.write_speed(step, epoch, measured))
 
     def log_to(self, loggers: Mapping[str, Logger], run: LoggedRun, resumed_at: int | None) -> None:
         """Write values to loggers from now on.

@@ -81,6 +81,13 @@ class Run(Protocol):
     def metrics(self) -> Mapping[str, float]:
         """The latest logged value of each name, the same on every rank."""
 
+    def measure(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Log what a function returns with the speed of each logged step of this fit.
+
+        It is called on rank 0, which trains, so it must return at once. Unlike values of
+        :meth:`log`, these may differ from run to run; they are not among :attr:`metrics`.
+        """
+
     def weights(self) -> Weights:
         """The parameters in this process, from ``on_fit_start`` on.
 

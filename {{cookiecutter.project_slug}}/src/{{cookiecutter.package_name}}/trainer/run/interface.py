@@ -128,6 +128,10 @@ class RunInterface:
         """Save a checkpoint after the current step, if there is none; all ranks call it."""
         self._fit_loop("save_checkpoint").after_save.append(then)
 
+    def measure(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Log what a function returns with the speed of each logged step."""
+        self._fit_loop("measure").fit.outputs.measurements.append(read)
+
     def weights(self) -> Weights:
         """The parameters in this process, to average them."""
         return self.strategy.weights()

@@ -93,7 +93,8 @@ class Trainer:
             are.
         uneven_inputs: If loaders are read as they are, and yield different numbers of batches on
             different ranks: ``"refuse"``, or ``"join"``, so that each sample still counts once.
-        log_every_n_steps: Log every N optimizer steps; the first and the last one are logged too.
+        log_every_n_steps: Log every N optimizer steps; the first is logged too, and so is the last
+            unless training is stopped before its planned end.
         log_gradient_norm: Log ``gradient_norm``, the norm over the whole model, also without
             clipping by norm, which computes it anyway.
         peak_flops: Peak floating-point operations per second of one device in this precision, from

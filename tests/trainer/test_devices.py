@@ -135,7 +135,7 @@ def test_the_driver_is_asked_for_gpus_unless_the_user_says_otherwise(
     monkeypatch.delenv(_NVML_CHECK, raising=False)
     module = f"{PACKAGE}.trainer.launch.devices.accelerator"
     print_it = f"import os, {module}; print(os.environ[{_NVML_CHECK!r}])"
-    assert run(["-c", print_it], extra=given).stdout.strip() == read
+    assert run(["-c", print_it], extra=given, fresh=True).stdout.strip() == read
 
 
 def test_an_unknown_accelerator_is_refused() -> None:

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 from tests.fork_server import is_serving
-from tests.project import run, start
+from tests.project import PACKAGE, run, start
 
 pytestmark = pytest.mark.skipif(
     not is_serving(), reason="processes are started, not forked, on this system"
@@ -57,6 +57,34 @@ def test_it_is_what_a_fresh_interpreter_would_be(tmp_path, kind):
 def test_how_it_ends_is_told(code, status, error):
     done = run(["-c", code])
     assert (done.returncode, done.stderr) == (status, error)
+
+
+ENDS = """
+import atexit, ctypes, multiprocessing, sys
+class Last:
+    def __del__(self): print("object", flush=True)
+atexit.register(print, "handler")
+ctypes.CDLL(None).puts(b"library")
+last, lock = Last(), multiprocessing.get_context("spawn").Lock()
+print("printed", end=" ")
+sys.exit(3)
+"""
+
+
+def test_what_is_done_and_written_at_its_exit_is_the_same():
+    fresh, forked = (run(["-c", ENDS], fresh=each) for each in (True, False))
+    assert fresh.returncode == forked.returncode == 3
+    assert fresh.stderr == forked.stderr == ""
+    for each in (fresh, forked):
+        assert sorted(each.stdout.split()) == ["handler", "library", "object", "printed"]
+
+
+def test_a_project_elsewhere_is_imported_from_there(tmp_path):
+    (tmp_path / PACKAGE).mkdir()
+    (tmp_path / PACKAGE / "__init__.py").write_text("name = 'the other'\n")
+    ask = f"import {PACKAGE}; print(getattr({PACKAGE}, 'name', 'this'))"
+    assert run(["-c", ask], extra={"PYTHONPATH": str(tmp_path)}).stdout == "the other\n"
+    assert run(["-c", ask]).stdout == "this\n"
 
 
 def test_ranks_hash_differently():

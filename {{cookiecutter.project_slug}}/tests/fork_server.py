@@ -1,15 +1,17 @@
 """Fork servers: test processes that start in milliseconds.
 
 Starting Python and importing torch takes seconds, and a test of several processes pays for each of
-them. A fork server has imported torch (and an engine) once; it forks a process for each request, in
-the requested environment, directory and process group, with the caller's pipes. The process then
-runs what ``python -m module``, ``python -c code`` or ``python script`` would run.
+them. A fork server has imported torch, the trainer (and an engine) once; it forks a process for
+each request, in the requested environment, directory and process group, with the caller's pipes.
+The process then runs what ``python -m module``, ``python -c code`` or ``python script`` would run.
+When it exits, it runs the handlers of Python's ``atexit`` and tears down its own modules, but not
+what was imported before the fork.
 
 There are two servers for each set of imports, with hash seeds of their own: ranks alternate between
 them, so that an order that depends on hashes differs between ranks here as it does elsewhere.
 
-Linux only. What a test says about the start itself (a launcher, an import, a limit on memory) needs
-a fresh interpreter: ``project.run(…, fresh=True)``.
+Linux only. What a test says about the start or the end itself (a launcher, an import, a limit on
+memory, a library's destructors) needs a fresh interpreter: ``project.run(…, fresh=True)``.
 """
 
 import array

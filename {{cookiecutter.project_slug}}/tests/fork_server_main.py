@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import popen_spawn_posix, process, util
 from pathlib import Path
@@ -67,7 +67,6 @@ class _Server:
 
     def __init__(self, path: str, modules: Sequence[str]) -> None:
         self._modules = [*PRELOADED, *modules]
-        self._variables: dict[str, str] = {}  # that the project's import has set
         self._children: dict[int, socket.socket] = {}
         self._asking: list[socket.socket] = []  # have connected, and may be stopped before they ask
         self._listener = socket.socket(socket.AF_UNIX)
@@ -134,7 +133,7 @@ class _Server:
                 each.close()
             for number in (self._woken, self._wakes):
                 os.close(number)
-            return lambda: _become(request, list(files), self._path, self._variables)
+            return lambda: _become(request, list(files), self._path)
         for file in files:
             os.close(file)
         self._children[pid] = connection
@@ -149,12 +148,10 @@ class _Server:
             importlib.import_module(name)
         self._modules = []
         atexit.register(_spare, [*sys.modules])
-        before = set(os.environ)
         sys.path.insert(0, str(SOURCES))
         for name in OURS:
             importlib.import_module(name)
         del sys.path[0]
-        self._variables = {key: os.environ[key] for key in os.environ if key not in before}
         sys.modules["torch"].set_num_threads(1)
         gc.collect()
         gc.freeze()
@@ -167,11 +164,9 @@ def _spare(names: Sequence[str]) -> None:
 
     Those of the project and of its tests, and all that they hold, are torn down as ever.
     """
-    kept = [
-        sys.modules.pop(name)
-        for name in names
-        if name in sys.modules and name.partition(".")[0] not in {*sys.stdlib_module_names, "tests"}
-    ]
+    torn_down = {*sys.stdlib_module_names, "tests", "__main__"}
+    libraries = [name for name in names if name.partition(".")[0] not in torn_down]
+    kept = [sys.modules.pop(name) for name in libraries if name in sys.modules]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
@@ -193,9 +188,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _become(
-    request: _Request, files: Sequence[int], path: Sequence[str], variables: Mapping[str, str]
-) -> None:
+def _become(request: _Request, files: Sequence[int], path: Sequence[str]) -> None:
     """Take on the request's surroundings, and run its command."""
     if request.group:
         os.setpgid(0, 0)
@@ -207,7 +200,7 @@ def _become(
     os.chdir(request.directory)
     process.ORIGINAL_DIR = request.directory
     os.environ.clear()
-    os.environ.update({**variables, **request.environment})
+    os.environ.update(request.environment)
     # For this process, and not for those that it forks, its parent is who asked for it.
     own, real = os.getpid(), os.getppid
     os.getppid = lambda: request.parent if os.getpid() == own else real()

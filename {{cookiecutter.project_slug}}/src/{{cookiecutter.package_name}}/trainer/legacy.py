@@ -27,7 +27,7 @@ __all__ = [
 _CLASSES = {
     "ModelCheckpoint": "the trainer saves checkpoints; see BestCheckpoint of trainer.callbacks",
     "ModelSummary": "use print(module)",
-    "LearningRateMonitor": "log the learning rate in training_step",
+    "LearningRateMonitor": "the learning rate is always logged, as lr; leave it out",
     "DeviceStatsMonitor": "use SystemMonitor of trainer.callbacks",
     "GPUStatsMonitor": "use SystemMonitor of trainer.callbacks",
     "ThroughputMonitor": "the speed is always logged; see count_tokens and peak_flops",

@@ -97,7 +97,7 @@ def test_a_rank_that_is_killed_ends_all(tmp_path, launcher):
     [
         pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
     ],
 )
 def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path, number):

@@ -235,7 +235,9 @@ def test_values_that_cannot_be_are_refused(root: Path) -> None:
 # --- a full disk -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "processes", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+)
 def test_a_save_that_fails_at_preemption_is_told(tmp_path: Path, processes: int) -> None:
     arguments = fit(
         *("--model", "preemption_subject.Slow", "--trainer.loggers", "[csv]"),

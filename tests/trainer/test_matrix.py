@@ -38,7 +38,7 @@ def copy(tmp_path: Path) -> Path:
 def rows_are_right(folder: Path) -> "CompletedProcess[str]":
     """Collect all tests of a project, and run the one that compares rows with the registry."""
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "has_a_row", "tests"]
-    return run(command, cwd=folder, extra={"PYTHONPATH": "src"}, fresh=True)
+    return run(command, cwd=folder, extra={"PYTHONPATH": "src"})
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,9 @@ def test_it_does_not_fit_under_ddp(tmp_path):
     assert "can't allocate memory" in done.stderr or "MemoryError" in done.stderr
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_3"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", pytest.param("deepspeed_stage_3", marks=pytest.mark.exhaustive)]
+)
 def test_it_fits_where_parameters_are_sharded(tmp_path, expected, strategy):
     if strategy.startswith("deepspeed"):
         require(missing("deepspeed"))

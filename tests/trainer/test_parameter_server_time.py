@@ -43,6 +43,7 @@ def measured(folder: Path, strategy: str, options: str) -> tuple[int, float, flo
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_time_to_accuracy_with_a_slow_worker(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from .ema import EMA
 from .profile import Profile
 from .stochastic_weight_averaging import StochasticWeightAveraging
 from .system_monitor import SystemMonitor
+from .upload_checkpoints import UploadCheckpoints
 
 __all__ = [
     "EMA",
@@ -23,6 +24,7 @@ __all__ = [
     "Profile",
     "StochasticWeightAveraging",
     "SystemMonitor",
+    "UploadCheckpoints",
     "calls_of",
     "create_callbacks",
     "problems_of_manual",

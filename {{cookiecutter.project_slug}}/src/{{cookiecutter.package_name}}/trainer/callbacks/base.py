@@ -69,7 +69,10 @@ class Callback:
         """Called after a validation of the fit; ``trainer.metrics`` has its values."""
 
     def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
-        """Called if the fit fails on this rank, before the error is raised again."""
+        """Called if the fit ends early on this rank, before the error is raised again.
+
+        After a signal, ``error`` is a ``SystemExit`` or ``KeyboardInterrupt``, and all is saved.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Get the state to save in checkpoints: numbers, strings, tensors, dicts and lists.

@@ -1,12 +1,11 @@
 """Keep the checkpoints with the best values."""
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import BEST, DIRECTORY, point, step_name
+from ..checkpoint import BEST, DIRECTORY, copy_linked, point, step_name
 from ..errors import ConfigurationError
 from ..launch import collectives
 from ..module import Run, TrainingModule
@@ -60,11 +59,7 @@ class BestCheckpoint(Callback):
         for each in folder.iterdir():
             if each.name not in names:
                 shutil.rmtree(each)
-        if not (folder / checkpoint.name).exists():
-            partial = folder / f".{checkpoint.name}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(checkpoint, partial, copy_function=_link)
-            partial.rename(folder / checkpoint.name)
+        copy_linked(checkpoint, folder)
         point(folder.parent.parent / BEST, folder / step_name(self.kept[0][1]))
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,10 +67,3 @@ class BestCheckpoint(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.kept = [(value, step) for value, step in state["kept"]]
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # this file system has no hard links
-        shutil.copy2(source, target)

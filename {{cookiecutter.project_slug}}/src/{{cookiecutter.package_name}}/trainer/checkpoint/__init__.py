@@ -5,8 +5,8 @@ file per rank. Imports ``launch`` and the folders below it; nothing here depends
 """
 
 from .dtensors import is_sharded
-from .links import BEST, LAST, find_link, point
-from .reading import DIRECTORY, Checkpoint, resolve, run_of, step_name
+from .links import BEST, LAST, copy_linked, find_link, point
+from .reading import DIRECTORY, Checkpoint, complete, resolve, run_of, step_name, step_of
 from .run_choice import Chosen, Request
 from .run_lock import RunLock
 from .state_file import MOST_STEPS, Spread, check_count
@@ -26,6 +26,8 @@ __all__ = [
     "Spread",
     "Stored",
     "check_count",
+    "complete",
+    "copy_linked",
     "fill",
     "find_link",
     "is_sharded",
@@ -35,4 +37,5 @@ __all__ = [
     "run_of",
     "set_aside",
     "step_name",
+    "step_of",
 ]

@@ -1,5 +1,6 @@
-"""Links in a run directory to some of its checkpoints."""
+"""Links in a run directory to some of its checkpoints, and copies of hard links."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -33,3 +34,24 @@ def find_link(run: Path, name: str) -> Path:
     else:
         reason = "no checkpoint there"
     raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")
+
+
+def copy_linked(checkpoint: Path, folder: Path) -> Path:
+    """Copy a checkpoint into a folder, unless it is there; pruning it does not change the copy.
+
+    Files are hard links where the file system supports them, so that nothing is written twice.
+    """
+    copy = folder / checkpoint.name
+    if not copy.exists():
+        partial = folder / f".{checkpoint.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(checkpoint, partial, copy_function=_link)
+        partial.rename(copy)
+    return copy
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # this file system has no hard links
+        shutil.copy2(source, target)

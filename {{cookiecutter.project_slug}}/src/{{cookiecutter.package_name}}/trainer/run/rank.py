@@ -128,7 +128,7 @@ class RankRun(RunInterface):
         try:
             self._start(loop, chosen)
             self._train(loop, chosen.directory)
-        except Exception as error:
+        except (Exception, Preempted, Interrupted) as error:
             loop.fit.calls.failed(error)
             raise
         self._metrics = dict(loop.fit.outputs.latest)

@@ -1,0 +1,157 @@
+"""Uploads of checkpoints: what a store contains, resumes of a download, and stores that fail."""
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.local import LocalFileSystem
+
+import callback_subject as subject
+from my_project.trainer import ConfigurationError, Trainer, callbacks, checkpoint
+from my_project.trainer.callbacks import BestCheckpoint, UploadCheckpoints
+from my_project.trainer.launch import preemption
+
+pytestmark = pytest.mark.usefixtures("apart")
+Names = list[str]
+
+
+class Flaky(LocalFileSystem):  # type: ignore[misc]
+    """Fails some of its uploads."""
+
+    protocol = "flaky"
+    failing: Iterator[bool] = itertools.repeat(False)
+
+    def put_file(self, *given: Any, **options: Any) -> None:
+        if next(self.failing):
+            raise OSError("the store is away")
+        super().put_file(*given, **options)
+
+
+fsspec.register_implementation("flaky", Flaky, clobber=True)
+
+
+def fit(*given: callbacks.Callback, **options: Any) -> Trainer:
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        enable_progress_bar=False,
+        callbacks=list(given),
+        **{"max_steps": 6, "checkpoint_every_n_steps": 2, "run_name": "run", **options},
+    )
+    trainer.fit(subject.Net())
+    return trainer
+
+
+def files(folder: Path) -> Names:
+    """Paths of all files below a folder, without links."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def test_a_store_has_the_checkpoints_and_records_of_the_run(tmp_path: Path) -> None:
+    upload = UploadCheckpoints(f"file://{tmp_path}/store", every_n_seconds=0.01)
+    fit(BestCheckpoint("val_loss"), upload, keep_checkpoints=2, val_every_n_steps=2)
+    run, there = tmp_path / "runs" / "run", tmp_path / "store" / "run"
+    (best,) = checkpoint.complete(run / "checkpoints" / "best")
+    names = [path.name for path in checkpoint.complete(there / "checkpoints")]
+    assert "step-00000006" in names
+    assert set(names) <= {"step-00000004", "step-00000006"}
+    uploaded = files(there)
+    assert {"metrics.csv", "run.json"} <= set(uploaded)
+    assert f"checkpoints/best/{best.name}/state.json" in uploaded
+    assert not (run / "checkpoints" / ".upload").exists()
+    for name in uploaded:
+        if name.startswith("checkpoints"):
+            assert (there / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_a_download_is_resumed_to_the_same_end(tmp_path: Path) -> None:
+    whole = fit(run_name="whole", max_steps=6).run_directory
+    fit(UploadCheckpoints("memory://store"), max_steps=4)
+    system, path = fsspec.url_to_fs("memory://store/run")
+    system.get(path, f"{tmp_path}/elsewhere/", recursive=True)
+    fit(resume=f"{tmp_path}/elsewhere/run", default_root_dir=tmp_path / "elsewhere")
+    ours, theirs = (
+        checkpoint.Checkpoint(checkpoint.resolve(each)).state()["model"]
+        for each in (tmp_path / "elsewhere" / "run", whole)
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_what_the_run_no_longer_has_is_removed(tmp_path: Path) -> None:
+    upload = UploadCheckpoints(f"file://{tmp_path}/store")
+    fit(upload, max_steps=2)
+    assert files(tmp_path / "store" / "run" / "checkpoints")[-1] == "step-00000002/state.json"
+    fit(upload, max_steps=8, resume="auto")
+    left = checkpoint.complete(tmp_path / "store" / "run" / "checkpoints")
+    assert [path.name for path in left] == ["step-00000008"]
+
+
+def test_checkpoints_of_another_run_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upload = UploadCheckpoints(f"file://{tmp_path}/store", attempts=1)
+    fit(upload, max_steps=2, default_root_dir=tmp_path / "one")
+    before = files(tmp_path / "store")
+    fit(upload, max_steps=6, default_root_dir=tmp_path / "two")
+    assert files(tmp_path / "store") == before
+    error = capsys.readouterr().err
+    assert error.count("it has checkpoints of another run; choose another run_name") == 1
+
+
+@pytest.mark.parametrize(("failures", "lines"), [([True, False] * 50, 0), ([True] * 100, 1)])
+def test_a_store_that_fails_is_tried_again_and_then_named_once(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    failures: list[bool],
+    lines: int,
+) -> None:
+    monkeypatch.setattr(Flaky, "failing", iter(failures))
+    monkeypatch.setattr(
+        "my_project.trainer.callbacks.upload_checkpoints.time.sleep", lambda _: None
+    )
+    trainer = fit(UploadCheckpoints(f"flaky://{tmp_path}/store", every_n_seconds=0.01, attempts=2))
+    assert trainer.global_step == 6
+    assert capsys.readouterr().err.count("training continues") == lines
+    assert bool(checkpoint.complete(tmp_path / "store" / "run" / "checkpoints")) == (not lines)
+
+
+def test_a_preempted_run_uploads_what_it_has_saved(tmp_path: Path) -> None:
+    class Preempt(callbacks.Callback):
+        def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
+            if trainer.global_step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(preemption.Preempted):
+        fit(UploadCheckpoints(f"file://{tmp_path}/store"), Preempt(), max_steps=10**6)
+    there = checkpoint.complete(tmp_path / "store" / "run" / "checkpoints")
+    here = checkpoint.complete(tmp_path / "runs" / "run" / "checkpoints")
+    assert there[-1].name == here[-1].name
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        ({"url": "unknown://x"}, ["url='unknown://x': Protocol not known: unknown"]),
+        (
+            {"url": "memory://x", "every_n_seconds": 0, "attempts": 0, "timeout_seconds": -1.0},
+            ["every_n_seconds=0: give", "timeout_seconds=-1.0: give", "attempts=0: give at least"],
+        ),
+        ({"url": "unknown://me:secret@x"}, ["url='unknown://***@x'"]),
+    ],
+)
+def test_wrong_arguments_are_refused_in_a_line_each(given: dict[str, Any], lines: Names) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        UploadCheckpoints(**given)
+    said = str(raised.value).splitlines()
+    assert len(said) == len(lines)
+    for line, expected in zip(said, lines, strict=True):
+        assert line.startswith(f"UploadCheckpoints: {expected}")

@@ -208,7 +208,7 @@ class Extra(Two):
 
 
 def save(cls: type[TrainingModule]) -> tuple[Any, Path]:
-    """Make a run by hand, with a checkpoint of a new module."""
+    """Create a run without a fit, with a checkpoint of a new module."""
     module, directory = cls(), Path("runs/made")
     Checkpoints(directory / "checkpoints").save(1, {"model": module.state_dict()}, {})
     section = f"model: {{class_path: {cls.__module__}.{cls.__qualname__}}}\n"

@@ -187,8 +187,8 @@ def test_what_cannot_be_computed_is_refused(tmp_path: Path, clock: Clock) -> Non
 def test_the_peak_of_the_memory_is_at_least_what_is_used_now() -> None:
     used = psutil.Process().memory_info().rss / 2**20
     found = speed.peak_memory(torch.device("cpu"))[PEAK]
-    # The kernel counts both in batches, each thread of its own.
-    assert used - 16 <= found <= psutil.virtual_memory().total / 2**20
+    # The kernel adds up the pages of each CPU in batches: both may be off by a fraction of a MiB.
+    assert used - 1 <= found <= psutil.virtual_memory().total / 2**20
 
 
 def by_hand(model: Model, algorithm: str | None) -> tuple[list[float], list[Tensor]]:

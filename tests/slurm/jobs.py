@@ -20,10 +20,12 @@ PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" /
 Rows = list[tuple[str, ...]]
 OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
-# What is trained: as slow as a test needs it at each start of a job, and failing on demand.
+# What is trained: as slow as a test needs at each start of a job, or at the pace that a file says,
+# and failing on demand.
 SUBJECT = """
 import os
 import time
+from pathlib import Path
 
 from my_project.tasks.image_classifier import ImageClassifier
 
@@ -32,6 +34,7 @@ class Slow(ImageClassifier):
     def __init__(
         self,
         seconds: list[float] = [0.0],
+        pace: str = "",
         width: int = 8,
         dropout: float = 0.0,
         learning_rate: float = 3e-3,
@@ -40,9 +43,10 @@ class Slow(ImageClassifier):
         super().__init__(width=width, dropout=dropout, learning_rate=learning_rate)
         start = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         self.seconds = seconds[min(start, len(seconds) - 1)]
+        self.pace = Path(pace) if pace else None
 
     def training_step(self, batch, batch_idx):
-        time.sleep(self.seconds)
+        time.sleep(float(self.pace.read_text()) if self.pace else self.seconds)
         return super().training_step(batch, batch_idx)
 
 

@@ -63,7 +63,7 @@ def has_processes(job: Job, count: str) -> None:
     def has() -> bool:
         return layouts(job)[-1] == count and len(resumed(job)) == len(layouts(job)) - 1
 
-    until(has, f"{count} processes:\n{job.log}", 180)
+    until(has, f"{count} processes:\n{job.log}", 240)
 
 
 def resumed(job: Job) -> list[int]:
@@ -92,7 +92,15 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
     alone = on_cluster.fit_alone("alone-elastic", *FIT)
     # Both take a GPU of each node, so that only a node that is back has room for more.
     sbatch = ("--nodes=3", "--gpus-per-node=1")
-    fit = (*FIT, "--model.seconds=[0.5]")
+    pace = on_cluster.folder / "pace"
+
+    def train_at(seconds: float) -> None:
+        """Let each step of both take so long from now on."""
+        pace.with_suffix(".new").write_text(f"{seconds}")
+        pace.with_suffix(".new").rename(pace)
+
+    train_at(0.5)
+    fit = (*FIT, "--model.pace=pace")
     jobs = [
         on_cluster.submit("elastic.sh", *fit, sbatch=sbatch),
         on_cluster.submit(
@@ -101,6 +109,8 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
     ]
     for job in jobs:
         job.reach(12)
+    # However long SLURM takes, neither is at its end before the node is back.
+    train_at(3)
     # The first node has the script on it; which of the others is lost is all the same.
     assert on_cluster.cluster.control("kill", "node3").returncode == 0
     killed = time.monotonic()
@@ -111,7 +121,7 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
     for job in jobs:
         # SLURM has given the node up, and a job waits for another.
         assert replacement(job).ask("JobState") == "PENDING"
-        job.reach(job.step() + 3)
+        job.reach(job.step() + 1)
     assert on_cluster.cluster.control("start", "node3").returncode == 0
     for job in jobs:
         has_processes(job, "3")
@@ -124,8 +134,9 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
     time.sleep(15)
     assert on_cluster.cluster.control("start", "controller").returncode == 0
     for job in jobs:
-        job.reach(min(job.step() + 3, STEPS))
+        job.reach(job.step() + 2)
     assert [layouts(job) for job in jobs] == attempts
+    train_at(0)
     for job in jobs:
         assert job.finish(200) == "COMPLETED after 0 restarts", job.log
         assert f"{job.run.name}: finished step {STEPS}\n" in job.log

@@ -194,8 +194,8 @@ lock: $(TOOLS)  ## update all locks from their .in files, including those of the
 	$(LOCK) --output-file benchmarks/requirements.txt benchmarks/requirements.in --no-emit-package torch \
 		$$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' '$(PROJECT_LOCKS)/cuda.txt')
 	$(LOCK) --output-file tests/trainer/requirements.txt tests/trainer/requirements.in \
-		--constraint '$(PROJECT_LOCKS)/cpu.txt' --constraint '$(PROJECT_LOCKS)/dev.txt' \
-		$$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' '$(PROJECT_LOCKS)/cpu.txt' '$(PROJECT_LOCKS)/dev.txt')
+		$(foreach name,cpu dev torch cuda,--constraint '$(PROJECT_LOCKS)/$(name).txt') --no-emit-package torch \
+		$$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' $(foreach name,cpu dev cuda,'$(PROJECT_LOCKS)/$(name).txt'))
 
 clean:  ## remove everything that these commands have created
 	rm -rf build $(VENV)

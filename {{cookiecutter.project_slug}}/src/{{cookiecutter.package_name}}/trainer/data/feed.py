@@ -1,6 +1,6 @@
 """Feeds: iterate over the batches of an epoch, with sample counts and weights for the loop."""
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import Problems, UserError, nearest
 from ..launch import collectives
-from . import loaders, randomness
+from . import loader_state, loaders, randomness
 from .batch_limit import ALL, BatchLimit
 from .iteration import read
 from .sampling import BatchPlan, GlobalOrder
@@ -22,6 +22,17 @@ UNEVEN = ("refuse", "join")
 ``"refuse"`` raises an error with the number of each rank. With ``"join"``, ranks whose loader has
 ended take part with weight 0, so that each sample still counts once.
 """
+
+
+_HIDDEN = (
+    "note: workers read copies of the dataset, so its state_dict is not saved, and a resume within "
+    "an epoch reads the earlier batches again; use torchdata's StatefulDataLoader"
+)
+
+_NEW_RANDOM = (
+    "workers go on from the loader's position, but with new random numbers: keep the state of a "
+    "generator in the dataset's state_dict"
+)
 
 
 def check_uneven(uneven: str, problems: Problems) -> None:
@@ -55,6 +66,8 @@ class Feed(Protocol):
     """Micro-batches per optimizer step."""
     has_plan: bool = False
     """Whether ``batches`` is exact, and the same on every rank."""
+    remarks: Sequence[str] = ()
+    """What to print at the start."""
 
     @property
     def steps(self) -> int | None:
@@ -64,6 +77,22 @@ class Feed(Protocol):
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         """Iterate over the batches of an epoch, from number ``start`` on."""
         ...
+
+    def state(self, batches: int, *, ends_epoch: bool) -> dict[str, Tensor]:
+        """The loader's position after so many batches of an epoch, if it says it.
+
+        At the end of an epoch: that from which the next one is read, unless it is the first one.
+        """
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor], batches: int) -> list[str]:
+        """Load a position to read from; return notes.
+
+        Args:
+            state: Result of :meth:`state`.
+            batches: Number of batches of the epoch before this position.
+        """
+        return [loader_state.note_unused(batches)]
 
 
 @dataclass(frozen=True)
@@ -124,9 +153,10 @@ class OrderedFeed(Feed):
 
 
 class ReplayFeed(Feed):
-    """Reads any iterable as it is; starting in the middle reads and skips the earlier batches.
+    """Reads any iterable as it is.
 
-    For iterable-style datasets and custom samplers.
+    For iterable-style datasets and custom samplers. Starting in the middle reads and skips the
+    earlier batches, unless the loader's position is loaded.
 
     Args:
         loader: A ``DataLoader`` or another iterable of batches.
@@ -156,22 +186,48 @@ class ReplayFeed(Feed):
             self.batches = min(self.batches, self._most)
         batch_size = getattr(loader, "batch_size", None)
         self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
+        owner = loader_state.find(loader)
+        reader = (share.replica, share.replicas)
+        self._positions = loader_state.Positions(owner, reader) if owner is not None else None
+        self._saved: loader_state.Saved | None = None
+        if loader_state.is_hidden(loader):
+            self.remarks = [_HIDDEN]
+
+    def state(self, batches: int, *, ends_epoch: bool) -> dict[str, Tensor]:
+        if self._positions is None:
+            return {}
+        if not ends_epoch:
+            return self._positions.state(batches)
+        # Workers begin each epoch with new copies of the dataset.
+        goes_on = batches == self._most and not getattr(self._loader, "num_workers", 0)
+        return self._positions.state(batches, is_start=True) if goes_on else {}
+
+    def load_state(self, state: Mapping[str, Tensor], batches: int) -> list[str]:
+        if self._positions is not None:
+            self._saved = self._positions.read(state, batches)
+        if self._saved is None:
+            return [loader_state.note_unused(batches)]
+        return [_NEW_RANDOM] if getattr(self._loader, "num_workers", 0) else []
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
-        for index, (data, samples, weight, ends_epoch) in enumerate(self._weighted(epoch)):
+        saved, self._saved = self._saved, None
+        first = 0 if saved is None else start
+        for index, (data, samples, weight, ends_epoch) in enumerate(
+            self._weighted(self._read(epoch, first, saved), first), first
+        ):
             if index >= start:
                 ends_step = ends_epoch or (index + 1) % self.accumulate == 0
                 yield MicroBatch(
                     data, index, samples, weight / self.accumulate, ends_step, ends_epoch
                 )
 
-    def _weighted(self, epoch: int) -> Iterator[tuple[Any, int, float, bool]]:
+    def _weighted(self, read: Iterator[Any], count: int) -> Iterator[tuple[Any, int, float, bool]]:
         """Yield each batch, its samples that count, its weight, and whether it is the last."""
-        batches = _with_last(self._read(epoch))
+        batches = _with_last(read)
         data, is_last = next(batches, (None, True))
         if data is None:
             raise UserError(f"rank {collectives.rank()}: the loader yielded no batches")
-        count, samples, has_ended = 0, batch_length(data), False
+        samples, has_ended = batch_length(data), False
         while not has_ended:
             count += 1
             weight, has_ended = 1.0, is_last
@@ -189,7 +245,7 @@ class ReplayFeed(Feed):
                 # A replica whose loader has ended repeats its last batch, with weight 0.
                 samples = 0
 
-    def _read(self, epoch: int) -> Iterator[Any]:
+    def _read(self, epoch: int, first: int, saved: loader_state.Saved | None) -> Iterator[Any]:
         for part in ("sampler", "batch_sampler", "dataset"):
             if hasattr(getattr(self._loader, part, None), "set_epoch"):
                 getattr(self._loader, part).set_epoch(epoch)
@@ -197,9 +253,15 @@ class ReplayFeed(Feed):
         for owner in (self._loader, getattr(self._loader, "sampler", None)):
             if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
                 generator.manual_seed(randomness.mix(self._seed, epoch, self._replica))
+        if saved is not None and self._positions is not None:
+            self._positions.load(saved)
         with stream:
             batches = read(self._loader)
-        return islice(_isolated(batches, stream), self._most)
+        if first and saved is not None:  # not before: a new iterator draws a seed for its workers
+            stream.load_state(saved.random)
+        most = None if self._most is None else max(0, self._most - first)
+        batches = islice(_isolated(batches, stream), most)
+        return batches if self._positions is None else self._positions.noted(batches, first, stream)
 
 
 def _isolated(batches: Iterator[Any], stream: randomness.Stream | None) -> Iterator[Any]:

@@ -1,9 +1,10 @@
 """Seed, save and restore all random number generators that a training step may use."""
 
+import contextlib
 import hashlib
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -103,22 +104,37 @@ class Stream:
     """
 
     def __init__(self, seed: int) -> None:
-        outside = _Snapshot()
-        seed_sample(seed)
-        self._state = _Snapshot()
-        outside.restore()
-        self._outside = outside
+        with kept():
+            seed_sample(seed)
+            self.position = Snapshot()
+        self._outside = self.position
 
     def __enter__(self) -> None:
-        self._outside = _Snapshot()
-        self._state.restore()
+        self._outside = Snapshot()
+        self.position.restore()
 
     def __exit__(self, *error: object) -> None:
-        self._state = _Snapshot()
+        self.position = Snapshot()
         self._outside.restore()
 
+    def load_state(self, state: State) -> None:
+        """Set this stream to a state of :meth:`Snapshot.state`."""
+        with kept():
+            set_host_state(state)
+            self.position = Snapshot()
 
-class _Snapshot:
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Restore the host's generators at the end of this context."""
+    outside = Snapshot()
+    try:
+        yield
+    finally:
+        outside.restore()
+
+
+class Snapshot:
     """The host's generators in their own formats: ten times faster than tensors."""
 
     def __init__(self) -> None:
@@ -130,3 +146,9 @@ class _Snapshot:
         torch.default_generator.set_state(self._torch)
         random.setstate(self._python)
         np.random.set_state(self._numpy)
+
+    def state(self) -> State:
+        """The same as tensors, as of :func:`host_state`."""
+        with kept():
+            self.restore()
+            return host_state()

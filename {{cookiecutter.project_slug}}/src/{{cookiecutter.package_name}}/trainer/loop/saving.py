@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint import Checkpoint, is_sharded, read_all
-from ..data import randomness
+from ..data import loader_state, randomness
 from ..errors import CheckpointError
 from ..launch.cluster import Layout
 from ..logging import torchmetrics_state
@@ -49,6 +49,7 @@ def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
         "torchmetrics": torchmetrics_state.state(fit.module),
         "strategy": fit.strategy.rank_local_state(),
         "gradients": _accumulated(fit, lambda gradient: not is_sharded(gradient)),
+        "loader": fit.feed.state(fit.position.batch, ends_epoch=fit.position.epoch_done),
     }
     return {
         f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()
@@ -85,11 +86,14 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             own, shared = checkpoint.own(layout.rank), fit.strategy.random_rank
             random = own if shared == layout.rank else checkpoint.own(shared)
             _load_rank_local_state(fit, own, random)
+            remarks += _load_loader(fit, own)
         else:
             remarks.append(
                 f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
                 "random states (dropout) are new; the order of the data does not change"
             )
+            if _part(checkpoint.own(0), "loader"):
+                remarks.append(loader_state.note_unused(fit.position.batch))
     except _NOT_OF_THIS_MODEL as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(f"{checkpoint.path}: does not match this model ({reason})") from None
@@ -152,6 +156,11 @@ def _load_rank_local_state(
     fit.outputs.recorder.load_state(_part(own, "log"))
     torchmetrics_state.load(fit.module, _part(own, "torchmetrics"))
     randomness.set_full_state(_part(random, "random"), fit.strategy.devices)
+
+
+def _load_loader(fit: FitParts, own: Mapping[str, Tensor]) -> list[str]:
+    state = _part(own, "loader")
+    return fit.feed.load_state(state, fit.position.batch) if state else []
 
 
 def _part(own: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -1,0 +1,164 @@
+"""Loaders that say their position: a resume within an epoch reads no batch again."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from my_project import trainer
+from my_project.trainer import CheckpointError, checkpoint
+from my_project.trainer.data import feed as feeds
+
+SAMPLES, SIZE = 24, 4
+
+
+class Noisy(IterableDataset[Tensor]):
+    """Samples with noise of three libraries, from its position on; counts its reads."""
+
+    def __init__(self) -> None:
+        self.position, self.reads = 0, 0
+        self.also: Any = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.position < SAMPLES:
+            self.reads += 1
+            noise = [float(torch.rand(1)), float(np.random.rand()), random.random()]
+            self.position += 1
+            yield torch.tensor([float(self.position), *noise])
+        self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "also": self.also}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+LOADERS: dict[str, Callable[[Noisy], DataLoader[Any]]] = {
+    "dataset": lambda dataset: DataLoader(dataset, SIZE),
+    "loader": lambda dataset: StatefulDataLoader(dataset, SIZE),
+    "loader with workers": lambda dataset: StatefulDataLoader(dataset, SIZE, num_workers=2),
+}
+PLAIN = LOADERS["dataset"]
+
+
+def read(feed: feeds.Feed, start: int = 0) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """The batches of an epoch, and the state after each."""
+    batches, states = [], []
+    for each in feed.epoch(1, start):
+        batches.append(each.data)
+        states.append(feed.state(each.number + 1, ends_epoch=False))
+    return batches, states
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("limit", [feeds.ALL, feeds.BatchLimit("limit_train_batches", 5)])
+def test_it_goes_on_from_any_batch_without_reading_earlier_ones(
+    kind: str, limit: feeds.BatchLimit
+) -> None:
+    def feed(dataset: Noisy) -> feeds.Feed:
+        share = feeds.Share(replica=0, replicas=1, seed=3)
+        return feeds.ReplayFeed(LOADERS[kind](dataset), share, 1, limit=limit)
+
+    has_workers = "workers" in kind  # each reads the whole stream, with its own random numbers
+    whole, states = read(feed(Noisy()))
+    assert len(whole) == (SAMPLES * (1 + has_workers) // SIZE if limit.is_none else 5)
+    for start in range(1, len(whole)):
+        dataset = Noisy()
+        resumed = feed(dataset)
+        notes = resumed.load_state(states[start - 1], start)
+        assert len(notes) == has_workers
+        rest, later = read(resumed, start)
+        columns = slice(1 if has_workers else None)
+        for one, other in zip(rest, whole[start:], strict=True):
+            assert torch.equal(one[:, columns], other[:, columns])
+        if kind == "dataset" and limit.is_none:
+            assert dataset.reads == SAMPLES - start * SIZE
+        assert [each["tree"].tolist() for each in later] == [
+            each["tree"].tolist() for each in states[start:]
+        ]
+        if limit.is_none:  # the next epoch is read from its beginning
+            assert len(read(resumed)[0]) == len(whole)
+
+
+class Net(trainer.TrainingModule):
+    def __init__(self, dataset: Noisy, loader: Callable[[Noisy], DataLoader[Any]] = PLAIN) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 1))
+        self.dataset, self.loader = dataset, loader
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self.loader(self.dataset)
+
+
+def fit(folder: Path, module: Net, **options: Any) -> dict[str, Tensor]:
+    made = trainer.Trainer(
+        **{"accelerator": "cpu", "devices": 1, "max_epochs": 2, "default_root_dir": folder},
+        **{"checkpoint_every_n_steps": 1, "loggers": [], **options},
+    )
+    made.fit(module)
+    found = checkpoint.Checkpoint(checkpoint.resolve(made.run_directory)).state()["model"]
+    weights: dict[str, Tensor] = found
+    return weights
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize(
+    ("limit", "stop", "rest"),
+    [
+        (1.0, 9, SAMPLES - 3 * SIZE),  # in the second epoch, after three of six batches
+        (1.0, 6, SAMPLES),  # between the epochs
+        (4, 4, 2 * SIZE),  # where the second epoch goes on with the stream: two batches are left
+    ],
+)
+def test_a_fit_resumes_exactly_and_reads_only_the_rest(
+    tmp_path: Path, limit: float, stop: int, rest: int
+) -> None:
+    limited = {"limit_train_batches": limit}
+    whole = fit(tmp_path, Net(Noisy()), run_name="whole", **limited)
+    fit(tmp_path, Net(Noisy()), run_name="run", max_steps=stop, **limited)
+    dataset = Noisy()
+    resumed = fit(tmp_path, Net(dataset), run_name="run", resume="auto", **limited)
+    assert dataset.reads == rest
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.usefixtures("apart")
+def test_what_cannot_be_used_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path, Net(Noisy()), run_name="run", max_steps=3)
+    capfd.readouterr()
+    dataset = Noisy()
+    fit(tmp_path, Net(dataset), run_name="run", resume="auto", accumulate_grad_batches=2)
+    told = "the first 2 batches of the epoch are read again and skipped"
+    assert told in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_dataset_that_workers_copy_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, Net(Noisy(), lambda dataset: DataLoader(dataset, SIZE, num_workers=1)))
+    assert "use torchdata's StatefulDataLoader" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_state_that_cannot_be_saved_is_refused_in_a_line(tmp_path: Path) -> None:
+    dataset = Noisy()
+    dataset.also = object()
+    with pytest.raises(CheckpointError, match=r"^loader/also is a object; a checkpoint supports"):
+        fit(tmp_path, Net(dataset))

@@ -168,7 +168,8 @@ class Server:
                 return
             is_told = self._index == 0 and worker.rank >= self._servers
             if is_lost and is_told and not self._closing:
-                left = len(self._workers)
+                # Others may not have joined yet.
+                left = len(self._workers) + self._expected - len(self._joined)
                 others = f"the other {left} workers continue" if left > 1 else "1 worker continues"
                 _say(f"note: rank {worker.rank} was lost in its step {worker.started}; {others}")
             self._step_if_due()

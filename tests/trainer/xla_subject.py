@@ -154,7 +154,7 @@ def refused(folder: str, devices: int) -> Any:
     return [
         line(lambda: made(folder, devices, accelerator="tpu")),
         line(lambda: made(folder, devices, precision="16-mixed")),
-        line(lambda: made(folder, devices, compile=["layers"])),
+        line(lambda: made(folder, devices, compile=True)),
         line(lambda: made(folder, devices).find_batch_size(Net(), data())),
         line(lambda: made(folder, devices).fit(Words(), data())),
         "torch_xla" in sys.modules,

@@ -68,6 +68,15 @@ def sync() -> None:
     torch_xla.sync()
 
 
+def sync_outside_steps() -> None:
+    """The same, with the device's generator left as it is, which :func:`sync` moves on."""
+    from torch_xla.core import xla_model
+
+    state = xla_model.get_rng_state()
+    sync()
+    xla_model.set_rng_state(state)
+
+
 def sum_over_devices(tensor: Tensor) -> Tensor:
     """Sum over all TPU devices, inside the graph: the host does not take part."""
     from torch_xla.core import xla_model
@@ -78,7 +87,7 @@ def sum_over_devices(tensor: Tensor) -> Tensor:
 
 def on_cpu(state: dict[str, Any]) -> dict[str, Any]:
     """Copy all tensors in a nested dict to the CPU."""
-    sync()
+    sync_outside_steps()
     copied: dict[str, Any] = tree_map_only(Tensor, lambda each: each.cpu(), state)
     return copied
 

@@ -133,7 +133,7 @@ class XLA(ProcessGroupStrategy):
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         outputs = super().forward(stage, batch, batch_idx)
         if stage != "training":
-            runtime.sync()
+            runtime.sync_outside_steps()
         return outputs
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:

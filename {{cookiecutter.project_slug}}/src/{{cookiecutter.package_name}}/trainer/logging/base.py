@@ -53,9 +53,10 @@ def _plain(value: Any) -> Any:
 class Logger:
     """Writes the values of a run; override :meth:`write`, and other methods if you need them.
 
-    It is created on every rank, but its methods are called on rank 0 only: open files and
-    connections in :meth:`start`. If a method raises, a warning says so, and this logger is not
-    called any more; training continues. Training waits for each method.
+    It is created on every rank, but its methods are called on rank 0 only, in order, in a thread
+    of this logger: open files and connections in :meth:`start`. Training waits for pending calls
+    at the start, at checkpoints and at the end. If a method raises, or does not return for two
+    minutes, a warning says so, and this logger is not called any more; training continues.
 
     Example::
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from ..errors import one_line
 from .base import LoggedRun, Logger
+from .callers import Caller, LoggerHangs, caller_of
 from .metrics import Recorder
 from .progress import Progress
 
@@ -26,7 +27,7 @@ class Outputs:
 
     recorder: Recorder
     progress: Progress
-    loggers: dict[str, Logger] = field(default_factory=dict)
+    loggers: dict[str, Caller] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)
     validated: dict[str, float] = field(default_factory=dict)
     epoch_values: dict[str, float] = field(default_factory=dict)
@@ -38,7 +39,8 @@ class Outputs:
         """Write values to the loggers, and keep them as the run's latest values."""
         if values:
             self.latest.update(values)
-            self._call_each(lambda name, logger: logger.write(step, epoch, values))
+            given = dict(values)  # a thread may read them later
+            self._each(lambda _, each: each.send(lambda logger: logger.write(step, epoch, given)))
 
     def write_speed(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write the speed of training, and other measurements; they are no result of the run."""
@@ -47,7 +49,9 @@ class Outputs:
         measured = dict(values)
         for read in self.measurements:
             measured |= read()
-        self._call_each(lambda name, logger: logger.write_speed(step, epoch, measured))
+        self._each(
+            lambda _, each: each.send(lambda logger: logger.write_speed(step, epoch, measured))
+        )
 
     def log_to(self, loggers: Mapping[str, Logger], run: LoggedRun, resumed_at: int | None) -> None:
         """Write values to loggers from now on.
@@ -57,29 +61,37 @@ class Outputs:
             run: What they are told of the run.
             resumed_at: Step after which their logs are continued; ``None``: new logs.
         """
-        self.loggers = dict(loggers)
-        self._call_each(lambda name, logger: logger.start(run))
+        self.loggers = {name: caller_of(logger) for name, logger in loggers.items()}
+        self._each(lambda _, each: each.do(lambda logger: logger.start(run)))
         if resumed_at is not None:
-            positions = self.log_positions
-            self._call_each(lambda name, each: each.resume(positions.get(name), resumed_at))
+            self._each(lambda name, each: each.do(self._resumed(name, resumed_at)))
 
     def positions(self) -> dict[str, int]:
         """Position of each log, for a checkpoint."""
-        return self._call_each(lambda name, logger: int(logger.position()))
+        return self._each(lambda _, each: each.do(lambda logger: int(logger.position())))
 
     def close(self) -> None:
         """Close the loggers."""
-        self._call_each(lambda name, logger: logger.close())
+        self._each(lambda _, each: each.do(lambda logger: logger.close()))
+        for each in self.loggers.values():
+            each.end()
 
-    def _call_each(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
-        """Call all loggers; one that raises is not called any more, which is said once."""
+    def _resumed(self, name: str, step: int) -> Callable[[Logger], None]:
+        return lambda logger: logger.resume(self.log_positions.get(name), step)
+
+    def _each(self, call: Callable[[str, Caller], T]) -> dict[str, T]:
+        """Call all loggers; one that raises or hangs is not called any more, which is said once."""
         results: dict[str, T] = {}
-        for name, logger in list(self.loggers.items()):
+        for name, caller in list(self.loggers.items()):
             try:
-                results[name] = call(name, logger)
+                results[name] = call(name, caller)
+            except LoggerHangs as error:
+                self._drop(name, str(error))
             except Exception as error:  # a logger may raise anything
-                del self.loggers[name]
-                reason = f"{type(error).__name__}: {one_line(error)}"
-                line = f"warning: logger {name!r} is not used any more: it raised {reason}"
-                print(line, file=sys.stderr, flush=True)
+                self._drop(name, f"it raised {type(error).__name__}: {one_line(error)}")
         return results
+
+    def _drop(self, name: str, reason: str) -> None:
+        self.loggers.pop(name).end()
+        line = f"warning: logger {name!r} is not used any more: {reason}"
+        print(line, file=sys.stderr, flush=True)

@@ -133,7 +133,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "distributed_backend": ("tpu_spawn", "rpc", "colossalai", "fsdp_native"),
     "plugins": ("ddp_fully_sharded", "fsdp_native", "apex", "native"),
     "precision": ("double", "fp16", "bfloat16", "transformer-engine", "64-true", "nf4", "apex"),
-    "loggers": ("[wandb]", "[mlflow]", "[neptune]", "[TensorBoardLogger]"),
+    "loggers": ("[comet]", "[clearml]", "[neptune]", "[TensorBoardLogger]"),
     "amp_backend": ("apex",),
 }
 

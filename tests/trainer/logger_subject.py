@@ -1,10 +1,16 @@
-"""Loggers of a user: one that keeps lines in a file, and those that fail."""
+"""Loggers of a user: one that keeps lines in a file, and those that fail.
+
+``python -m logger_subject OPTIONS`` fits with these options, in JSON.
+"""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import callback_subject
+from my_project import trainer
 from my_project.trainer import LoggedRun, Logger
 
 
@@ -93,3 +99,7 @@ def lines(directory: Path, name: str = "Lines") -> list[str]:
     """What ``Lines`` has written, without the speed."""
     written = (directory / f"{name}.txt").read_text().splitlines()
     return [line for line in written if "speed/" not in line]
+
+
+if __name__ == "__main__":
+    trainer.Trainer(**json.loads(sys.argv[1])).fit(callback_subject.Net())

@@ -260,7 +260,10 @@ def test_the_documents_1_bit_adam_with_stage_2_is_refused_with_the_reason() -> N
 def test_a_name_that_does_not_exist_says_what_does() -> None:
     for name, text in (
         ("DDPPlugn", "there is no DDPPlugn; did you mean 'DDPPlugin' or"),
-        ("NeptuneLogger", "'NeptuneLogger' is not built; use 'csv' or 'tensorboard'"),
+        (
+            "NeptuneLogger",
+            "'NeptuneLogger' is not built; use csv, tensorboard, wandb or mlflow",
+        ),
         ("ModelCheckpoint", "ModelCheckpoint: the trainer saves checkpoints; see BestCheckpoint"),
     ):
         with pytest.raises(ImportError, match=text) as raised:

@@ -136,7 +136,8 @@ def test_a_logger_that_hangs_is_said_once_and_training_goes_on(
         event.set()
     whole = fit(["csv", bare], run_name="whole")
     assert (hangs.calls, calls[-1], calls.count(method)) == (calls, method, 1)
-    assert made.run_directory is not None and whole.run_directory is not None
+    assert made.run_directory is not None
+    assert whole.run_directory is not None
     ours, theirs = (each.run_directory / "metrics.csv" for each in (made, whole))
     assert ours.read_bytes() == theirs.read_bytes()
     assert {step for step, _, _ in bare.kept} == {1, 2, 3}
@@ -173,7 +174,10 @@ def test_training_goes_on_while_a_logger_writes() -> None:
             ["cvs"],
             ["loggers[0]='cvs' is no built-in logger and no class path; did you mean 'csv'?"],
         ),
-        (["neptune"], ["loggers='neptune' is not built; use 'csv' or 'tensorboard'"]),
+        (
+            ["neptune"],
+            ["loggers='neptune' is not built; use csv, tensorboard, wandb or mlflow"],
+        ),
         (["os.path"], ["loggers[0]='os.path' is not a Logger"]),
         (
             ["csv", print],

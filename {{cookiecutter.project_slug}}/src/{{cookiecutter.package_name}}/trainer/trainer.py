@@ -120,8 +120,8 @@ class Trainer:
         run_name: Name of the run directory; default: the time. A directory that contains a run is
             an error, unless it is resumed or overwritten.
         overwrite: Remove the existing run in the directory, when the new one is ready to start.
-        loggers: Loggers of a fit: ``"csv"``, ``"tensorboard"``, objects, class paths, or dicts with
-            ``class_path``, ``init_args`` and ``name``.
+        loggers: Loggers of a fit: ``"csv"``, ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, objects,
+            class paths, or dicts with ``class_path``, ``init_args`` and ``name``.
         enable_progress_bar: Show step, loss, speed and remaining time.
         auto_select_gpus: If ``devices`` is a number: select idle GPUs.
         gpus: Older spelling of ``devices``, with its own rules; ``None`` and 0 mean the CPU.

@@ -15,7 +15,7 @@ _TPU = "is for TPUs, which are not supported; use accelerator='gpu' or 'cpu'"
 _ZERO_2 = "(ZeRO stage 2) is not built; use strategy='fsdp', which shards parameters too"
 _ASYNCHRONOUS = "trains asynchronously, which is not built; use strategy='ddp'"
 _SCHEDULER = "starts processes by another framework; start this command with srun or torchrun"
-_LOGGER = "is not built; use 'csv' or 'tensorboard'"
+_LOGGER = "is not built; use csv, tensorboard, wandb or mlflow"
 _NAMED_BY_CLASS = "is a class' name; use {!r}"
 
 
@@ -100,9 +100,10 @@ _PRECISIONS: Mapping[str, str] = {
 }
 
 _LOGGERS: Mapping[str, str] = {
-    **dict.fromkeys(("wandb", "WandbLogger", "mlflow", "MLFlowLogger"), _LOGGER),
     **dict.fromkeys(("neptune", "NeptuneLogger", "comet", "CometLogger"), _LOGGER),
     **dict.fromkeys(("test_tube", "TestTubeLogger", "clearml", "aim"), _LOGGER),
+    "WandbLogger": _NAMED_BY_CLASS.format("wandb"),
+    "MLFlowLogger": _NAMED_BY_CLASS.format("mlflow"),
     "CSVLogger": _NAMED_BY_CLASS.format("csv"),
     "TensorBoardLogger": _NAMED_BY_CLASS.format("tensorboard"),
 }

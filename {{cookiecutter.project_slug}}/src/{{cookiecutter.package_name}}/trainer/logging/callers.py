@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from .base import Logger
-from .loggers import BUILT_IN
 
 T = TypeVar("T")
 _Call = Callable[[Logger], object]
@@ -40,8 +39,8 @@ class Caller(Protocol):
 
 
 def caller_of(logger: Logger) -> Caller:
-    """Return what calls a logger. The trainer's own write to local files, at once."""
-    return AtOnce(logger) if type(logger) in BUILT_IN.values() else InThread(logger)
+    """Return what calls a logger."""
+    return InThread(logger) if logger.in_thread else AtOnce(logger)
 
 
 class AtOnce(Caller):
@@ -117,4 +116,3 @@ class InThread(Caller):
                 self._error = error
                 return
             self._began = None
-

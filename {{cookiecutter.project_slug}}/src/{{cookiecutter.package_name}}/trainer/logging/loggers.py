@@ -1,4 +1,4 @@
-"""The loggers of the trainer by name: CSV file and TensorBoard."""
+"""The loggers of the trainer by name; here: CSV file and TensorBoard."""
 
 import csv
 from collections.abc import Mapping
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .base import LoggedRun, Logger
+from .mlflow_logger import MLflowLogger
+from .wandb_logger import WandbLogger
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -18,6 +20,7 @@ class CSVLogger(Logger):
     """
 
     name = "csv"
+    in_thread = False
     _metrics: "_Table"
     _speed: "_Table"
 
@@ -86,6 +89,7 @@ class TensorBoardLogger(Logger):
     """Event files in ``tensorboard/``; TensorBoard is imported at the first value."""
 
     name = "tensorboard"
+    in_thread = False
     _directory: Path
     _writer: "SummaryWriter | None"
     _purge_step: int | None
@@ -114,4 +118,6 @@ class TensorBoardLogger(Logger):
             self._writer.close()
 
 
-BUILT_IN: dict[str, type[Logger]] = {each.name: each for each in (CSVLogger, TensorBoardLogger)}
+BUILT_IN: dict[str, type[Logger]] = {
+    each.name: each for each in (CSVLogger, TensorBoardLogger, WandbLogger, MLflowLogger)
+}

@@ -1,0 +1,114 @@
+"""W&B and MLflow, with the real libraries and without a network."""
+
+import csv
+import importlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.project import run
+
+from my_project import trainer
+
+AT_4 = "runs/run/checkpoints/step-00000004"
+
+
+def fit(folder: Path, logger: Any, **options: Any) -> dict[str, Any]:
+    """Fit in a process of its own; the record of the run at the service."""
+    shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "run_name": "run"}
+    shared |= {"log_every_n_steps": 1, "checkpoint_every_n_steps": 2, "loggers": [logger, "csv"]}
+    done = run(["-m", "logger_subject", json.dumps({**shared, **options})], cwd=folder)
+    assert "not used any more" not in done.stderr, done.stderr
+    record = folder / "runs" / "run" / logger["class_path"] / "run.json"
+    kept: dict[str, Any] = json.loads(record.read_text())
+    return kept
+
+
+def fit_and_resume(folder: Path, logger: dict[str, Any]) -> str:
+    """Six steps, then eight of which those from the fifth on are trained again; the run's id."""
+    first = fit(folder, logger, max_steps=6)
+    # As a process that is killed while it writes leaves it.
+    values = folder / "runs" / "run" / logger["class_path"] / "values.jsonl"
+    with values.open("a") as file:
+        file.write('[7, {"lo')
+    second = fit(folder, logger, max_steps=8, resume=AT_4)
+    assert first["id"] == second["id"]
+    return str(first["id"])
+
+
+@pytest.mark.needs("mlflow")
+def test_mlflow_continues_its_run_without_a_step_twice(tmp_path: Path) -> None:
+    mlflow = importlib.import_module("mlflow")
+    database = f"sqlite:///{tmp_path}/mlflow.db"
+    where = {"tracking_uri": database, "experiment": "mine"}
+    known = fit_and_resume(tmp_path, {"class_path": "mlflow", "init_args": where})
+    client = mlflow.MlflowClient(database)
+    found = client.get_run(known)
+    assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
+    assert found.data.params["trainer.max_steps"] == "6"
+    for name in ("loss", "epoch", "speed/seconds_per_step"):
+        steps = [each.step for each in client.get_metric_history(known, name)]
+        assert sorted(steps) == list(range(1, 9))
+    validated = [each.step for each in client.get_metric_history(known, "val_loss")]
+    assert sorted(validated) == [4, 6, 8]
+    assert len(client.search_runs([found.info.experiment_id])) == 1
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """Records of a W&B file: LevelDB's log format, after a header of seven bytes."""
+    position, record = 7, b""
+    while position + 7 <= len(data):
+        left = 2**15 - position % 2**15
+        if left < 7:
+            position += left
+            continue
+        length, kind = (
+            int.from_bytes(data[position + 4 : position + 6], "little"),
+            data[position + 6],
+        )
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    """The rows of a W&B file."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows: list[dict[str, Any]] = []
+    for data in records(path.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        items = record.history.item
+        rows.append({"".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
+    return rows
+
+
+@pytest.mark.needs("wandb")
+def test_wandb_s_newest_offline_folder_has_the_whole_run(tmp_path: Path) -> None:
+    offline = {"mode": "offline", "project": "p"}
+    known = fit_and_resume(tmp_path, {"class_path": "wandb", "init_args": offline})
+    first, second = sorted(tmp_path.glob(f"runs/run/wandb/offline-run-*/run-{known}.wandb"))
+    assert [row["step"] for row in history(first) if "loss" in row] == [1, 2, 3, 4, 5, 6]
+    rows = history(second)
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [row["step"] for row in rows if "val_loss" in row] == [4, 6, 8]
+    table = csv.reader((tmp_path / "runs" / "run" / "metrics.csv").read_text().splitlines())
+    losses = [float(value) for _, _, name, value in table if name == "loss"]
+    assert [row["loss"] for row in rows if "loss" in row] == losses
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_whose_package_is_missing_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+    line = f"loggers: '{name}' needs the package {name}: make {name}, or pip install '.[{name}]'"
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(accelerator="cpu", loggers=[name])
+    assert caught.value.problems == [line]

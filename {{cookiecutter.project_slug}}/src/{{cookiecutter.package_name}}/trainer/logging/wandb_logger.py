@@ -1,0 +1,58 @@
+"""Weights & Biases."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from .base import LoggedRun
+from .remote import RemoteLogger, require
+
+
+class WandbLogger(RemoteLogger):
+    """A run at Weights & Biases, with the configuration of this run; files are in ``wandb/``.
+
+    W&B cannot continue a run offline: after a resume, the newest ``wandb/offline-run-*`` has all
+    values of the run, and ``wandb sync`` of it replaces what was synced of earlier ones.
+
+    Args:
+        project: Name of the project; default: W&B's own (``WANDB_PROJECT``).
+        mode: ``"offline"``: write files only, for ``wandb sync``; default: W&B's own
+            (``WANDB_MODE``).
+    """
+
+    name = "wandb"
+    _run: Any
+
+    def __init__(
+        self, project: str | None = None, mode: Literal["online", "offline"] | None = None
+    ) -> None:
+        require("wandb")
+        self.project, self.mode = project, mode
+
+    def open(self, run: LoggedRun, known: str | None) -> str:
+        """Open the run."""
+        import wandb
+
+        self._run = wandb.init(
+            project=self.project,
+            name=run.name,
+            id=known,
+            resume="allow",
+            config=dict(run.configuration),
+            dir=str(run.directory),
+            mode=self.mode,
+        )
+        # W&B's own step cannot stand still, as for a validation after the values of a step.
+        self._run.define_metric("*", step_metric="step")
+        if self._run.offline:
+            for step, values in self.sent():
+                self.send(step, values)
+        return str(self._run.id)
+
+    def send(self, step: int, values: Mapping[str, float]) -> None:
+        """Log values over ``step``."""
+        self._run.log({**values, "step": step})
+
+    def close(self) -> None:
+        """Finish the run."""
+        super().close()
+        self._run.finish()

@@ -82,11 +82,15 @@ def search_path() -> str:
     return f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 
-def until(condition: Callable[[], object], what: str, timeout: float = 600) -> None:
-    """Wait for a condition, asked ten times a second."""
+def until(
+    condition: Callable[[], object], what: str | Callable[[], str], timeout: float = 600
+) -> None:
+    """Wait for a condition, asked ten times a second; `what` is asked when it does not come."""
     end = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < end, f"not within {timeout:g} s: {what}"
+        assert time.monotonic() < end, (
+            f"not within {timeout:g} s: {what if isinstance(what, str) else what()}"
+        )
         time.sleep(0.1)
 
 
@@ -189,7 +193,11 @@ class Job:
 
     def finish(self, timeout: float = 600) -> str:
         """Wait for its end, and return in which state it is and how often it was requeued."""
-        until(lambda: self.ask("JobState") in OVER, f"end of job {self.id}:\n{self.log}", timeout)
+        until(
+            lambda: self.ask("JobState") in OVER,
+            lambda: f"end of job {self.id}:\n{self.log}",
+            timeout,
+        )
         return f"{self.ask('JobState')} after {self.ask('Restarts')} restarts"
 
     def step(self) -> int:
@@ -203,7 +211,11 @@ class Job:
 
     def reach(self, step: int, timeout: float = 600) -> None:
         """Wait until it has made so many steps."""
-        until(lambda: self.step() >= step, f"step {step} of job {self.id}:\n{self.log}", timeout)
+        until(
+            lambda: self.step() >= step,
+            lambda: f"step {step} of job {self.id}:\n{self.log}",
+            timeout,
+        )
 
     def signal(self) -> None:
         """Send what SLURM sends ahead of a time limit."""

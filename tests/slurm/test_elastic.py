@@ -61,9 +61,17 @@ def has_processes(job: Job, count: str) -> None:
     """Wait until its newest attempt, of so many processes, has gone on from a checkpoint."""
 
     def has() -> bool:
-        return layouts(job)[-1] == count and len(resumed(job)) == len(layouts(job)) - 1
+        # An attempt may end before it resumes: where a process' start takes long, for example.
+        newest = job.log.rpartition("layout: ")[2]
+        return newest.startswith(f"{count} processes on {count} nodes") and "resumed" in newest
 
-    until(has, f"{count} processes:\n{job.log}", 240)
+    until(has, lambda: f"{count} processes:\n{job.log}\n{queue(job)}", 240)
+
+
+def queue(job: Job) -> str:
+    """Return the cluster's jobs and nodes."""
+    slurm = job.project.cluster.slurm
+    return f"{slurm('squeue', '--states=all')}\n{slurm('sinfo', '--Node', '--long')}"
 
 
 def resumed(job: Job) -> list[int]:
@@ -82,7 +90,7 @@ def replacements(job: Job) -> list[Job]:
 
 def replacement(job: Job) -> Job:
     """Wait for the one job that stands in for a lost node."""
-    until(lambda: replacements(job), f"replacement:\n{job.log}")
+    until(lambda: replacements(job), lambda: f"replacement:\n{job.log}")
     (only,) = replacements(job)
     return only
 

@@ -109,7 +109,7 @@ def test_a_lost_node_brings_a_job_back(on_cluster: Project, undisturbed: Job) ->
     job = on_cluster.submit("train.sh", *fit, sbatch=(*SMALL, "--exclude=node1"))
     job.reach(12)
     assert on_cluster.cluster.control("kill", "node3").returncode == 0
-    until(lambda: job.has_requeued(1), f"requeue:\n{job.log}")
+    until(lambda: job.has_requeued(1), lambda: f"requeue:\n{job.log}")
     assert on_cluster.cluster.control("start", "node3").returncode == 0
     assert job.finish(200) == "COMPLETED after 1 restarts", job.log
     assert_same(job, undisturbed)

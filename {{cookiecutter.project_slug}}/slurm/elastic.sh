@@ -55,7 +55,7 @@ esac
 rdzv_conf=keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=5
 replacement=$run_name-replacement
 replaced=0 code=0
-declare -A agents=() started=() attempts=()
+declare -A agents=() boots=() attempts=()
 
 start_agent() { # NODE
     local conf=$rdzv_conf
@@ -71,7 +71,7 @@ start_agent() { # NODE
         --rdzv-conf="$conf" -m "${fit[@]}" > >(trap '' TERM USR1 && exec sed -u "s/^/$1: /") 2>&1 &
     agents[$1]=$!
     steps+=($!)
-    started[$1]=$(date +%FT%T)
+    boots[$1]=$(boot_seconds "$1")
     attempts[$1]=$((${attempts[$1]-0} + 1))
     if [ "$signal" = USR1 ]; then kill -USR1 $!; fi
 }
@@ -82,10 +82,18 @@ nodes() {
     list=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && scontrol show hostnames "$list"
 }
 
+# When a node has booted, in seconds; nothing while SLURM's controller is unavailable.
+boot_seconds() { # NODE
+    if [[ $(scontrol --oneliner show node "$1") =~ \ BootTime=([0-9T:-]+) ]]; then date -d "${BASH_REMATCH[1]}" +%s; fi
+}
+
 # Whether a node has rebooted since its agent started: srun itself may keep waiting for the agent.
+# SLURM computes this time from the node's uptime at each message, which may take seconds.
 has_rebooted() { # NODE
-    [[ $(scontrol --oneliner show node "$1") =~ \ BootTime=([0-9T:-]+) ]] &&
-        [[ ${BASH_REMATCH[1]} > ${started[$1]} ]]
+    local boot
+    boot=$(boot_seconds "$1")
+    if [ -z "${boots[$1]}" ]; then boots[$1]=$boot; fi
+    [ -n "$boot" ] && [ "$boot" -gt $((${boots[$1]} + 30)) ]
 }
 
 # Submit a replacement job for each missing node; existing ones are found by their name.
@@ -201,6 +209,10 @@ while [ -n "${agents[*]}" ]; do
     elif [[ $outcome == "failed error: "* ]]; then
         # An error of the user, such as an unknown option: a retry would fail again.
         end_agents TERM
+    elif [[ -z $signal && $outcome == "preempted SIGTERM"* ]]; then
+        # Agents stop the ranks like this to let a node in. The next attempt removes the file, however
+        # long its start takes.
+        deadline=''
     elif [ -n "$signal" ] || [[ $outcome != failed* ]]; then
         # The run ends. Or one rank has left and the others restart, which removes the file.
         deadline=${deadline:-$((SECONDS + SAVE_SECONDS))}

@@ -105,6 +105,7 @@ def test_a_copy_computes_with_its_own_parameters():
     assert [layer.calls.item() for layer in network.layers] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_found_with_it(monkeypatch, tmp_path):
     sizes = []
     forward = Block.forward
@@ -217,6 +218,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(each, marks=marks(each)) for each in RUNS])
+@pytest.mark.slow
 def test_every_strategy_trains_the_same(tmp_path, name):
     options = json.dumps({"devices": 2, **RUNS[name]})
     done = run(["-m", "checkpointed_subject", tmp_path, options])

@@ -103,6 +103,7 @@ def test_a_mesh_equals_one_process(results: Any, name: str, case: str) -> None:
         assert_close(read(own / way), read(one / case), tolerance)
 
 
+@pytest.mark.slow
 def test_one_process_resumes_what_two_have_saved(results: Any, apart: None, tmp_path: Path) -> None:
     case, saved = CASES["not-divisible"], results("two") / "not-divisible-half"
     train(case, tmp_path, {"devices": 1}, run_name="ported", resume=str(saved))

@@ -117,6 +117,7 @@ def told(folder: Path, *trained: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("removed", [*([name] for name in HERE), HERE], ids="-".join)
+@pytest.mark.slow
 def test_an_engine_is_removed_with_its_folder(tmp_path, removed):
     folder = copied(tmp_path)
     for engine in removed:

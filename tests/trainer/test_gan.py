@@ -81,6 +81,7 @@ def untrained() -> float:
         pytest.param("fsdp", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_what_it_generates_comes_close_to_what_is_real(trained, untrained, strategy):
     distances = [value for _, name, value in rows(trained(strategy)) if name == "val_distance"]
     assert len(distances) == EPOCHS

@@ -36,6 +36,7 @@ def checks(folder: str | Path, words: str) -> list[str]:
     ],
     ids=["own", "template"],
 )
+@pytest.mark.slow
 def test_some_checks_pass_on_the_cpu(folder, words, counts):
     done = run(checks(folder, words), extra=DRY)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -121,6 +121,7 @@ def test_weights_that_forked_ranks_would_share_are_refused(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_forks_after_the_parent_has_computed_with_threads(tmp_path):
     done = run_script(
         tmp_path,

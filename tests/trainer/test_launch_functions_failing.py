@@ -102,6 +102,7 @@ def test_a_second_interrupt_ends_the_ranks_at_once_and_not_the_parent(tmp_path, 
         ("ddp_fork", signal.SIGTERM),
     ],
 )
+@pytest.mark.slow
 def test_a_parent_that_is_ended_takes_its_ranks_along(tmp_path, strategy, number):
     variables = at_root() | {"TRAINER_SAVE_SECONDS": "2"}
     process = start([write(tmp_path, INTERRUPTED), strategy], cwd=tmp_path, extra=variables)

@@ -14,6 +14,7 @@ HYDRA = ["mpiexec.hydra", "-n", "2"]
 
 
 @pytest.mark.needs("mpiexec.hydra")
+@pytest.mark.slow
 def test_two_processes_are_one_run(tmp_path: Path) -> None:
     done = run(arguments(tmp_path, "run"), cwd=tmp_path, extra=at_root(), by=HYDRA)
     assert done.returncode == 0, done.stderr

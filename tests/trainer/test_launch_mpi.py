@@ -58,6 +58,7 @@ def test_ddp_trains_as_it_does_by_our_own_launcher(tmp_path):
     assert losses(tmp_path / "mpirun") == losses(tmp_path / "ours")
 
 
+@pytest.mark.slow
 def test_two_launches_in_one_folder_do_not_meet(tmp_path):
     processes = [start(tmp_path, name) for name in ("one", "other")]
     try:

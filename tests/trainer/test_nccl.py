@@ -33,6 +33,7 @@ def command(name: str, strategy: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     "strategy", ["ddp", "torchrun", pytest.param("ddp_spawn", marks=pytest.mark.slow), "ddp_fork"]
 )
+@pytest.mark.slow
 def test_a_rank_that_raises_ends_the_run_though_its_group_cannot_be_destroyed(tmp_path, strategy):
     done = run(command("OverNCCL", strategy), cwd=tmp_path, extra=at_root())
     assert done.returncode == 1

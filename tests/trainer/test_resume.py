@@ -40,6 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize(("processes", "loader_workers"), LAYOUTS)
+@pytest.mark.slow
 def test_every_stop_step_resumes_to_the_last_bit(results, processes, loader_workers):
     _, lines = results(processes, loader_workers)
     steps = 2 * -(-44 // (4 * processes))

@@ -368,6 +368,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.slow
 def test_of_three_hundred_damaged_checkpoints_none_is_taken(tmp_path: Path) -> None:
     good = tmp_path / "good"
     save(good, 1, 2, 3)

@@ -180,6 +180,7 @@ STEPS = ("--trainer.max_steps", "4")
     ],
     ids=["ddp", "ddp 2", "ddp 2 global", "dp 2", "ddp2", "ddp2 on two nodes", "alone"],
 )
+@pytest.mark.slow
 def test_a_run_announces_what_its_ranks_read(tmp_path, options, nodes, batch, parts):
     arguments: list[str | Path] = [
         *("-m", PACKAGE, "fit", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"),

@@ -122,7 +122,7 @@ def fit(folder: Path, module: Net, **options: Any) -> dict[str, Tensor]:
     [
         (1.0, 9, SAMPLES - 3 * SIZE),  # in the second epoch, after three of six batches
         (1.0, 6, SAMPLES),  # between the epochs
-        (4, 4, 2 * SIZE),  # where the second epoch goes on with the stream: two batches are left
+        (4, 4, 2 * SIZE),  # the second epoch continues the stream: two batches remain
     ],
 )
 def test_a_fit_resumes_exactly_and_reads_only_the_rest(

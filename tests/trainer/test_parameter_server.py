@@ -235,6 +235,20 @@ def test_a_lost_worker_is_left_out_of_a_step_that_waits(
     )
 
 
+def test_workers_that_have_not_joined_yet_are_counted_when_one_is_lost(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    server = Server(0, 3, SECRET, 0, 20.0)
+    peers = Peers(2, 3, [server.port], SECRET, 20.0)
+    peers._connections[0].close()
+    end, told = time.monotonic() + 60, ""
+    while not told and time.monotonic() < end:
+        time.sleep(0.01)
+        told = capfd.readouterr().err
+    server.close()
+    assert told == "note: rank 2 was lost in its step 0; the other 2 workers continue\n"
+
+
 def test_an_error_of_an_optimizer_ends_all_workers() -> None:
     workers = Workers(2, 0)
 

@@ -1,4 +1,4 @@
-"""The trainer of the rendered project: bare, with a CSV logger, and with all that it has."""
+"""The rendered project's trainer: bare, with a CSV logger, its defaults, and all of its numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from meter import Job, Meter
-from my_project.trainer import Trainer, TrainingModule
+from my_project.trainer import Callback, Trainer, TrainingModule
+from my_project.trainer.callbacks.system_monitor import SystemMonitor
 from subjects import BATCH, WORLD_SIZE, Subject, build, optimizer_for
+
+
+class Counter(Callback):
+    """A callback of a user, called in every step."""
+
+    count = 0
+
+    def on_train_batch_end(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.count += 1
 
 
 class Module(TrainingModule):
@@ -34,6 +44,17 @@ class Module(TrainingModule):
         return DataLoader(self.subject.dataset, batch_size=BATCH, shuffle=True)
 
 
+class CountingModule(Module):
+    """Says what tokens and operations there are."""
+
+    def __init__(self, job: Job, meter: Meter, subject: Subject) -> None:
+        super().__init__(job, meter, subject)
+        self.flops_per_sample = 6.0 * sum(each.numel() for each in subject.net.parameters())
+
+    def count_tokens(self, batch: list[Tensor]) -> int:
+        return batch[0].numel()
+
+
 def run(job: Job, meter: Meter) -> Subject:
     subject = build(job.subject, job.epoch)
     variants: dict[str, dict[str, Any]] = {
@@ -41,6 +62,11 @@ def run(job: Job, meter: Meter) -> Subject:
         "bare": {"loggers": [], "enable_progress_bar": False},
         "logging": {"loggers": ["csv"], "enable_progress_bar": False},
         "everything": {},
+        "numbers": {
+            "callbacks": [Counter(), SystemMonitor()],
+            "log_gradient_norm": True,
+            "peak_flops": 1e11,
+        },
     }
     trainer = Trainer(
         accelerator="cpu",
@@ -50,5 +76,6 @@ def run(job: Job, meter: Meter) -> Subject:
         log_every_n_steps=50,
         **variants[job.variant],
     )
-    trainer.fit(Module(job, meter, subject))
+    kind = CountingModule if job.variant == "numbers" else Module
+    trainer.fit(kind(job, meter, subject))
     return subject

@@ -18,7 +18,7 @@ MARK = "@result "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contestant", choices=["raw", "bundled", "lightning_", "accelerate_"])
-    parser.add_argument("variant", choices=["bare", "logging", "everything"])
+    parser.add_argument("variant", choices=["bare", "logging", "everything", "numbers"])
     parser.add_argument("subject", choices=["mlp", "transformer"])
     parser.add_argument("--fused", action="store_true")
     parser.add_argument("--warmup", type=int, default=1000)

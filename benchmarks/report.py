@@ -17,6 +17,7 @@ NAMES = {
     "bundled bare": "**bundled trainer**, bare",
     "bundled logging": "**bundled trainer**, CSV every 50 steps",
     "bundled everything": "**bundled trainer**, its defaults",
+    "bundled numbers": "**bundled trainer**, its defaults and all other numbers",
     "accelerate_ bare": "Accelerate",
     "lightning_ bare": "Lightning, bare",
     "lightning_ logging": "Lightning, CSV every 50 steps",
@@ -46,7 +47,8 @@ HOW = """\
   even then. *Defaults* are the defaults of each: for both, logging every 50 steps, a progress bar
   and a checkpoint per epoch; Lightning logs to TensorBoard, the bundled trainer to CSV and
   TensorBoard. Lightning uses the faster of its two bars, because `rich` is installed. Output goes
-  to a terminal.
+  to a terminal. *All other numbers* are the gradient norm, tokens per second, MFU, `SystemMonitor`,
+  and a callback that counts batches.
 - An epoch has 1000 steps, so the time of the MLP includes a thousandth of a checkpoint per step;
   that of the transformer, which is measured within an epoch, includes none.
 - Fused AdamW is PyTorch's single-kernel implementation of the same optimizer. The examples of the

@@ -39,6 +39,8 @@ class Event:
     length: Length
     quick: Length
     entries: tuple[str, ...]
+    smoke: tuple[str, ...]
+    """Entries of a smoke run."""
 
 
 # Contestant, variant, and "fused" for PyTorch's one-kernel AdamW in place of its default one.
@@ -47,20 +49,24 @@ EVERYONE = (
     "bundled bare",
     "bundled logging",
     "bundled everything",
+    "bundled numbers",
     "accelerate_ bare",
     "lightning_ bare",
     "lightning_ logging",
     "lightning_ everything",
 )
 FUSED = ("raw bare fused", "bundled everything fused")
-SOME = tuple(entry for entry in EVERYONE if "logging" not in entry)
+SOME = tuple(entry for entry in EVERYONE if entry.split()[1] not in ("logging", "numbers"))
 # A smoke run starts each contestant once for each number of processes.
 SMOKE = ("raw bare", "bundled everything", "accelerate_ bare", "lightning_ everything")
+MLP = Length(1000, 4000, 1000), Length(50, 150, 100)
+TRANSFORMER = Length(20, 80, 1000), Length(2, 4, 10)
+RANKS = Length(500, 2000, 1000), Length(50, 100, 100)
 
 EVENTS = (
-    Event("mlp", "mlp", 1, Length(1000, 4000, 1000), Length(50, 150, 100), EVERYONE + FUSED),
-    Event("transformer", "transformer", 1, Length(20, 80, 1000), Length(2, 4, 10), SOME + FUSED),
-    Event("ranks", "mlp", 2, Length(500, 2000, 1000), Length(50, 100, 100), SOME),
+    Event("mlp", "mlp", 1, *MLP, EVERYONE + FUSED, SMOKE),
+    Event("transformer", "transformer", 1, *TRANSFORMER, SOME + FUSED, SMOKE[:2]),
+    Event("ranks", "mlp", 2, *RANKS, SOME, SMOKE),
 )
 
 
@@ -113,7 +119,7 @@ def play(
     """One round: every entry of every event once."""
     for event in events:
         length = event.quick if quick else event.length
-        entries = [entry for entry in event.entries if not quick or entry in SMOKE]
+        entries = list(event.smoke if quick else event.entries)
         for entry in entries[::-1] if reverse else entries:
             contestant, variant, *fused = entry.split()
             if contestant in skip:

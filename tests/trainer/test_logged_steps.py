@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from my_project import trainer
+from my_project.trainer.callbacks.early_stopping import EarlyStopping
 
 
 class Slope(trainer.TrainingModule):
@@ -35,6 +36,13 @@ class Slope(trainer.TrainingModule):
         if self.batches is not None:
             return self.batches
         return DataLoader(TensorDataset(torch.zeros(12)), batch_size=2)
+
+
+class Validated(Slope):
+    """Its validations never improve."""
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.zeros(2)))
 
 
 class Endless(IterableDataset[Tensor]):
@@ -83,6 +91,16 @@ def test_the_first_and_the_last_step_are_logged(tmp_path, capsys, options, steps
 def test_the_last_step_of_a_loader_of_unknown_length_is_logged(tmp_path):
     made = fit(tmp_path, Slope(DataLoader(Endless(), batch_size=1)), max_epochs=2)
     assert losses(made) == [(step, float(step)) for step in (1, 5, 10, 12)]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [({}, [1, 5, 10, 12]), ({"val_every_n_steps": 2}, [1, 4])]
+)
+def test_the_last_step_before_early_stopping_is_logged(tmp_path, options, steps):
+    stopping = EarlyStopping("val_loss", patience=1)
+    made = fit(tmp_path, Validated(), max_epochs=9, callbacks=[stopping], **options)
+    assert losses(made) == [(step, float(step)) for step in steps]
+    assert made.metrics["loss"] == steps[-1]
 
 
 @pytest.mark.parametrize("shorter", [{"max_epochs": 1}, {"max_steps": 8}])

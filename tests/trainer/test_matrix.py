@@ -35,9 +35,9 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows_are_right(folder: Path) -> "CompletedProcess[str]":
-    """Collect all tests of a project, and run the one that compares rows with the registry."""
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "has_a_row", "tests"]
+def rows_are_right(folder: Path, collected: str = "tests") -> "CompletedProcess[str]":
+    """Collect tests of a project, and run the one that compares rows with the registry."""
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "has_a_row", collected]
     return run(command, cwd=folder, extra={"PYTHONPATH": "src"})
 
 
@@ -57,14 +57,14 @@ def test_an_engine_is_removed_with_its_folder(copy, removed):
 def test_a_strategy_needs_a_row_and_a_row_a_strategy(copy):
     strategy, row = copy / STRATEGIES / "mine.py", copy / ROWS / "mine_rows.py"
     strategy.write_text(A_STRATEGY)
-    done = rows_are_right(copy)
+    done = rows_are_right(copy, "tests/conformance")
     assert done.returncode == 1
     assert "'mine'" in done.stdout
 
     row.write_text(A_ROW)
-    assert rows_are_right(copy).returncode == 0
+    assert rows_are_right(copy, "tests/conformance").returncode == 0
 
     strategy.unlink()
-    done = rows_are_right(copy)
+    done = rows_are_right(copy, "tests/conformance")
     assert done.returncode == 1
     assert "'mine'" in done.stdout

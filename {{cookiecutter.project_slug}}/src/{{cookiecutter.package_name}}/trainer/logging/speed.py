@@ -36,7 +36,8 @@ class Speed:
 
     def start(self, step: int) -> None:
         """Measure from a step on."""
-        self._step, self._waited, self._paused, self._tokens = step, 0.0, 0.0, 0
+        self.since = step
+        self._waited, self._paused, self._tokens = 0.0, 0.0, 0
         self._started = time.perf_counter()
 
     def reading(self, batches: Iterable[T]) -> Iterator[T]:
@@ -62,7 +63,7 @@ class Speed:
     def take(self, step: int) -> dict[str, float]:
         """Values of the steps since the last call, of which this one is the last."""
         seconds = max(time.perf_counter() - self._started - self._paused, 1e-9)
-        steps, waited, tokens = max(1, step - self._step), self._waited, self._tokens
+        steps, waited, tokens = max(1, step - self.since), self._waited, self._tokens
         self.start(step)
         values = {"speed/seconds_per_step": seconds / steps, "speed/data_wait": waited / seconds}
         if self._samples:

@@ -17,7 +17,7 @@ from ..logging import BatchContext, peak_memory
 from . import saving
 from .finite import FiniteGuard
 from .parts import FitParts
-from .position import is_last_step, is_logged
+from .position import is_logged, may_be_last_step
 from .throughput import speed_of
 
 
@@ -138,7 +138,7 @@ class FitLoop:
     def _context(self, batch: MicroBatch) -> BatchContext:
         """The facts of a batch, for its step and for what that logs."""
         options, position = self.fit.options, self.fit.position
-        is_recorded = is_logged(options, position.global_step + 1) or is_last_step(
+        is_recorded = is_logged(options, position.global_step + 1) or may_be_last_step(
             options, position, batch, self.fit.feed
         )
         return BatchContext(
@@ -243,6 +243,7 @@ class FitLoop:
 
     def _after_step(self, context: BatchContext) -> None:
         step, options, outputs = self.fit.position.global_step, self.fit.options, self.fit.outputs
+        outputs.last_values = {}
         if context.is_recorded:
             strategy = self.fit.strategy
             if strategy.steps_together:
@@ -265,17 +266,25 @@ class FitLoop:
 
     def _log_step(self, values: dict[str, float]) -> None:
         step, epoch = self.fit.position.global_step, self.fit.position.epoch
-        speed = self._speed.take(step) | peak_memory(self.fit.strategy.device)
-        self.fit.outputs.write_speed(step, epoch, speed)
         if is_logged(self.fit.options, step):
+            self._write_speed(epoch)
             self.fit.outputs.write(step, epoch, values)
         else:  # written after the last checkpoint: a longer training would not log this step
             self.fit.outputs.last_values = values
 
+    def _write_speed(self, epoch: int) -> None:
+        step = self.fit.position.global_step
+        speed = self._speed.take(step) | peak_memory(self.fit.strategy.device)
+        self.fit.outputs.write_speed(step, epoch, speed)
+
     def _write_last_values(self) -> None:
         position, outputs = self.fit.position, self.fit.outputs
+        if not outputs.last_values:
+            return
         # At the end of an epoch, the position is already the start of the next one.
         epoch = position.epoch if position.batch else max(0, position.epoch - 1)
+        if position.global_step > self._speed.since:  # not if all was trained before a resume
+            self._write_speed(epoch)
         outputs.write(position.global_step, epoch, outputs.last_values)
 
     def _step_schedulers(self, interval: Literal["step", "epoch"]) -> None:

@@ -52,12 +52,16 @@ def is_logged(options: Options, step: int) -> bool:
     return step == 1 or step % options.log_every_n_steps == 0
 
 
-def is_last_step(options: Options, position: Position, batch: MicroBatch, feed: Feed) -> bool:
-    """Whether training ends with the step of this batch, as far as known in advance."""
+def may_be_last_step(options: Options, position: Position, batch: MicroBatch, feed: Feed) -> bool:
+    """Whether training may end with the step of this batch: a validation may stop it too."""
     epochs, steps = options.max_epochs, options.max_steps
-    if steps is not None and position.global_step + 1 >= steps:
+    step = position.global_step + 1
+    if steps is not None and step >= steps:
         return True
-    if epochs is None or position.epoch + 1 < epochs:
+    if options.val_every_n_steps and step % options.val_every_n_steps == 0:
+        return True
+    ends_training = epochs is not None and position.epoch + 1 >= epochs
+    if not ends_training and (position.epoch + 1) % options.check_val_every_n_epoch:
         return False
     if feed.has_plan and feed.steps is not None:
         return batch.number // feed.accumulate + 1 >= feed.steps

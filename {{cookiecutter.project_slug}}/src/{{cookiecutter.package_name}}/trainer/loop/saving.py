@@ -112,7 +112,7 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
     outputs.epoch_values = saved["epoch_values"] if position.epoch_done else {}
     outputs.latest.update(saved["latest"])
-    if fit.position.is_end(fit.options):
+    if position.epoch_done or fit.position.is_end(fit.options):
         outputs.last_values = saved["last_values"]
     outputs.log_positions = saved["logs"]
     return remarks + fit.calls.load_state(saved.get("callbacks", {}))

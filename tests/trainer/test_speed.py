@@ -250,7 +250,16 @@ def norms_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
     return {step: pytest.approx(value, rel=1e-6) for step, value in norms(folder).items()}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("ddp", "ddp_zero1", "fsdp", "pipeline"),
+        *(
+            pytest.param(name, marks=pytest.mark.needs("fairscale"))
+            for name in ("ddp_sharded", "fairscale_fsdp")
+        ),
+    ],
+)
 def test_two_ranks_log_the_norm_of_one_process(
     tmp_path: Path, strategy: str, norms_of_one_process: dict[int, Any]
 ) -> None:
@@ -259,6 +268,14 @@ def test_two_ranks_log_the_norm_of_one_process(
     launch.run_in_processes("fork", 2, lambda: str(train()), {})
     assert norms(tmp_path) == norms_of_one_process
     assert norms_of_one_process.keys() == {1, 2, 4, 5}
+
+
+def test_two_devices_of_a_process_log_the_norm_of_one(
+    tmp_path: Path, norms_of_one_process: dict[int, Any]
+) -> None:
+    options = {"strategy": "dp", "devices": 2, "log_gradient_norm": True, **FIVE}
+    fit(averaging_subject.Net(), tmp_path, **options)
+    assert norms(tmp_path) == norms_of_one_process
 
 
 @pytest.mark.parametrize(

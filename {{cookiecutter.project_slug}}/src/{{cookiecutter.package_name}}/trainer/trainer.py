@@ -394,6 +394,11 @@ class Trainer:
         return self._plan.layout.rank
 
     @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the process with global rank 0."""
+        return self.global_rank == 0
+
+    @property
     def world_size(self) -> int:
         """The number of processes."""
         return self._plan.layout.world_size

@@ -62,10 +62,9 @@ project: $(TOOLS)  ## render a project into build/test, with its environment in 
 test: lint test-template project  ## check and test the template, then a rendered project and its trainer
 	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "not slow and not gpu" tests/trainer
-	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py
 
 test-template: $(TOOLS)  ## run the template's own tests
-	$(BIN)/python -m pytest --numprocesses 2 -m "not trains" --ignore tests/docker --ignore tests/slurm
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not trains" --ignore tests/docker --ignore tests/slurm
 
 test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
 	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
@@ -78,9 +77,10 @@ renders: $(TOOLS)  ## print the size of projects with each set of engines; ARGS=
 
 # TESTS='(slow or needs) and not (gpu or exhaustive)', as in CI, leaves out combinations that the others cover together.
 TESTS = (slow or needs) and not gpu
-test-slow: project  ## run the tests of a rendered project and its trainer that are slow or need an engine
+test-slow: project  ## run the tests that are slow or need an engine, and train in an updated project
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "$(TESTS)" tests/trainer
+	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py
 
 # PyTorch/XLA has an environment of its own, with another torch.
 XLA_VENV := $(CURDIR)/build/venv-xla

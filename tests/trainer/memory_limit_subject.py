@@ -15,7 +15,6 @@ LIMIT = "TEST_MEMORY_LIMIT_MIB"
 """Variable: how much more memory a process may take, from when it makes the model."""
 WIDTH = 2048
 LAYERS = 12
-PARAMETERS_MIB = LAYERS * WIDTH**2 * 4 // 2**20
 SAMPLES = 64
 
 

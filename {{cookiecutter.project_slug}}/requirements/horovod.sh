@@ -62,6 +62,15 @@ build() {
     # torch's headers need C++20.
     sed -i 's/CMAKE_CXX_STANDARD 14)/CMAKE_CXX_STANDARD 20)/' \
         "$work/source/CMakeLists.txt" "$work/source/horovod/torch/CMakeLists.txt"
+    # Compile several sources at a time, which read torch's headers once. Debug information would be
+    # stripped anyway.
+    sed -i 's/"-O2" "-O3" CMAKE_CXX_FLAGS_REL/"-O2 -g" "-O3" CMAKE_CXX_FLAGS_REL/' \
+        "$work/source/CMakeLists.txt"
+    cat >> "$work/source/horovod/torch/CMakeLists.txt" << 'END'
+if(NOT HAVE_CUDA AND NOT HAVE_ROCM)
+    set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON)
+endif()
+END
     # It requires cffi, but does not import it.
     sed -i "s/require_list.append('cffi>=1.4.0')/pass/" "$work/source/setup.py"
 

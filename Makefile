@@ -121,8 +121,8 @@ horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its f
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project horovod VENV=$(PROJECT_VENV)
 
-engines: horovod  ## install what these tests need: Horovod, FairScale, DeepSpeed, W&B, MLflow
-	$(IN_PROJECT) build/test/my-project fairscale deepspeed wandb mlflow VENV=$(PROJECT_VENV)
+engines: horovod  ## install what these tests need: Horovod, FairScale, DeepSpeed, W&B, MLflow, ONNX
+	$(IN_PROJECT) build/test/my-project fairscale deepspeed wandb mlflow onnx VENV=$(PROJECT_VENV)
 
 # If cookiecutter cannot be installed, use a project that was rendered elsewhere (`make gpu-project`): GPU_PROJECT=DIR.
 GPU_PROJECT ?=

@@ -67,7 +67,7 @@ def test_the_template_s_locks_resolve(platform: str, tmp_path: Path) -> None:
 def test_no_package_has_two_versions_for_one_machine() -> None:
     """Locks that are installed side by side agree."""
     pinned: dict[str, set[str]] = {}
-    more = ("deepspeed.txt", "etcd.txt", "mlflow.txt", "wandb.txt")
+    more = ("deepspeed.txt", "etcd.txt", "mlflow.txt", "onnx.txt", "wandb.txt")
     locks = [REQUIREMENTS / name for name in (*PROJECT, *more)]
     for path in (*locks, TRAINER_TESTS):
         found = lock.entries(path.read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def test_each_source_is_locked_after_those_that_constrain_it(
     monkeypatch.setattr(lock, "lock_cpu_builds", lambda *_: [])
     monkeypatch.setattr("sys.argv", ["lock.py"])
     lock.main()
-    others = ["etcd.in", "mlflow.in", "wandb.in", "xla.in"]
+    others = ["etcd.in", "mlflow.in", "onnx.in", "wandb.in", "xla.in"]
     assert asked == ["cpu.in", "torch.in", "dev.in", "deepspeed.in", *others]
     (tmp_path / "deepspeed.in").unlink()
     lock.main()

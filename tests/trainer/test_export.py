@@ -285,7 +285,7 @@ def test_weights_of_a_script_s_run_need_no_class(capsys: Any) -> None:
     [
         (("runs/made",), ["export: the following arguments are required: --format"]),
         (("--format", "safetensors"), ["export: the following arguments are required: RUN"]),
-        (("runs/made", "--format", "onnx"), ["'onnx' (choose from "]),
+        (("runs/made", "--format", "tflite"), ["'tflite' (choose from "]),
         (("runs/made", "--format", "safetensors", "--checkpoint", "best"), ["--checkpoint best"]),
         (
             ("best", "--format", "safetensors"),

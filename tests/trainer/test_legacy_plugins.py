@@ -262,7 +262,8 @@ def test_a_name_that_does_not_exist_says_what_does() -> None:
         ("DDPPlugn", "there is no DDPPlugn; did you mean 'DDPPlugin' or"),
         (
             "NeptuneLogger",
-            "'NeptuneLogger' is not built; use csv, tensorboard, wandb or mlflow",
+            "'NeptuneLogger' logs to a service that closed on March 5, 2026; use csv, "
+            "tensorboard, wandb or mlflow",
         ),
         ("ModelCheckpoint", "ModelCheckpoint: the trainer saves checkpoints; see BestCheckpoint"),
     ):

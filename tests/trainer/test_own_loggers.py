@@ -176,7 +176,10 @@ def test_training_goes_on_while_a_logger_writes() -> None:
         ),
         (
             ["neptune"],
-            ["loggers='neptune' is not built; use csv, tensorboard, wandb or mlflow"],
+            [
+                "loggers='neptune' logs to a service that closed on March 5, 2026; use csv, "
+                "tensorboard, wandb or mlflow"
+            ],
         ),
         (["os.path"], ["loggers[0]='os.path' is not a Logger"]),
         (

@@ -1,7 +1,10 @@
 """The command ``export``: write the model of a run into a file for use without this code."""
 
 import argparse
+import importlib.util
+import logging
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,8 @@ from .trainer.module.overrides import is_overridden
 
 COMMAND = "export"
 HELP = "Write the weights or the model of a run into a file."
+# ONNX files are protobuf messages, which cannot be larger.
+_ONNX_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class _Format:
     suffix: str
     content: str
     write: Callable[[Checkpoint, Path], None]
+    packages: tuple[str, ...] = ()
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
@@ -46,7 +52,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     """
     given = _parser(program).parse_args(arguments)
     kind = _FORMATS[given.format]
-    path, file = _checked_paths(given, kind.suffix)
+    path, file = _checked_paths(given, kind)
     checkpoint = Checkpoint(path)
     try:
         with files.replacing(file) as beside:
@@ -76,10 +82,16 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _checked_paths(given: argparse.Namespace, suffix: str) -> tuple[Path, Path]:
+def _checked_paths(given: argparse.Namespace, kind: _Format) -> tuple[Path, Path]:
     """The checkpoint, and the file to write."""
     problems = Problems()
-    checkpoint, file = Path(), Path()
+    checkpoint, file, suffix = Path(), Path(), kind.suffix
+    with problems:
+        if missing := [each for each in kind.packages if importlib.util.find_spec(each) is None]:
+            raise ConfigurationError(
+                f"--format {given.format} needs {' and '.join(missing)}: make {given.format}, or "
+                f"pip install '.[{given.format}]'"
+            )
     with problems:
         checkpoint = saved_runs.resolve_given("RUN", given.run)
         if given.output is None:
@@ -125,7 +137,39 @@ def _write_weights(checkpoint: Checkpoint, file: Path) -> None:
 
 
 def _write_program(checkpoint: Checkpoint, file: Path) -> None:
+    program = _program(load_module(checkpoint.path))
+    with file.open("wb") as opened:
+        torch.export.save(program, opened, extra_files=_metadata(checkpoint))
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _write_onnx(checkpoint: Checkpoint, file: Path) -> None:
     module = load_module(checkpoint.path)
+    name, program = type(module).__name__, _program(module)
+    size = sum(value.nbytes for value in program.state_dict.values())
+    if size >= _ONNX_BYTES:
+        raise UserError(
+            f"{name} has {size / 2**30:.1f} GiB of weights, and an ONNX file holds less than 2: "
+            "use --format torch_export"
+        )
+    # Without them it names every package that it has no use for.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            converted: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+        except Exception as error:  # the exporter may raise anything
+            reason = one_line(error.__cause__ or error)
+            raise UserError(f"{name}.forward: cannot be written as ONNX ({reason})") from None
+    converted.model.metadata_props.update(_metadata(checkpoint))
+    converted.save(file, external_data=False)
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def _program(module: TrainingModule) -> torch.export.ExportedProgram:
+    """``forward`` with its weights, for a batch of any size."""
     name = type(module).__name__
     if not is_overridden(module, nn.Module, "forward"):
         raise UserError(f"{name} has no forward to export: define it, or use --format safetensors")
@@ -134,16 +178,12 @@ def _write_program(checkpoint: Checkpoint, file: Path) -> None:
     shapes: Any = [{0: batch}] * len(inputs) or {key: {0: batch} for key in keywords}
     try:
         with torch.no_grad():
-            program = torch.export.export(module, inputs, keywords, dynamic_shapes=shapes)
+            return torch.export.export(module, inputs, keywords, dynamic_shapes=shapes)
     except Exception as error:  # torch.export and a user's forward may raise anything
         raise UserError(
             f"{name}.forward: torch.export cannot trace it for batches of any size "
             f"({one_line(error)})"
         ) from None
-    with file.open("wb") as opened:
-        torch.export.save(program, opened, extra_files=_metadata(checkpoint))
-        opened.flush()
-        os.fsync(opened.fileno())
 
 
 def _example(module: TrainingModule) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -178,5 +218,8 @@ _FORMATS = {
     "safetensors": _Format(".safetensors", "the weights by name", _write_weights),
     "torch_export": _Format(
         ".pt2", "forward with its weights, for a batch of any size, by torch.export", _write_program
+    ),
+    "onnx": _Format(
+        ".onnx", "the same in the ONNX format", _write_onnx, packages=("onnx", "onnxscript")
     ),
 }

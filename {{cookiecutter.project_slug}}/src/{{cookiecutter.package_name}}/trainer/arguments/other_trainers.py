@@ -16,6 +16,7 @@ _ZERO_2 = "(ZeRO stage 2) is not built; use strategy='fsdp', which shards parame
 _ASYNCHRONOUS = "trains asynchronously, which is not built; use strategy='ddp'"
 _SCHEDULER = "starts processes by another framework; start this command with srun or torchrun"
 _LOGGER = "is not built; use csv, tensorboard, wandb or mlflow"
+_NEPTUNE = "logs to a service that closed on March 5, 2026; use csv, tensorboard, wandb or mlflow"
 _NAMED_BY_CLASS = "is a class' name; use {!r}"
 
 
@@ -100,7 +101,8 @@ _PRECISIONS: Mapping[str, str] = {
 }
 
 _LOGGERS: Mapping[str, str] = {
-    **dict.fromkeys(("neptune", "NeptuneLogger", "comet", "CometLogger"), _LOGGER),
+    **dict.fromkeys(("neptune", "NeptuneLogger"), _NEPTUNE),
+    **dict.fromkeys(("comet", "CometLogger"), _LOGGER),
     **dict.fromkeys(("test_tube", "TestTubeLogger", "clearml", "aim"), _LOGGER),
     "WandbLogger": _NAMED_BY_CLASS.format("wandb"),
     "MLFlowLogger": _NAMED_BY_CLASS.format("mlflow"),

@@ -17,6 +17,8 @@ BENCH_LOCKS = benchmarks/requirements.txt $(foreach name,torch torch-cpu cuda,'$
 BENCH_TOOLS := $(BENCH)/.ready-$(shell cat $(BENCH_LOCKS) | cksum | tr ' ' -)
 # What the trainer's tests need in it besides; a project does not have these packages.
 TRAINER_TOOLS := $(PROJECT_VENV)/.trainer-$(shell cksum < tests/trainer/requirements.txt | tr ' ' -)
+# MLflow's server has an environment of its own, because a project does not need its packages.
+MLFLOW_SERVER := build/mlflow-server/.ready-$(shell cksum < tests/trainer/mlflow-server.txt | tr ' ' -)
 # A package index with torch's CPU build, tried before all others, and for torch only.
 TORCH_INDEX ?=
 export TORCH_INDEX
@@ -121,7 +123,7 @@ horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its f
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project horovod VENV=$(PROJECT_VENV)
 
-engines: horovod  ## install what these tests need: Horovod, FairScale, DeepSpeed, W&B, MLflow, ONNX
+engines: horovod $(MLFLOW_SERVER)  ## install what these tests need: Horovod, FairScale, DeepSpeed, W&B, MLflow and its server, ONNX
 	$(IN_PROJECT) build/test/my-project fairscale deepspeed wandb mlflow onnx VENV=$(PROJECT_VENV)
 
 # If cookiecutter cannot be installed, use a project that was rendered elsewhere (`make gpu-project`): GPU_PROJECT=DIR.
@@ -188,6 +190,9 @@ docs: $(TOOLS)  ## update the generated parts of the docs: the table of options 
 # torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command 'make lock'
+# A server of experiments alone runs without these, which are half of its size.
+NOT_IN_SERVER := contourpy cycler docker fonttools joblib kiwisolver matplotlib narwhals pillow prettytable pyarrow \
+	pyparsing scikit-learn scipy skops threadpoolctl
 lock: $(TOOLS)  ## update all locks from their .in files, including those of the rendered project
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -B '$(PROJECT_LOCKS)/lock.py'
 	$(LOCK) --output-file requirements.txt requirements.in
@@ -196,6 +201,9 @@ lock: $(TOOLS)  ## update all locks from their .in files, including those of the
 	$(LOCK) --output-file tests/trainer/requirements.txt tests/trainer/requirements.in \
 		$(foreach name,cpu dev torch cuda,--constraint '$(PROJECT_LOCKS)/$(name).txt') --no-emit-package torch \
 		$$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' $(foreach name,cpu dev cuda,'$(PROJECT_LOCKS)/$(name).txt'))
+	$(LOCK) --output-file tests/trainer/mlflow-server.txt tests/trainer/mlflow-server.in \
+		$(foreach name,cpu dev mlflow,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
+		$(addprefix --no-emit-package ,$(NOT_IN_SERVER))
 
 clean:  ## remove everything that these commands have created
 	rm -rf build $(VENV)
@@ -205,6 +213,12 @@ $(TOOLS): requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	@$(call install,$(VENV),requirements.txt)
 	@rm -f $(VENV)/.ready-*
+	@touch $@
+
+$(MLFLOW_SERVER): $(TOOLS)
+	$(PYTHON) -m venv build/mlflow-server
+	@$(call install,build/mlflow-server,tests/trainer/mlflow-server.txt)
+	@rm -f build/mlflow-server/.ready-*
 	@touch $@
 
 $(BENCH_TOOLS):

@@ -20,6 +20,7 @@ PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-d
 PROJECT = ("torch.txt", "cpu.txt", "cuda.txt", "dev.txt")
 # Installed into the environment of a rendered project.
 TRAINER_TESTS = ROOT / "tests" / "trainer" / "requirements.txt"
+MLFLOW_SERVER = TRAINER_TESTS.with_name("mlflow-server.txt")
 
 
 def dry_run(platform: str, python: str, *locks: Path, folder: Path) -> None:
@@ -98,7 +99,7 @@ def test_each_source_is_locked_after_those_that_constrain_it(
     assert asked == ["cpu.in", "torch.in", "dev.in", "deepspeed.in", *others]
     (tmp_path / "deepspeed.in").unlink()
     lock.main()
-    assert asked[8:] == ["cpu.in", "torch.in", "dev.in", *others]
+    assert asked[9:] == ["cpu.in", "torch.in", "dev.in", *others]
 
 
 def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
@@ -112,8 +113,8 @@ def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
 
 
 def test_every_lock_has_hashes_and_no_addresses() -> None:
-    locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS]
-    assert len(locks) == 14
+    locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS, MLFLOW_SERVER]
+    assert len(locks) == 16
     entry = r"[a-z0-9-]+==[^ ;]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     for path in [*locks, ROOT / "benchmarks" / "requirements.txt"]:
         text = path.read_text(encoding="utf-8")

@@ -1,9 +1,12 @@
 """Loggers of a user: one that keeps lines in a file, and those that fail.
 
-``python -m logger_subject OPTIONS`` fits with these options, in JSON.
+``python -m logger_subject OPTIONS [GROUP]`` fits with these options, in JSON; step 3 kills the
+process group GROUP.
 """
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 
 import callback_subject
 from my_project import trainer
-from my_project.trainer import LoggedRun, Logger
+from my_project.trainer import Callback, LoggedRun, Logger
 
 
 class Lines(Logger):
@@ -101,5 +104,18 @@ def lines(directory: Path, name: str = "Lines") -> list[str]:
     return [line for line in written if "speed/" not in line]
 
 
+class Kills(Callback):
+    """Kills a process group, once."""
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+
+    def on_train_batch_end(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 3:
+            os.killpg(self.group, signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    trainer.Trainer(**json.loads(sys.argv[1])).fit(callback_subject.Net())
+    options, *groups = map(json.loads, sys.argv[1:])
+    callbacks = [Kills(group) for group in groups]
+    trainer.Trainer(**options, callbacks=callbacks).fit(callback_subject.Net())

@@ -1,4 +1,4 @@
-"""W&B and MLflow, with the real libraries and without a network."""
+"""W&B and MLflow, with the real libraries, MLflow's own server, and without a network."""
 
 import csv
 import importlib
@@ -11,16 +11,22 @@ from typing import Any
 import pytest
 from tests.project import run
 
+import mlflow_server
 from my_project import trainer
 
 AT_4 = "runs/run/checkpoints/step-00000004"
 
 
-def fit(folder: Path, logger: Any, **options: Any) -> dict[str, Any]:
-    """Fit in a process of its own; the record of the run at the service."""
+def given(logger: Any, **options: Any) -> str:
+    """Options of a fit."""
     shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "run_name": "run"}
     shared |= {"log_every_n_steps": 1, "checkpoint_every_n_steps": 2, "loggers": [logger, "csv"]}
-    done = run(["-m", "logger_subject", json.dumps({**shared, **options})], cwd=folder)
+    return json.dumps({**shared, **options})
+
+
+def fit(folder: Path, logger: Any, **options: Any) -> dict[str, Any]:
+    """Fit in a process of its own; the record of the run at the service."""
+    done = run(["-m", "logger_subject", given(logger, **options)], cwd=folder)
     assert "not used any more" not in done.stderr, done.stderr
     record = folder / "runs" / "run" / logger["class_path"] / "run.json"
     kept: dict[str, Any] = json.loads(record.read_text())
@@ -39,22 +45,53 @@ def fit_and_resume(folder: Path, logger: dict[str, Any]) -> str:
     return str(first["id"])
 
 
+def logged(folder: Path, name: str) -> list[float]:
+    """The values of a name in metrics.csv."""
+    table = csv.reader((folder / "runs" / "run" / "metrics.csv").read_text().splitlines())
+    return [float(value) for _, _, each, value in table if each == name]
+
+
+@pytest.fixture(params=["database", "server"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "database":
+        yield f"sqlite:///{tmp_path}/mlflow.db"
+        return
+    with mlflow_server.serving(tmp_path) as server:
+        yield server.address
+
+
 @pytest.mark.needs("mlflow")
-def test_mlflow_continues_its_run_without_a_step_twice(tmp_path: Path) -> None:
+def test_mlflow_continues_its_run_without_a_step_twice(store: str, tmp_path: Path) -> None:
     mlflow = importlib.import_module("mlflow")
-    database = f"sqlite:///{tmp_path}/mlflow.db"
-    where = {"tracking_uri": database, "experiment": "mine"}
+    where = {"tracking_uri": store, "experiment": "mine"}
     known = fit_and_resume(tmp_path, {"class_path": "mlflow", "init_args": where})
-    client = mlflow.MlflowClient(database)
+    client = mlflow.MlflowClient(store)
     found = client.get_run(known)
     assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
     assert found.data.params["trainer.max_steps"] == "6"
     for name in ("loss", "epoch", "speed/seconds_per_step"):
         steps = [each.step for each in client.get_metric_history(known, name)]
         assert sorted(steps) == list(range(1, 9))
+    losses = sorted((each.step, each.value) for each in client.get_metric_history(known, "loss"))
+    assert [value for _, value in losses] == logged(tmp_path, "loss")
     validated = [each.step for each in client.get_metric_history(known, "val_loss")]
     assert sorted(validated) == [4, 6, 8]
     assert len(client.search_runs([found.info.experiment_id])) == 1
+
+
+@pytest.mark.needs("mlflow")
+def test_training_continues_when_mlflow_s_server_is_killed(tmp_path: Path) -> None:
+    with mlflow_server.serving(tmp_path) as server:
+        # By itself, MLflow tries again for minutes.
+        variables = {"MLFLOW_TRACKING_URI": server.address, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        options = given({"class_path": "mlflow"}, max_steps=6)
+        words = ["-m", "logger_subject", options, str(server.group)]
+        done = run(words, cwd=tmp_path, extra=variables)
+    assert done.returncode == 0, done.stderr
+    [line] = [each for each in done.stderr.splitlines() if "not used any more" in each]
+    assert line.startswith("warning: logger 'mlflow' is not used any more: ")
+    assert server.address.removeprefix("http://").split(":")[0] in line
+    assert len(logged(tmp_path, "loss")) == 6
 
 
 def records(data: bytes) -> Iterator[bytes]:
@@ -98,9 +135,7 @@ def test_wandb_s_newest_offline_folder_has_the_whole_run(tmp_path: Path) -> None
     rows = history(second)
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [row["step"] for row in rows if "val_loss" in row] == [4, 6, 8]
-    table = csv.reader((tmp_path / "runs" / "run" / "metrics.csv").read_text().splitlines())
-    losses = [float(value) for _, _, name, value in table if name == "loss"]
-    assert [row["loss"] for row in rows if "loss" in row] == losses
+    assert [row["loss"] for row in rows if "loss" in row] == logged(tmp_path, "loss")
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

@@ -87,6 +87,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "gradient_clip_algorithm": ("nrm", "5", "[norm]", "null", "{a: 1}"),
     "learning_rate_scaling": ("cubic", "5", "[linear]", "null", "true"),
     "uneven_inputs": ("drop", "5", "[join]", "null"),
+    "nonfinite_loss": ("rollback", "5", "true", "[skip]", "null"),
     "activation_checkpointing": ("5", "{a: 1}", "Block", "[5]", "null"),
     "run_name": ("../x", "a/b", ".hidden", "a b", "[a]", "{a: 1}", "-x", "é", "x" * 129, BIG),
     "default_root_dir": (
@@ -97,7 +98,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "x" * 300,
     ),
     "resume": ("gone", "auto", "[a]", "{a: 1}", "~nobody.here", "$NOT_SET", "/dev/null", "x" * 300),
-    "loggers": ("cvs", "csv", "[cvs]", "[5]", "5", "{a: 1}", "null", "[wandb]", "true"),
+    "loggers": ("cvs", "csv", "[cvs]", "[5]", "5", "{a: 1}", "null", "[aim]", "true"),
     "gpus": ("two", "1.5", "{a: 1}", "true", "auto"),
     "num_processes": ("0", "-1", "two", "1.5", "[1]", "true"),
     "tpu_cores": ("8", "0", "x", "[1]", "true"),
@@ -106,7 +107,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "amp_backend": ("apex", "amp", "5", "true"),
     "replace_sampler_ddp": ("1", "maybe", "[true]"),
     "resume_from_checkpoint": ("gone", "[a]", "{a: 1}"),
-    "logger": ("wandb", "5", "[5]", "{a: 1}"),
+    "logger": ("aim", "5", "[5]", "{a: 1}"),
 }
 # What else than its own name a line may name an option by.
 ALSO = {
@@ -183,6 +184,7 @@ PYTHON: dict[str, list[Any]] = {
     "activation_checkpointing": [5, "Block", None, True, [5], {"a"}],
     "gradient_clip_algorithm": [5, None, True, ["norm"]],
     "uneven_inputs": [5, None, True],
+    "nonfinite_loss": [5, None, True],
     "learning_rate_scaling": [5, None, True],
 }
 

@@ -47,8 +47,8 @@ def test_a_loss_that_is_not_finite_ends_the_fit(tmp_path, what, strategy, manual
     newest = tmp_path / "run" / "checkpoints" / "step-00000003"
     assert line == (
         "the loss of step 4 is not finite (NaN or infinite) on rank 0; the last good checkpoint "
-        f"is {newest}; lower the learning rate or set gradient_clip_val, or continue regardless "
-        "with --trainer.stop_on_nonfinite_loss false"
+        f"is {newest}; lower the learning rate or set gradient_clip_val, or train on "
+        "with --trainer.nonfinite_loss skip"
     )
     assert saved(tmp_path) == ["step-00000003"]
 
@@ -70,7 +70,7 @@ def test_a_recorded_step_ends_it_at_once(tmp_path):
 
 
 def test_it_can_be_turned_off(tmp_path):
-    assert fit(tmp_path, Diverges(), stop_on_nonfinite_loss=False).global_step == 12
+    assert fit(tmp_path, Diverges(), nonfinite_loss="ignore").global_step == 12
 
 
 def test_a_finite_loss_with_an_infinite_gradient_is_not_saved(tmp_path):

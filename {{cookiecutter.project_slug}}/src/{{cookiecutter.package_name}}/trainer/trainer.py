@@ -110,9 +110,11 @@ class Trainer:
         keep_checkpoints: Number of checkpoints to keep, at least 2.
         callbacks: Callbacks of a fit: objects, class paths, names of built-in ones, or dicts with
             ``class_path`` and ``init_args``.
-        stop_on_nonfinite_loss: Stop with an error after a step whose loss is NaN or infinite, and
-            save no non-finite parameters. With a gradient scaler (``"16-mixed"``) such steps are
-            skipped, and the fit stops when the scale falls below 1e-4.
+        nonfinite_loss: ``"stop"``: stop with an error after a step whose loss is NaN or infinite,
+            and save no non-finite parameters. ``"skip"``: skip steps whose gradients are not
+            finite, on all ranks, and stop after 30 in a row; reads a number from the device in
+            each step. With a gradient scaler (``"16-mixed"``) both skip such steps, and the fit
+            stops when the scale falls below 1e-4. ``"ignore"``: no checks.
         async_checkpoints: Write checkpoints while training continues.
         resume: A run directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
             of ``run_name``, which is then required, or a new run if there is none.
@@ -186,7 +188,7 @@ class Trainer:
         checkpoint_every_n_epochs: int = 1,
         keep_checkpoints: int = 2,
         callbacks: Sequence[Any] = (),
-        stop_on_nonfinite_loss: bool = True,
+        nonfinite_loss: str = "stop",
         async_checkpoints: bool = False,
         resume: str | None = None,
         default_root_dir: str | os.PathLike[str] = "runs",

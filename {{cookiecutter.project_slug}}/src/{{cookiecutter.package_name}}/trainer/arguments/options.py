@@ -58,7 +58,7 @@ class Options:
     keep_checkpoints: int = 2
     callbacks: Sequence[Any] = ()
     """Callbacks, whose class is on a higher floor."""
-    stop_on_nonfinite_loss: bool = True
+    nonfinite_loss: str = "stop"
     async_checkpoints: bool = False
     resume: str | None = None
     default_root_dir: str = "runs"

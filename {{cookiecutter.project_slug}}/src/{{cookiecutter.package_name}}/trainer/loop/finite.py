@@ -12,15 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint import dtensors
-from ..errors import UserError
+from ..errors import Problems, UserError, nearest
 from ..launch import collectives
 
-OPTION = "stop_on_nonfinite_loss"
+POLICIES = ("stop", "skip", "ignore")
 # Losses to collect before they are checked together: one or two kernels per loss instead of ten.
 _BLOCK = 64
 # The value of fairseq's --min-loss-scale. A scaler that starts at 65536 reaches it after 30
 # consecutive steps with non-finite gradients.
 _SMALLEST_SCALE = 1e-4
+
+
+def check_policy(policy: str, problems: Problems) -> None:
+    """Check ``nonfinite_loss``; ``problems`` collects a line if it is unknown."""
+    if policy == "rollback":
+        problems.add(
+            "nonfinite_loss='rollback' is not built: a checkpoint continues with the same batches, "
+            "and so meets the same loss; use 'skip'"
+        )
+    elif policy not in POLICIES:
+        problems.add(f"nonfinite_loss={policy!r} is unknown{nearest(policy, POLICIES)}")
 
 
 class _Position(Protocol):
@@ -33,7 +44,8 @@ class FiniteGuard:
 
     With a gradient scaler (``16-mixed``), a step with non-finite gradients is skipped and the scale
     is reduced: this does not damage the weights, so such a loss does not count. If losses stay
-    non-finite, the scale keeps falling, and stops the fit.
+    non-finite, the scale keeps falling, and stops the fit. Nor does a loss count if the loop skips
+    such steps (``nonfinite_loss="skip"``).
 
     Args:
         device: Device of the losses.
@@ -52,7 +64,7 @@ class FiniteGuard:
         block: int | None = None,
     ) -> None:
         self._scaler, self._position, self._newest = scaler, position, newest
-        self.is_on = True
+        self.is_on, self.counts_losses = True, scaler is None
         block = block or _BLOCK
         # In double precision, in which a finite loss of another type stays finite.
         self._losses = torch.zeros(block, dtype=torch.float64, device=device)
@@ -64,7 +76,7 @@ class FiniteGuard:
 
     def note(self, loss: Tensor) -> None:
         """Record a loss before its backward, without synchronization."""
-        if not self.is_on:
+        if not (self.is_on and self.counts_losses):
             return
         loss_slot, step_slot = self._slots[self._used]
         loss_slot.copy_(loss.detach())
@@ -89,7 +101,6 @@ class FiniteGuard:
         if self._checked_at == steps or not self.is_on:
             return
         self._checked_at = steps
-        self._check_collected()
         if self._scaler is not None:
             scale = _smallest(torch.tensor(self._scaler.get_scale(), dtype=torch.float64))
             if scale < _SMALLEST_SCALE:
@@ -98,6 +109,9 @@ class FiniteGuard:
                     "the losses or gradients of all recent steps were not finite"
                 )
             return
+        if not self.counts_losses:
+            return
+        self._check_collected()
         world_size = collectives.world_size()
         first = _smallest(self._first * world_size + collectives.rank())
         if first < math.inf:
@@ -132,8 +146,8 @@ class FiniteGuard:
         newest = self._newest()
         last = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
         raise UserError(
-            f"{what}; {last}; lower the learning rate or set gradient_clip_val, or continue "
-            f"regardless with --trainer.{OPTION} false"
+            f"{what}; {last}; lower the learning rate or set gradient_clip_val, or train on "
+            "with --trainer.nonfinite_loss skip"
         )
 
 

@@ -18,6 +18,7 @@ from . import saving
 from .finite import FiniteGuard
 from .parts import FitParts
 from .position import is_logged, may_be_last_step
+from .skipping import Skipping
 from .throughput import speed_of
 
 
@@ -60,7 +61,11 @@ class FitLoop:
             checkpoints.newest,
             block=1 if strategy.compiles_steps else None,
         )
-        self._guard.is_on = fit.options.stop_on_nonfinite_loss
+        self._guard.is_on = fit.options.nonfinite_loss != "ignore"
+        self._skipping: Skipping | None = None
+        if fit.options.nonfinite_loss == "skip" and strategy.precision.scaler is None:
+            self._guard.counts_losses = False
+            self._skipping = Skipping()
         strategy.note_loss = self._guard.note
 
     def run(self) -> None:
@@ -213,15 +218,27 @@ class FitLoop:
     def _optimize(self, context: BatchContext) -> None:
         strategy, optimization = self.fit.strategy, self.fit.optimization
         self._clip(context.is_recorded)
+        if self._is_skipped():
+            strategy.precision.note_skipped_step()
+        else:
+            self._step_optimizers(context.rate_factor)
+        for optimizer in optimization.optimizers:
+            strategy.zero_grad(optimizer)
+
+    def _step_optimizers(self, rate_factor: float) -> None:
+        strategy, optimization = self.fit.strategy, self.fit.optimization
         if self.fit.calls.on_before_optimizer_step:
             self._before_optimizer_step()
-        rate_factor = context.rate_factor
         with nullcontext() if rate_factor == 1.0 else optimization.rates_multiplied(rate_factor):
             for optimizer in optimization.optimizers:
                 strategy.optimizer_step(optimizer)
         strategy.end_step()
-        for optimizer in optimization.optimizers:
-            strategy.zero_grad(optimizer)
+
+    def _is_skipped(self) -> bool:
+        """Whether the gradients, whose norm is known, are not finite and the step is skipped."""
+        if self._skipping is None or self._gradient_norm is None:
+            return False
+        return self._skipping.skips(self._gradient_norm, self.fit.position.global_step + 1)
 
     def _clip(self, is_recorded: bool) -> None:
         """Clip the gradients; keep their norm before that, if it is known or to be logged."""
@@ -230,7 +247,7 @@ class FitLoop:
         if bound is not None and algorithm == "norm":
             self._gradient_norm = strategy.clip_gradients(optimization, bound, algorithm)
             return
-        if options.log_gradient_norm and is_recorded:
+        if self._skipping is not None or (options.log_gradient_norm and is_recorded):
             self._gradient_norm = strategy.clip_gradients(optimization, math.inf, "norm")
         if bound is not None:
             strategy.clip_gradients(optimization, bound, algorithm)

@@ -39,6 +39,11 @@ def problems_of(
             f"log_gradient_norm: {name} uses manual optimization; log what clip_gradients of its "
             "optimizers returns"
         )
+    if options.nonfinite_loss == "skip":
+        lines.append(
+            f"nonfinite_loss='skip': {name} uses manual optimization; do not call step if the loss "
+            "is not finite on any rank, and use 'stop'"
+        )
     if options.accumulate_grad_batches != 1:
         lines.append(
             f"accumulate_grad_batches: {name} uses manual optimization; let it step in every n-th "

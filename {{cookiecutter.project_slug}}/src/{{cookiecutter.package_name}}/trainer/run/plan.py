@@ -21,7 +21,13 @@ from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..launch.devices import gpu_backends
 from ..logging import Logger, create_loggers
-from ..loop import LearningRateScaling, compilation, learning_rate_trial, manual_optimization
+from ..loop import (
+    LearningRateScaling,
+    compilation,
+    finite,
+    learning_rate_trial,
+    manual_optimization,
+)
 from ..memory import activation_checkpointing
 from ..module import (
     Hooks,
@@ -155,6 +161,7 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     with problems:
         activation_checkpointing.check_names(options.activation_checkpointing)
     feed.check_uneven(options.uneven_inputs, problems)
+    finite.check_policy(options.nonfinite_loss, problems)
     run_choice.check(options, where.layout, problems)
 
 

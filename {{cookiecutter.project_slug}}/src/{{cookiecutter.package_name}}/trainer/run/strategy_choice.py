@@ -43,6 +43,8 @@ def asked(options: Options, placement: Placement, callbacks: Sequence[Callback])
         "compile": bool(options.compile),
         "activation_checkpointing": bool(options.activation_checkpointing),
         "log_gradient_norm": options.log_gradient_norm,
+        # A gradient scaler skips steps by itself.
+        "skipping": options.nonfinite_loss == "skip" and options.precision != "16-mixed",
         "learning_rate_scaling": options.learning_rate_scaling != "none",
     }
     return Asked(

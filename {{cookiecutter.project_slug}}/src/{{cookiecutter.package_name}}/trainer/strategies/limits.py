@@ -64,6 +64,7 @@ FEATURES = {
     "compile": "compile",
     "activation_checkpointing": "activation_checkpointing",
     "log_gradient_norm": "log_gradient_norm",
+    "skipping": "nonfinite_loss='skip'",
     "parameter_averaging": "averages of the parameters (EMA)",
 }
 

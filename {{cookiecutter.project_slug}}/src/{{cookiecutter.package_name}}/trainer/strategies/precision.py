@@ -106,6 +106,7 @@ class Precision:
         if name == "16-mixed":
             self.scaler = _Scaler(device_type)
         self._last_scale: float | None = None
+        self._has_skipped = False
         self._unscaled: set[int] = set()
         """The optimizers whose gradients are unscaled, until the next backward or step."""
 
@@ -171,13 +172,18 @@ class Precision:
             self._unscaled.clear()
             self.scaler.update()
 
-    def has_skipped_step(self) -> bool:
-        """Whether a step was skipped since the last call: the scale has fallen.
+    def note_skipped_step(self) -> None:
+        """Note that the loop skips a step, without a gradient scaler."""
+        self._has_skipped = True
 
-        The first call only notes the scale.
+    def has_skipped_step(self) -> bool:
+        """Whether a step was skipped since the last call: with a scaler, the scale has fallen.
+
+        With a scaler, the first call only notes the scale.
         """
         if self.scaler is None:
-            return False
+            skipped, self._has_skipped = self._has_skipped, False
+            return skipped
         last, self._last_scale = self._last_scale, self.scaler.get_scale()
         return last is not None and self._last_scale < last
 

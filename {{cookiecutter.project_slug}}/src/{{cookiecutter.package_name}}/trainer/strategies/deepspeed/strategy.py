@@ -77,6 +77,8 @@ class DeepSpeed(ProcessGroupStrategy):
             "manual_optimization": "its engine runs one backward and one step at a time; use "
             "strategy='ddp'",
             "log_gradient_norm": "ZeRO computes it inside its step; use strategy='fsdp'",
+            "skipping": "ZeRO computes the norm of the gradients inside its step; use "
+            "strategy='fsdp'",
             "bf16-true": _MASTERS,
             "16-true": _MASTERS,
         },

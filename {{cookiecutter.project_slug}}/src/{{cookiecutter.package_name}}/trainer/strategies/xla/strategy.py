@@ -51,6 +51,7 @@ class XLA(ProcessGroupStrategy):
             "16-true": _NO_FLOAT16,
             "parameter_averaging": "averages were not tried with XLA's compiled steps; use "
             "strategy='ddp' on another accelerator",
+            "skipping": "XLA's compiled steps would wait for the device in each; use 'stop'",
             "compile": "XLA compiles each step already; leave compile out",
             "activation_checkpointing": (
                 "XLA would merge the second forward with the first; use a smaller batch and "

@@ -1,0 +1,230 @@
+"""``nonfinite_loss="skip"``: a step whose gradients are not finite is skipped on every rank."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import averaging_subject
+import manual_subject
+from my_project import trainer
+from my_project.trainer import launch
+from my_project.trainer.checkpoint import Checkpoint, resolve
+from nonfinite_subject import Diverges, Root
+
+SKIPPED = 3
+FIVE: dict[str, Any] = {"global_batch_size": 4, "max_steps": 5, "log_every_n_steps": 2}
+
+
+class Skips(averaging_subject.Net):
+    """In the third step, the loss (``what="nan"``) or only its gradient is not finite on a rank."""
+
+    def __init__(self, what: str = "nan", rank: int = 0, batch: int | None = None) -> None:
+        super().__init__()
+        self.what, self.rank, self.batch = what, rank, batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if self.global_rank != self.rank or self.global_step + 1 != SKIPPED:
+            return loss
+        if self.batch is not None and batch_idx != self.batch:
+            return loss
+        return Root.apply(loss) if self.what == "gradient" else loss * float("nan")
+
+
+class Noted(trainer.Callback):
+    """What callbacks hear of the steps."""
+
+    def __init__(self) -> None:
+        self.skipped: list[bool] = []
+        self.stepped: list[int] = []
+
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        self.stepped.append(trainer.global_step + 1)
+
+    def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
+        self.skipped.append(trainer.has_skipped_step())
+
+
+def fit(module: Any, folder: Path, **options: Any) -> trainer.Trainer:
+    shared = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "loggers": []}
+    shared |= {"nonfinite_loss": "skip", "default_root_dir": folder, "run_name": "run", **FIVE}
+    made = trainer.Trainer(**{**shared, **options})
+    made.fit(module)
+    return made
+
+
+def saved(folder: Path) -> dict[str, Tensor]:
+    """The weights of the newest checkpoint."""
+    model: dict[str, Tensor] = Checkpoint(resolve(folder / "run")).state()["model"]
+    return model
+
+
+class Batches(trainer.Callback):
+    """The batches that one process reads."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[Tensor, Tensor]] = []
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.read.append(batch)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The weights after five steps of plain torch, of which the third is left out."""
+    batches = Batches()
+    fit(averaging_subject.Net(), tmp_path_factory.mktemp("one"), callbacks=[batches])
+    module = averaging_subject.Net()
+    optimizer = module.configure_optimizers()
+    for step, (x, y) in enumerate(batches.read, 1):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(module.sequential_module(x), y).backward()
+        if step != SKIPPED:
+            optimizer.step()
+    assert step == 5
+    return dict(module.state_dict())
+
+
+def check(folder: Path, expected: dict[str, Tensor]) -> None:
+    found = saved(folder)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=0)
+
+
+LINE = "warning: step 3 is skipped, because its gradients are not finite (NaN or infinite); steps"
+
+
+@pytest.mark.parametrize("what", ["nan", "gradient"])
+@pytest.mark.parametrize("clip", [None, "norm", "value"])
+def test_one_process_leaves_out_the_step(
+    tmp_path: Path, capsys: Any, what: str, clip: str | None, expected: dict[str, Tensor]
+) -> None:
+    # So large that finite gradients are not clipped.
+    clipped = {} if clip is None else {"gradient_clip_val": 1e6, "gradient_clip_algorithm": clip}
+    noted = Noted()
+    fit(Skips(what), tmp_path, callbacks=[noted], **clipped)
+    check(tmp_path, expected)
+    assert noted.skipped == [False, False, True, False, False]
+    assert noted.stepped == [1, 2, 4, 5]
+    warned = [each for each in capsys.readouterr().err.splitlines() if "skipped" in each]
+    assert warned == [f"{LINE} skipped so far: 1"]
+
+
+def test_all_micro_batches_of_the_step_are_left_out(
+    tmp_path: Path, expected: dict[str, Tensor]
+) -> None:
+    class Halves(Skips):
+        def train_dataloader(self) -> Any:
+            whole = super().train_dataloader()
+            return torch.utils.data.DataLoader(whole.dataset, batch_size=2)
+
+    fit(Halves(batch=5), tmp_path, accumulate_grad_batches=2, **{**FIVE, "global_batch_size": None})
+    check(tmp_path, expected)
+
+
+def test_a_resume_is_exact(tmp_path: Path) -> None:
+    fit(Skips(), tmp_path / "whole")
+    fit(Skips(), tmp_path / "parts", max_steps=2)
+    fit(Skips(), tmp_path / "parts", resume=str(tmp_path / "parts" / "run"))
+    whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "parts")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("ddp", "ddp_zero1", "fsdp", "pipeline"),
+        *(
+            pytest.param(name, marks=pytest.mark.needs("fairscale"))
+            for name in ("ddp_sharded", "fairscale_fsdp")
+        ),
+    ],
+)
+def test_two_ranks_skip_together(
+    tmp_path: Path, strategy: str, expected: dict[str, Tensor]
+) -> None:
+    """Only one of them has it: of a pipeline, the first, which has the last stage and its loss."""
+    rank = 0 if strategy == "pipeline" else 1
+    train = partial(fit, Skips(rank=rank), tmp_path, strategy=strategy, devices=2)
+    launch.run_in_processes("fork", 2, lambda: str(train()), {})
+    check(tmp_path, expected)
+
+
+def test_two_devices_of_a_process_skip_together(
+    tmp_path: Path, expected: dict[str, Tensor]
+) -> None:
+    fit(Skips(), tmp_path, strategy="dp", devices=2)
+    check(tmp_path, expected)
+
+
+def test_thirty_in_a_row_end_the_fit(tmp_path: Path, capsys: Any) -> None:
+    options = {"max_epochs": 8, "max_steps": None, "global_batch_size": None}
+    with pytest.raises(trainer.UserError) as raised:
+        fit(Diverges(step=2, ever=True), tmp_path, checkpoint_every_n_steps=30, **options)
+    assert raised.value.problems == [
+        "the gradients of 30 steps in a row, up to step 31, are not finite; lower the learning "
+        "rate, or resume from an earlier checkpoint"
+    ]
+    assert len(capsys.readouterr().err.splitlines()) == 29
+    assert all(each.isfinite().all() for each in [saved(tmp_path)["linear.weight"]])
+
+
+def test_a_gradient_scaler_skips_by_itself(tmp_path: Path, capsys: Any) -> None:
+    noted = Noted()
+    fit(Skips(), tmp_path, callbacks=[noted], precision="16-mixed")
+    assert noted.stepped == [1, 2, 3, 4, 5]
+    assert noted.skipped[2:] == [True, False, False]
+    assert LINE not in capsys.readouterr().err
+
+
+SAME_STEPS = "its ranks would not skip the same steps; use strategy='ddp'"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        ("local_sgd", SAME_STEPS),
+        ("diloco", SAME_STEPS),
+        ("parameter_server", "optimizers step on the servers; use strategy='ddp'"),
+        pytest.param(
+            "deepspeed",
+            "ZeRO computes the norm of the gradients inside its step; use strategy='fsdp'",
+            marks=pytest.mark.needs("deepspeed"),
+        ),
+    ],
+)
+def test_strategies_that_cannot_skip_say_why(strategy: str, reason: str) -> None:
+    with pytest.raises(trainer.ConfigurationError) as raised:
+        trainer.Trainer(accelerator="cpu", devices=2, strategy=strategy, nonfinite_loss="skip")
+    assert raised.value.problems == [
+        f"strategy={strategy!r} does not support nonfinite_loss='skip': {reason}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("skipp", "nonfinite_loss='skipp' is unknown; did you mean 'skip'?"),
+        ("rollback", "nonfinite_loss='rollback' is not built: a checkpoint continues with the "),
+    ],
+)
+def test_other_policies_are_refused(given: str, line: str) -> None:
+    with pytest.raises(trainer.ConfigurationError) as raised:
+        trainer.Trainer(accelerator="cpu", nonfinite_loss=given)
+    [found] = raised.value.problems
+    assert found.startswith(line)
+
+
+def test_with_manual_optimization_the_module_decides() -> None:
+    options = {"accelerator": "cpu", "devices": 1, "max_steps": 1, "nonfinite_loss": "skip"}
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(**options).fit(manual_subject.ByHand())
+    assert caught.value.problems == [
+        "nonfinite_loss='skip': ByHand uses manual optimization; do not call step if the loss is "
+        "not finite on any rank, and use 'stop'"
+    ]

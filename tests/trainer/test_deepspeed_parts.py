@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from my_project.trainer import TrainingModule
 from my_project.trainer.strategies.deepspeed.slices import Slice
 from my_project.trainer.strategies.deepspeed.state import ShardedState
 from my_project.trainer.strategies.deepspeed.strategy import DeepSpeed
@@ -73,6 +74,7 @@ def test_zero_uses_the_scale_of_the_trainer_s_scaler(
         set_gradient_accumulation_boundary=lambda ends: None, basic_optimizer=None
     )
     strategy._trains = []
+    strategy.module = TrainingModule()
     monkeypatch.setattr(DeepSpeed, "forward", lambda *arguments: torch.ones((), requires_grad=True))
     monkeypatch.setattr(DeepSpeed, "backward", lambda *arguments, **options: None)
     strategy.forward_backward(None, 0, weight=1.0, synchronize=True)

@@ -171,7 +171,7 @@ class _Returns(subject.Net):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda loss: None, "training_step returned None: a batch is not skipped, because"),
+        (lambda loss: None, "training_step returned None: return the loss; or, to skip the batch"),
         (lambda loss: loss.item(), "training_step must return a scalar loss"),
         (lambda loss: {"a": loss}, "training_step must return a scalar loss"),
         (lambda loss: torch.stack([loss, loss]), "training_step must return a scalar loss"),

@@ -263,7 +263,7 @@ def test_a_rank_without_samples_joins_in_what_rank_0_has_logged(
         return tensor + theirs[how] if how == "sum" else torch.maximum(tensor, theirs[how])
 
     monkeypatch.setattr(metrics.collectives, "world_size", lambda: 2)
-    monkeypatch.setattr(metrics.collectives, "broadcast", lambda value: names)
+    monkeypatch.setattr(metrics.collectives, "gather", lambda own: [names, own])
     recorder = metrics.Recorder(reduce, torch.device("cpu"))
     with recorder.evaluating():
         recorder.context = recorder.context._replace(samples=samples)

@@ -117,6 +117,10 @@ class Waits(subject.Bare):
         self._wait("close")
 
 
+def _threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "logger Waits"]
+
+
 @pytest.mark.parametrize("method", ["start", "write", "position", "close"])
 def test_a_logger_that_hangs_is_said_once_and_training_goes_on(
     method: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -124,16 +128,16 @@ def test_a_logger_that_hangs_is_said_once_and_training_goes_on(
     monkeypatch.setattr(callers, "LIMIT", 0.3)
     event = threading.Event()
     hangs, bare = Waits(method, event), subject.Bare()
-    before = threading.active_count()
     try:
         made = fit([hangs, "csv"], run_name="run")
         assert capfd.readouterr().err.splitlines() == [
             "warning: logger 'Waits' is not used any more: a call has not returned for 0.3 s"
         ]
-        assert threading.active_count() == before + 1
+        [thread] = _threads()
         calls = list(hangs.calls)
     finally:
         event.set()
+    thread.join(60)
     whole = fit(["csv", bare], run_name="whole")
     assert (hangs.calls, calls[-1], calls.count(method)) == (calls, method, 1)
     assert made.run_directory is not None
@@ -161,7 +165,9 @@ def test_training_goes_on_while_a_logger_writes() -> None:
     assert event.is_set()
     assert [step for step, _, _ in slow.kept] == [step for step, _, _ in bare.kept]
     assert {step for step, _, _ in slow.kept} == {1, 2, 3}
-    assert not [each for each in threading.enumerate() if each.name.startswith("logger ")]
+    for each in _threads():
+        each.join(60)
+    assert not _threads()
 
 
 @pytest.mark.parametrize(

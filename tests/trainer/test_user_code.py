@@ -256,7 +256,7 @@ def test_what_are_no_optimizers_is_told(tmp_path, returned, told):
 @pytest.mark.parametrize(
     ("loss", "told"),
     [
-        (lambda loss: None, "training_step returned None: a batch is not skipped, because other "),
+        (lambda loss: None, "training_step returned None: return the loss; or, to skip the batch"),
         (lambda loss: {}, "training_step must return a scalar loss, or a dict with 'loss'; it "),
         (lambda loss: 1.0, "training_step must return a scalar loss, or a dict with 'loss'; it "),
         (lambda loss: loss.expand(2), "training_step must return a scalar loss, or a dict with "),

@@ -173,7 +173,7 @@ class Recorder:
         return _values(synced, self._reduce) | _values(local, _unchanged)
 
     def _agreed(self, totals: dict[str, _Total]) -> dict[str, _Total]:
-        """Use rank 0's names in rank 0's order on every rank; a rank without samples takes part."""
+        """Use the same names in the same order on every rank; a rank without any takes part."""
         if collectives.world_size() == 1:
             return totals
         names = [f"{total.how} {name}" for name, total in totals.items()]
@@ -184,12 +184,13 @@ class Recorder:
         ).tolist()
         if bounds[0] == -bounds[1]:
             return totals
-        main = collectives.broadcast(names)
+        known = collectives.gather(names)
+        first, main = next((rank, each) for rank, each in enumerate(known) if each)
         if names and names != main:
-            there = ", ".join(name.split(" ", 1)[1] for name in main) or "nothing"
+            there = ", ".join(name.split(" ", 1)[1] for name in main)
             raise UserError(
-                f"rank {collectives.rank()} logged {', '.join(totals)} and rank 0 {there}: log the "
-                "same names in the same order on every process, or with sync_dist=False"
+                f"rank {collectives.rank()} logged {', '.join(totals)} and rank {first} {there}: "
+                "log the same names in the same order on every process, or with sync_dist=False"
             )
         pairs = (name.split(" ", 1) for name in main)
         return totals or {name: _empty_total(how, True, self._device) for how, name in pairs}

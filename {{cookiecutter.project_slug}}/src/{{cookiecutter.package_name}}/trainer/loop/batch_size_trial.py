@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..launch.cluster import Layout
 from ..memory import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
-from ..strategies import SingleDevice
+from ..strategies import BatchSkipped, SingleDevice
 from ..strategies.optimizers import read_optimization
 from ..strategies.precision import Precision
 from .manual_optimization import ManualOptimization
@@ -85,7 +85,13 @@ def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
             alone.forward("training", batch, number)
             manual.end_batch()
             continue
-        alone.forward_backward(batch, number, weight=1.0, synchronize=True)
+        try:
+            alone.forward_backward(batch, number, weight=1.0, synchronize=True)
+        except BatchSkipped:
+            raise UserError(
+                "find_batch_size: training_step returned None for the first samples, so that the "
+                "memory of backward is unknown; set batch_size"
+            ) from None
         for optimizer in optimization.optimizers:
             alone.optimizer_step(optimizer)
         alone.end_step()

@@ -14,10 +14,12 @@ from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
 from ..launch.preemption import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
+from ..strategies import BatchSkipped
 from . import saving
 from .finite import FiniteGuard
 from .parts import FitParts
 from .position import is_logged, may_be_last_step
+from .skipped_batches import SkippedBatches
 from .skipping import Skipping
 from .throughput import speed_of
 
@@ -52,6 +54,9 @@ class FitLoop:
         self._speed = speed_of(fit)
         self._gradient_norm: Tensor | None = None
         """Of the last step, if it was computed."""
+        self._has_gradients = False
+        """Whether a batch of the current step was not skipped."""
+        self._skipped_batches = SkippedBatches()
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
         self._guard = FiniteGuard(
@@ -88,6 +93,7 @@ class FitLoop:
             while not position.is_end(self.fit.options):
                 self._run_epoch()
             self._guard.check()
+            self._skipped_batches.tell(position.epoch)
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
             self.fit.strategy.end_fit()
@@ -172,6 +178,7 @@ class FitLoop:
         return False
 
     def _end_epoch(self) -> None:
+        self._skipped_batches.tell(self.fit.position.epoch)
         for call in self.fit.calls.on_train_epoch_end:
             call()
         self.fit.outputs.epoch_values = self.fit.outputs.recorder.take_epoch()
@@ -200,13 +207,20 @@ class FitLoop:
 
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> None:
         strategy, manual = self.fit.strategy, self.fit.manual
-        if manual is None:
-            strategy.forward_backward(
-                batch.data, batch.number, weight=context.weight, synchronize=context.ends_step
-            )
-        else:
+        if manual is not None:
             strategy.forward("training", batch.data, batch.number)
             manual.end_batch()
+            return
+        # The last batch of a step may be skipped, and so cannot average those before it.
+        synchronize = context.ends_step or self.fit.module.may_skip_batches
+        try:
+            strategy.forward_backward(
+                batch.data, batch.number, weight=context.weight, synchronize=synchronize
+            )
+        except BatchSkipped:
+            self._skipped_batches.note()
+        else:
+            self._has_gradients = True
 
     def _step(self, context: BatchContext) -> None:
         if self.fit.manual is None:
@@ -217,8 +231,11 @@ class FitLoop:
 
     def _optimize(self, context: BatchContext) -> None:
         strategy, optimization = self.fit.strategy, self.fit.optimization
-        self._clip(context.is_recorded)
-        if self._is_skipped():
+        self._gradient_norm = None
+        has_gradients, self._has_gradients = self._has_gradients, False
+        if has_gradients:
+            self._clip(context.is_recorded)
+        if not has_gradients or self._is_skipped():
             strategy.precision.note_skipped_step()
         else:
             self._step_optimizers(context.rate_factor)

@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..module import TrainingModule
-from ..strategies import SingleDevice, Strategy
+from ..strategies import BatchSkipped, SingleDevice, Strategy
 from ..strategies.optimizers import Optimization, read_optimization
 from ..strategies.precision import Precision
 from .batch_size_trial import copied
@@ -146,7 +146,13 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
     losses: list[Tensor] = []
     state = randomness.full_state(trained.devices)
     trained.note_loss = losses.append
-    trained.forward_backward(batch.data, batch.number, weight=batch.weight, synchronize=True)
+    try:
+        trained.forward_backward(batch.data, batch.number, weight=batch.weight, synchronize=True)
+    except BatchSkipped:
+        raise UserError(
+            f"find_learning_rate: training_step returned None for batch {batch.number}, which so "
+            "has no loss to compare; leave such batches out of the data"
+        ) from None
     randomness.set_full_state(state, trained.devices)
     with torch.no_grad():
         outputs = untrained.forward("training", batch.data, batch.number)

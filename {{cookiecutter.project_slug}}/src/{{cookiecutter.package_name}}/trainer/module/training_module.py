@@ -29,6 +29,10 @@ class TrainingModule(Hooks, nn.Module):
     automatic_optimization: bool = True
     """False: manual optimization, in which ``training_step`` calls backward and the optimizers."""
 
+    may_skip_batches: bool = False
+    """True: ``training_step`` may return ``None``, and all ranks then skip the batch. They agree on
+    it with one more all-reduce per batch, and average gradients in each, also in accumulation."""
+
     splits_sequences: bool = False
     """True: the steps split sequences with the functions of ``trainer.sequence``, so that context
     parallelism can train the module."""
@@ -49,7 +53,8 @@ class TrainingModule(Hooks, nn.Module):
         """Compute the loss of a batch: a scalar (mean over samples), or a dict with key ``loss``.
 
         With dp and ddp2, it may return any value from which ``training_step_end`` computes the
-        loss; with manual optimization, nothing.
+        loss; with manual optimization, nothing. With :attr:`may_skip_batches`, ``None`` skips the
+        batch on all ranks: it counts as zero in its step, which is left out if all its batches are.
         """
         raise NotImplementedError(f"{type(self).__name__} has no training_step")
 

@@ -27,6 +27,7 @@ from ..loop import (
     finite,
     learning_rate_trial,
     manual_optimization,
+    skipped_batches,
 )
 from ..memory import activation_checkpointing
 from ..module import (
@@ -186,6 +187,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         problems.lines += manual_optimization.problems_of(
             module, plan.strategy_name, strategy, options
         )
+    problems.lines += skipped_batches.problems_of(module, plan.strategy_name, strategy, options)
     if not is_overridden(module, StageHooks, "setup"):  # otherwise after it: it may create layers
         _check_layers(plan, module, problems)
     problems.lines += other_hooks.of_module(type(module)) + problems_of_signatures(module, Hooks)

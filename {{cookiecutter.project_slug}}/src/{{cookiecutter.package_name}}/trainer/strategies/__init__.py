@@ -11,9 +11,11 @@ from .limits import Asked, Limits
 from .registration import Entry, Registration
 from .registry import find, names, register
 from .replicated.single_device import SingleDevice
+from .step import BatchSkipped
 
 __all__ = [
     "Asked",
+    "BatchSkipped",
     "Entry",
     "Limits",
     "Registration",

@@ -27,7 +27,7 @@ from .limits import Limits
 from .optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from .optimizers import Optimization
 from .precision import Precision
-from .step import Stage, check_loss, read_loss
+from .step import BatchSkipped, Stage, check_loss, read_loss
 from .weights import LocalWeights
 
 Launcher = Literal["subprocess", "spawn", "fork"]
@@ -202,8 +202,15 @@ class Strategy:
             weight: Factor of the loss, so that the average over replicas, summed over a step's
                 micro-batches, is the mean over the global batch.
             synchronize: False while gradients are accumulated and need not be averaged yet.
+
+        Raises:
+            BatchSkipped: On every rank, if the step returned ``None`` on one: no rank has gradients
+                of the batch.
         """
-        loss = self.read_loss(self.forward("training", batch, batch_idx))
+        outputs = self.forward("training", batch, batch_idx)
+        if self.module.may_skip_batches and self.agree_to_skip(outputs is None):
+            raise BatchSkipped
+        loss = self.read_loss(outputs)
         self.take_loss(loss, "training_step")
         self.backward(loss if weight == 1.0 else loss * weight, synchronize=synchronize)
 
@@ -220,6 +227,10 @@ class Strategy:
         if stage == "predict":
             return outputs
         return getattr(self.module, f"{stage}_step_end")(outputs)
+
+    def agree_to_skip(self, asks: bool) -> bool:
+        """Whether all ranks skip a batch, since one asks for it; all ranks must call it."""
+        return asks
 
     def read_loss(self, outputs: Any) -> Tensor:
         """Get the loss from the output of a training step and its ``training_step_end``."""

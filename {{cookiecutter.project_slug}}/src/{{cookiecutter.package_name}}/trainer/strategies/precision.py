@@ -173,7 +173,7 @@ class Precision:
             self.scaler.update()
 
     def note_skipped_step(self) -> None:
-        """Note that the loop skips a step, without a gradient scaler."""
+        """Note that the loop skips a step."""
         self._has_skipped = True
 
     def has_skipped_step(self) -> bool:
@@ -181,11 +181,11 @@ class Precision:
 
         With a scaler, the first call only notes the scale.
         """
+        skipped, self._has_skipped = self._has_skipped, False
         if self.scaler is None:
-            skipped, self._has_skipped = self._has_skipped, False
             return skipped
         last, self._last_scale = self._last_scale, self.scaler.get_scale()
-        return last is not None and self._last_scale < last
+        return skipped or (last is not None and self._last_scale < last)
 
     def state(self) -> dict[str, float]:
         """The scaler's state; empty without a scaler."""

@@ -116,6 +116,10 @@ class ProcessGroupStrategy(Strategy):
     def data_index(self) -> int:
         return self.layout.rank
 
+    def agree_to_skip(self, asks: bool) -> bool:
+        # On the CPU, so that the host does not wait for the device.
+        return collectives.all_reduce(torch.tensor([asks], dtype=torch.int32), "max").item() > 0
+
     def begin_evaluation(self) -> None:
         # BatchNorm statistics differ between ranks after training; use those of rank 0.
         self.start_equal(self.module.buffers())

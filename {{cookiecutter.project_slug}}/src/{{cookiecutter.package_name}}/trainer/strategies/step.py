@@ -11,6 +11,10 @@ from ..module import TrainingModule
 Stage = Literal["training", "validation", "test", "predict"]
 
 
+class BatchSkipped(Exception):
+    """Every rank skips a batch, because ``training_step`` returned ``None`` on at least one."""
+
+
 class StepModule(nn.Module):
     """A module whose ``forward`` is the user's step, for engines that wrap a ``forward``."""
 
@@ -33,8 +37,8 @@ def read_loss(outputs: Any) -> Tensor:
         return outputs
     if outputs is None:
         raise UserError(
-            "training_step returned None: a batch is not skipped, because other ranks wait for its "
-            "gradients; return 0 * loss, or leave the batch out of the data"
+            "training_step returned None: return the loss; or, to skip the batch on all ranks, set "
+            "may_skip_batches = True in the module"
         )
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.numel() != 1:

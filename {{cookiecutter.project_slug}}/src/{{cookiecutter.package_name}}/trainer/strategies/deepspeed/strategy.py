@@ -79,6 +79,8 @@ class DeepSpeed(ProcessGroupStrategy):
             "log_gradient_norm": "ZeRO computes it inside its step; use strategy='fsdp'",
             "skipping": "ZeRO computes the norm of the gradients inside its step; use "
             "strategy='fsdp'",
+            "skipped_batches_of_a_step": "ZeRO does not average gradients that are averaged "
+            "already; use strategy='fsdp'",
             "bf16-true": _MASTERS,
             "16-true": _MASTERS,
         },

@@ -70,6 +70,8 @@ class FairScaleFSDP(ProcessGroupStrategy):
         refused={
             "bf16-true": _FLOAT32,
             "16-true": _FLOAT32,
+            "skipped_batches_of_a_step": "FairScale does not average gradients that are averaged "
+            "already; use strategy='fsdp'",
             "manual_optimization": "FairScale gathers parameters for one forward and one backward "
             "of a step; use strategy='ddp_sharded'",
             "compile": "parameters change their shapes between a forward and the next; use "

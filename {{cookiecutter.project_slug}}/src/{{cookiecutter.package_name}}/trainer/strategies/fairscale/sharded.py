@@ -48,7 +48,13 @@ class DDPSharded(Replicated):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    limits: Limits = Limits(packages=PACKAGES)
+    limits: Limits = Limits(
+        refused={
+            "skipped_batches_of_a_step": "FairScale does not average gradients that are averaged "
+            "already; use strategy='fsdp'"
+        },
+        packages=PACKAGES,
+    )
     wrapped: "Replica | None" = None
     same_use: SameUse | None = None
 

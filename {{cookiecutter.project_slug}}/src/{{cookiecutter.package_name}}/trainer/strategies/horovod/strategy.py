@@ -47,6 +47,7 @@ class Horovod(ProcessGroupStrategy):
         refused={
             "bf16-mixed": _NO_BF16,
             "bf16-true": _NO_BF16,
+            "skipped_batches_of_a_step": "its optimizers average once per step; use strategy='ddp'",
             "manual_optimization": "its optimizers need one backward per step; use strategy='ddp'",
         },
         launched_by="horovodrun -np N … or mpirun -np N …",

@@ -35,6 +35,7 @@ from .state import OwnParameters, load_model, model_state
 
 _REFUSED = {
     "16-mixed": "each stage would have to skip the same steps; use 'bf16-mixed'",
+    "skipped_batches": "its stages run at different times; use strategy='fsdp'",
     "manual_optimization": "a pipeline runs forward and backward itself; use strategy='fsdp'",
     "sync_batchnorm": "a stage normalizes micro-batches, at another time than its replicas; use "
     "strategy='ddp'",

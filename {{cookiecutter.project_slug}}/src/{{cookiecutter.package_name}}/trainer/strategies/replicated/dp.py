@@ -65,6 +65,8 @@ class ReplicatedStep(StepModule):
             replica.trainer_state = state
             with _on(device):
                 outputs.append(getattr(replica, f"{stage}_step")(piece, batch_idx))
+        if self.module.may_skip_batches and any(each is None for each in outputs):
+            return None
         return gather(outputs, self._devices[0])
 
     def read_loss(self, outputs: Any) -> Tensor:

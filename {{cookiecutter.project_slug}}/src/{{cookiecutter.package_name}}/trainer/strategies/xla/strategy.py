@@ -51,6 +51,8 @@ class XLA(ProcessGroupStrategy):
             "16-true": _NO_FLOAT16,
             "parameter_averaging": "averages were not tried with XLA's compiled steps; use "
             "strategy='ddp' on another accelerator",
+            "skipped_batches": "XLA compiles the same operations for each step; leave batches out "
+            "of the data",
             "skipping": "XLA's compiled steps would wait for the device in each; use 'stop'",
             "compile": "XLA compiles each step already; leave compile out",
             "activation_checkpointing": (

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,52 @@ def test_the_last_step_before_early_stopping_is_logged(tmp_path, options, steps)
     assert made.metrics["loss"] == steps[-1]
 
 
+class Decays(Slope):
+    """Its rate is halved after each step."""
+
+    def configure_optimizers(self) -> Any:
+        sgd = super().configure_optimizers()
+        halved = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)
+        return [sgd], [{"scheduler": halved, "interval": "step"}]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end"])
+def test_the_last_step_is_logged_if_a_hook_stops_training(tmp_path, hook, accumulate):
+    class Stops(trainer.Callback):
+        pass
+
+    def stop(self: Any, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 5:
+            trainer.stop("the sixth batch")
+
+    setattr(Stops, hook, stop)
+    loader = DataLoader(TensorDataset(torch.zeros(20)), batch_size=2)
+    made = fit(
+        *(tmp_path, Decays(loader)),
+        **{"callbacks": [Stops()], "max_epochs": 9, "log_every_n_steps": 50},
+        **{"accumulate_grad_batches": accumulate, "learning_rate_scaling": "linear"},
+        **{"reference_batch_size": 1, "learning_rate_warmup_steps": 4},
+    )
+    last = 6 // accumulate
+    assert losses(made) == [(1, 1.0), (last, float(last))]
+    factors = [1 + (2 * accumulate - 1) * min(step / 4, 1) for step in (1, last)]
+    rates = [float(row[3]) for row in rows(made) if row[2] == "lr"]
+    assert rates == [factors[0], factors[1] * 0.5 ** (last - 1)]
+
+
+def test_the_last_step_is_logged_if_the_time_is_over(tmp_path):
+    class Late(Slope):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if self.global_step == 3:
+                time.sleep(1.1)
+            return super().training_step(batch, batch_idx)
+
+    made = fit(tmp_path, Late(), max_time={"seconds": 1}, max_epochs=99, log_every_n_steps=50)
+    last = made.global_step
+    assert losses(made) == [(1, 1.0), (last, float(last))]
+
+
 @pytest.mark.parametrize("shorter", [{"max_epochs": 1}, {"max_steps": 8}])
 def test_a_run_that_is_extended_logs_what_one_fit_does(tmp_path, shorter):
     whole = fit(tmp_path, run_name="whole", max_epochs=3)
@@ -140,3 +187,61 @@ def test_the_umask_decides_the_permissions_of_all_that_a_run_writes(tmp_path, um
         if path.name not in private and mode != (folder if path.is_dir() else file)
     }
     assert wrong == {}
+
+
+EPOCH_HOOKS = ["on_fit_start", "on_train_epoch_start", "on_train_epoch_end"]
+STEP_HOOKS = [
+    *("on_train_batch_start", "on_before_optimizer_step", "on_after_optimizer_step"),
+    "on_train_batch_end",
+]
+
+
+def logging_in(hook: str, **options: Any) -> Slope:
+    """A module that logs the number of its steps in a hook."""
+
+    def log(self: Any, *given: Any) -> None:
+        self.log("x", torch.tensor(float(self.global_step)), **options)
+
+    module: Slope = type("Logs", (Validated,), {hook: log})()
+    return module
+
+
+def logged(made: Any) -> list[tuple[int, str, float]]:
+    return [(int(row[0]), row[2], float(row[3])) for row in rows(made) if row[2].startswith("x")]
+
+
+@pytest.mark.parametrize("options", [{}, {"on_epoch": True}])
+@pytest.mark.parametrize("hook", EPOCH_HOOKS)
+def test_hooks_of_an_epoch_log_its_value(tmp_path, hook, options):
+    made = fit(tmp_path, logging_in(hook, **options), max_epochs=3)
+    starts = hook != "on_train_epoch_end"
+    expected = [(6 * n, "x", 6.0 * (n - starts)) for n in (1, 2, 3)]
+    assert logged(made) == (expected[:1] if hook == "on_fit_start" else expected)
+
+
+@pytest.mark.parametrize("hook", STEP_HOOKS)
+def test_hooks_of_a_step_log_its_value(tmp_path, hook):
+    made = fit(tmp_path, logging_in(hook), max_epochs=1)
+    before = hook in ("on_train_batch_start", "on_before_optimizer_step")
+    assert logged(made) == [(step, "x", float(step - before)) for step in (1, 5, 6)]
+
+
+@pytest.mark.parametrize("hook", ["on_validation_epoch_start", "on_validation_epoch_end"])
+def test_hooks_of_a_validation_log_its_value(tmp_path, hook):
+    made = fit(tmp_path, logging_in(hook), max_epochs=2)
+    assert logged(made) == [(6, "x", 6.0), (12, "x", 12.0)]
+
+
+def test_a_hook_that_belongs_to_nothing_says_so(tmp_path):
+    with pytest.raises(trainer.UserError, match=r"log\('x'\): nothing is logged in this hook; "):
+        fit(tmp_path, logging_in("on_fit_end"), max_epochs=1)
+
+
+def test_a_resume_logs_what_hooks_of_an_epoch_have_logged_before(tmp_path):
+    def made(name: str, **options: Any) -> Any:
+        module = logging_in("on_train_epoch_start", reduce_fx="sum")
+        return fit(tmp_path, module, run_name=name, **options)
+
+    whole = made("whole", max_epochs=2)
+    made("two", max_steps=8)
+    assert rows(made("two", max_epochs=2, resume="auto")) == rows(whole)

@@ -59,7 +59,6 @@ def test_reductions_over_a_step_s_micro_batches_and_over_the_epoch(how: str, res
         ({}, ["x"], []),
         ({"on_epoch": True}, ["x_step"], ["x_epoch"]),
         ({"on_step": False, "on_epoch": True}, [], ["x"]),
-        ({"on_step": False}, [], []),
     ],
 )
 def test_names_in_training(options: dict[str, bool], step: list[str], epoch: list[str]) -> None:
@@ -71,7 +70,7 @@ def test_names_in_training(options: dict[str, bool], step: list[str], epoch: lis
 
 @pytest.mark.parametrize(
     ("options", "epoch"),
-    [({}, ["x"]), ({"on_step": True}, ["x"]), ({"on_epoch": False}, [])],
+    [({}, ["x"]), ({"on_step": True}, ["x"])],
 )
 def test_names_in_evaluation(options: dict[str, bool], epoch: list[str]) -> None:
     recorder = make_recorder()
@@ -81,11 +80,75 @@ def test_names_in_evaluation(options: dict[str, bool], epoch: list[str]) -> None
     assert recorder.take_step() == {}
 
 
-def test_steps_that_are_not_written_cost_nothing_but_the_epoch_counts_them() -> None:
+@pytest.mark.parametrize("value", [2.0, torch.tensor(2.0)])
+@pytest.mark.parametrize(
+    ("context", "options", "line"),
+    [
+        (
+            *({}, {"on_step": False}),
+            "log('x'): with on_step=False without on_epoch=True, the value would not be logged",
+        ),
+        (
+            *({"is_training": False}, {"on_epoch": False}),
+            "log('x'): with on_epoch=False, the value would not be logged",
+        ),
+        (
+            *({"level": "epoch"}, {"on_epoch": False}),
+            "log('x'): with on_epoch=False, the value would not be logged",
+        ),
+        (
+            *({"level": "epoch"}, {"on_step": True}),
+            "log('x', on_step=True): this hook belongs to no step; leave it out",
+        ),
+        (
+            *({"level": "none"}, {}),
+            "log('x'): nothing is logged in this hook; log in on_train_epoch_end, in "
+            "on_validation_epoch_end, or in a step",
+        ),
+    ],
+)
+def test_a_value_that_would_not_be_logged_is_refused(
+    context: dict[str, Any], options: dict[str, bool], line: str, value: Any
+) -> None:
     recorder = make_recorder()
-    recorder.context = BatchContext(is_recorded=False)
+    recorder.enter(BatchContext(**context))
+    with pytest.raises(UserError) as caught:
+        recorder.log("x", value, **options)
+    assert caught.value.problems == [line]
+
+
+@pytest.mark.parametrize("options", [{}, {"on_epoch": True}, {"prog_bar": True}])
+def test_a_step_is_kept_until_the_next_one_and_reduced_only_if_it_is_taken(
+    options: dict[str, bool],
+) -> None:
+    recorder = make_recorder()
+    changed = torch.zeros(())
+    for step in range(3):
+        for ends_step, value in ((False, 10.0 * step), (True, 10.0 * step + 2)):
+            recorder.enter(BatchContext(ends_step=ends_step))
+            changed.fill_(value)
+            recorder.log("x", changed, **options)
+            recorder.log("loss", torch.tensor(value, requires_grad=True), **options)
+    recorder.enter(BatchContext(level="epoch"))
+    changed.zero_()
+    key = "_step" if "on_epoch" in options else ""
+    assert recorder.take_step() == {f"x{key}": 21.0, f"loss{key}": 21.0}
+    assert recorder.take_step() == {}
+
+
+def test_a_step_of_which_only_the_last_batch_is_recorded_has_them_all() -> None:
+    recorder = make_recorder()
+    for is_recorded, value in ((False, 1.0), (False, 2.0), (True, 6.0)):
+        recorder.enter(BatchContext(ends_step=is_recorded, is_recorded=is_recorded))
+        recorder.log("x", torch.tensor(value))
+    assert recorder.take_step() == {"x": 3.0}
+
+
+def test_steps_that_are_not_written_count_in_the_epoch() -> None:
+    recorder = make_recorder()
+    recorder.enter(BatchContext(is_recorded=False))
     recorder.log("x", 1.0, on_epoch=True)
-    recorder.context = BatchContext(is_recorded=True)
+    recorder.enter(BatchContext(is_recorded=True))
     recorder.log("x", 3.0, on_epoch=True)
     assert recorder.take_step() == {"x_step": 3.0}
     assert recorder.take_epoch() == {"x_epoch": 2.0}

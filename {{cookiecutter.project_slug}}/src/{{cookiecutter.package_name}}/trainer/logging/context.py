@@ -1,12 +1,15 @@
 """The context of a batch while its step runs."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Level = Literal["step", "epoch", "none"]
 
 
 class BatchContext(NamedTuple):
     """Properties of a batch on which its step and logged values depend.
 
-    The loop creates one for each batch, and nothing changes it. Outside a loop the defaults apply.
+    The loop creates one for each batch, and for hooks between them, and nothing changes it. Outside
+    a loop the defaults apply.
     """
 
     samples: int = 1
@@ -19,6 +22,8 @@ class BatchContext(NamedTuple):
     is_recorded: bool = False
     """Whether the values of its step are written."""
     is_training: bool = True
+    level: Level = "step"
+    """What a logged value is of: a step; in hooks around the steps the epoch; or nothing."""
     rate_factor: float = 1.0
     """Factor of the learning rates in its step."""
     loader: str = ""

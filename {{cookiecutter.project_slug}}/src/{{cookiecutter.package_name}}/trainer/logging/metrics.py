@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +53,16 @@ def _number(value: Any, device: torch.device) -> Tensor:
     return torch.full((), number.item(), dtype=torch.float64, device=device)
 
 
+class _Logged(NamedTuple):
+    """A value that was logged, and how it is reduced."""
+
+    name: str
+    value: Any
+    samples: int
+    how: ReduceFx
+    synced: bool
+
+
 class Recorder:
     """Records the values that a module logs.
 
@@ -68,16 +78,23 @@ class Recorder:
         device: torch.device,
         steps_together: bool = True,
     ) -> None:
-        self.context = BatchContext()
-        """Of the batch whose step runs: set by the loop, before each."""
+        self.context = BatchContext(level="epoch")
+        """Of the batch whose step runs, or of hooks between steps."""
         self._ignores = False
         self.latest: dict[str, Any] = {}
         self._reduce = reduce
         self._steps_together = steps_together
         self._device = device
         self._step: dict[str, _Total] = {}
+        self._late: list[_Logged] = []
         self._epoch: dict[str, _Total] = {}
         self._metrics: dict[str, Any] = {}
+
+    def enter(self, context: BatchContext) -> None:
+        """Record values in a context from now on; those of an earlier step are dropped."""
+        if self.context.ends_step and context.level == "step":
+            self._late.clear()
+        self.context = context
 
     def log(
         self,
@@ -96,52 +113,51 @@ class Recorder:
         name of the batch's loader is added to ``name``.
         """
         context = self.context
-        if context.loader:
-            name = f"{name}/{context.loader}"
+        name = f"{name}/{context.loader}" if context.loader else name
+        samples = context.samples if batch_size is None else batch_size
         if isinstance(value, Tensor):
-            if context.is_training and not (context.is_recorded or on_epoch or prog_bar):
-                return  # the common case: the step's value will not be shown
-            value = value.detach()
-            if hasattr(value, "full_tensor"):  # a DTensor
-                value = value.full_tensor()
+            is_quick = not context.is_recorded and context.is_training and context.level == "step"
+            if is_quick and not (on_epoch or prog_bar or on_step is False):
+                # The value will not be shown, unless training ends with this step.
+                self._late.append(_Logged(name, _kept(value), samples, reduce_fx, sync_dist))
+                return
+            value = _whole(value.detach())
         elif hasattr(value, "compute") and hasattr(value, "reset"):
-            if collectives.world_size() > 1 and not collectives.is_active():
-                raise UserError(
-                    f"log({name!r}): a metric object is reduced over a process group, which this "
-                    "strategy does not have; log the number of each batch"
-                )
-            self._metrics[name] = value
+            self._log_metric(name, value)
             return
         if self._ignores:
             return
         if prog_bar:
             self.latest[name] = value
-        on_step = context.is_training and on_step is not False
-        on_epoch = bool(on_epoch) if context.is_training else on_epoch is not False
-        samples = context.samples if batch_size is None else batch_size
-        if on_step and context.is_recorded:
+        on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
+        if on_step:
             key = f"{name}_step" if on_epoch else name
-            self._add(self._step, key, value, samples, reduce_fx, sync_dist)
+            logged = _Logged(key, value, samples, reduce_fx, sync_dist)
+            if context.is_recorded:
+                self._add(self._step, logged)
+            else:
+                self._late.append(logged._replace(value=_kept(value)))
         if on_epoch:
             key = f"{name}_epoch" if on_step else name
-            self._add(self._epoch, key, value, samples, reduce_fx, sync_dist)
+            self._add(self._epoch, _Logged(key, value, samples, reduce_fx, sync_dist))
 
-    def _add(
-        self,
-        totals: dict[str, _Total],
-        name: str,
-        value: Any,
-        samples: int,
-        how: ReduceFx,
-        synced: bool,
-    ) -> None:
+    def _log_metric(self, name: str, metric: Any) -> None:
+        if collectives.world_size() > 1 and not collectives.is_active():
+            raise UserError(
+                f"log({name!r}): a metric object is reduced over a process group, which this "
+                "strategy does not have; log the number of each batch"
+            )
+        self._metrics[name] = metric
+
+    def _add(self, totals: dict[str, _Total], logged: _Logged) -> None:
+        name, value, samples, how, synced = logged
         if name not in totals:
             if how not in _REDUCE_FX:
                 known = nearest(how, _REDUCE_FX)
                 raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
             totals[name] = _empty_total(how, synced, self._device)
         try:
-            value = _number(value, self._device)
+            value = _number(_whole(value), self._device)
         except (TypeError, ValueError, RuntimeError):
             raise UserError(f"log({name!r}): give one number, not {shown(value)}") from None
         if value.numel() != 1:
@@ -152,6 +168,9 @@ class Recorder:
     def take_step(self) -> dict[str, float]:
         """Values of the step, reduced over micro-batches and ranks."""
         totals, self._step = self._step, {}
+        for each in self._late:
+            self._add(totals, each)
+        self._late.clear()
         if not self._steps_together:
             return _values(totals, _unchanged)
         return self._reduced(totals)
@@ -199,7 +218,7 @@ class Recorder:
     def evaluating(self) -> Iterator[None]:
         """Record values of validation or test in this context; training's values are kept apart."""
         kept = self.context, self._epoch, self._metrics, self.latest
-        self.context = self.context._replace(is_training=False)
+        self.context = self.context._replace(is_training=False, level="step")
         self._epoch, self._metrics, self.latest = {}, {}, {}
         try:
             yield
@@ -234,6 +253,41 @@ class Recorder:
                 total.to(self._device),
                 float(weight),
             )
+
+
+def _levels(
+    name: str, context: BatchContext, on_step: bool | None, on_epoch: bool | None, prog_bar: bool
+) -> tuple[bool, bool]:
+    """Whether to log a value of the step, and of the epoch.
+
+    Raises:
+        UserError: It would not be logged.
+    """
+    if context.level == "none":
+        raise UserError(
+            f"log({name!r}): nothing is logged in this hook; log in on_train_epoch_end, in "
+            "on_validation_epoch_end, or in a step"
+        )
+    if context.is_training and context.level == "epoch" and on_step:
+        raise UserError(f"log({name!r}, on_step=True): this hook belongs to no step; leave it out")
+    is_step = context.is_training and context.level == "step"
+    on_step = is_step and on_step is not False
+    on_epoch = bool(on_epoch) if is_step else on_epoch is not False
+    if not (on_step or on_epoch or prog_bar):
+        what = "on_step=False without on_epoch=True" if is_step else "on_epoch=False"
+        raise UserError(f"log({name!r}): with {what}, the value would not be logged")
+    return on_step, on_epoch
+
+
+def _kept(value: Any) -> Any:
+    """A copy if it may be changed in place, as a buffer is, and a loss is not."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach() if value.requires_grad else value.clone()
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value  # a DTensor
 
 
 def _unchanged(tensor: Tensor, how: How) -> Tensor:

@@ -15,10 +15,11 @@ from ..data import MicroBatch
 from ..launch.preemption import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
+from ..strategies.optimizers import rates_to_log
 from . import saving
 from .finite import FiniteGuard
 from .parts import FitParts
-from .position import is_logged, may_be_last_step
+from .position import is_logged, is_planned_end
 from .skipped_batches import SkippedBatches
 from .skipping import Skipping
 from .throughput import speed_of
@@ -54,6 +55,8 @@ class FitLoop:
         self._speed = speed_of(fit)
         self._gradient_norm: Tensor | None = None
         """Of the last step, if it was computed."""
+        self._last_rates: list[float | Tensor] = []
+        """Before the schedulers stepped."""
         self._has_gradients = False
         """Whether a batch of the current step was not skipped."""
         self._skipped_batches = SkippedBatches()
@@ -94,11 +97,14 @@ class FitLoop:
                 self._run_epoch()
             self._guard.check()
             self._skipped_batches.tell(position.epoch)
+            if position.global_step > first_step:
+                self._note_last_step()
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
             self.fit.strategy.end_fit()
             self._write_last_values()
             self._validate_once()
+            self.fit.outputs.recorder.enter(BatchContext(level="none"))
             for call in self.fit.calls.on_fit_end:
                 call()
             self._save_if_requested()
@@ -123,6 +129,7 @@ class FitLoop:
         fit, position = self.fit, self.fit.position
         fit.outputs.progress.begin_epoch(position.epoch, fit.options.max_epochs)
         if position.batch == 0:
+            fit.outputs.recorder.enter(BatchContext(level="epoch"))
             for call in fit.calls.on_train_epoch_start:
                 call()
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.
@@ -130,7 +137,7 @@ class FitLoop:
             fit.strategy.batches(fit.feed, position.epoch, position.batch)
         ):
             context = self._context(batch)
-            fit.outputs.recorder.context = context
+            fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
                 call(batch.data, batch.number)
             self._run_batch(batch, context)
@@ -149,8 +156,8 @@ class FitLoop:
     def _context(self, batch: MicroBatch) -> BatchContext:
         """The facts of a batch, for its step and for what that logs."""
         options, position = self.fit.options, self.fit.position
-        is_recorded = is_logged(options, position.global_step + 1) or may_be_last_step(
-            options, position, batch, self.fit.feed
+        is_recorded = is_logged(options, position.global_step + 1) or is_planned_end(
+            options, position, batch
         )
         return BatchContext(
             samples=batch.samples,
@@ -179,6 +186,7 @@ class FitLoop:
 
     def _end_epoch(self) -> None:
         self._skipped_batches.tell(self.fit.position.epoch)
+        self.fit.outputs.recorder.enter(BatchContext(level="epoch"))
         for call in self.fit.calls.on_train_epoch_end:
             call()
         self.fit.outputs.epoch_values = self.fit.outputs.recorder.take_epoch()
@@ -278,15 +286,11 @@ class FitLoop:
     def _after_step(self, context: BatchContext) -> None:
         step, options, outputs = self.fit.position.global_step, self.fit.options, self.fit.outputs
         outputs.last_values = {}
+        self._last_rates = self.fit.optimization.first_rates()
         if context.is_recorded:
-            strategy = self.fit.strategy
-            if strategy.steps_together:
+            if self.fit.strategy.steps_together:
                 self._guard.check()
-            rates = self.fit.optimization.learning_rates(context.rate_factor)
-            values = outputs.recorder.take_step() | rates | strategy.step_values()
-            if self._gradient_norm is not None:
-                values.setdefault("gradient_norm", float(dtensors.whole(self._gradient_norm)))
-            self._log_step(values)
+            self._log_step(self._step_values(context.rate_factor))
         self._step_schedulers("step")
         outputs.progress.step(step, outputs.recorder.latest)
         if context.ends_epoch:
@@ -297,6 +301,20 @@ class FitLoop:
             self._agree_to_stop()
         if options.checkpoint_every_n_steps and step % options.checkpoint_every_n_steps == 0:
             self._save_once()
+
+    def _step_values(self, rate_factor: float) -> dict[str, float]:
+        """All values of the step that was made last, reduced over ranks."""
+        rates = rates_to_log(self._last_rates, rate_factor)
+        values = self.fit.outputs.recorder.take_step() | rates | self.fit.strategy.step_values()
+        if self._gradient_norm is not None:
+            values.setdefault("gradient_norm", float(dtensors.whole(self._gradient_norm)))
+        return values
+
+    def _note_last_step(self) -> None:
+        """Log the last step of a fit that was stopped, if it is not logged yet."""
+        position, outputs = self.fit.position, self.fit.outputs
+        if not (is_logged(self.fit.options, position.global_step) or outputs.last_values):
+            outputs.last_values = self._step_values(self.rate_factor(position.global_step - 1))
 
     def _log_step(self, values: dict[str, float]) -> None:
         step, epoch = self.fit.position.global_step, self.fit.position.epoch
@@ -332,6 +350,7 @@ class FitLoop:
         if self.validate is not None and position.validated_at != position.global_step:
             self._guard.check()
             position.validated_at = position.global_step
+            outputs.recorder.enter(BatchContext(level="none"))
             with self._speed.paused():
                 for call in self.fit.calls.on_validation_start:
                     call()

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from ..arguments.options import Options
-from ..data import Feed, MicroBatch
+from ..data import MicroBatch
 
 
 @dataclass
@@ -52,18 +52,9 @@ def is_logged(options: Options, step: int) -> bool:
     return step == 1 or step % options.log_every_n_steps == 0
 
 
-def may_be_last_step(options: Options, position: Position, batch: MicroBatch, feed: Feed) -> bool:
-    """Whether training may end with the step of this batch: a validation may stop it too."""
+def is_planned_end(options: Options, position: Position, batch: MicroBatch) -> bool:
+    """Whether ``max_steps`` or ``max_epochs`` ends training with the step of this batch."""
     epochs, steps = options.max_epochs, options.max_steps
-    step = position.global_step + 1
-    if steps is not None and step >= steps:
+    if steps is not None and position.global_step + 1 >= steps:
         return True
-    if options.val_every_n_steps and step % options.val_every_n_steps == 0:
-        return True
-    ends_training = epochs is not None and position.epoch + 1 >= epochs
-    if not ends_training and (position.epoch + 1) % options.check_val_every_n_epoch:
-        return False
-    if feed.has_plan and feed.steps is not None:
-        return batch.number // feed.accumulate + 1 >= feed.steps
-    # With accumulation, the step's earlier micro-batches were not recorded.
-    return batch.ends_epoch and feed.accumulate == 1
+    return batch.ends_epoch and epochs is not None and position.epoch + 1 >= epochs

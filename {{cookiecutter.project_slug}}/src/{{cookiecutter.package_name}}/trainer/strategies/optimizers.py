@@ -88,12 +88,10 @@ class Optimization:
             if entry.interval == interval:
                 entry.step(values)
 
-    def learning_rates(self, factor: float) -> dict[str, float]:
-        """Learning rates to log, times a factor that schedulers do not see."""
-        rates = [float(each.param_groups[0]["lr"] * factor) for each in self.optimizers]
-        if len(rates) == 1:
-            return {"lr": rates[0]}
-        return {f"lr-{index}": rate for index, rate in enumerate(rates)}
+    def first_rates(self) -> list[float | Tensor]:
+        """Learning rate of each optimizer's first group; the host does not wait for a tensor."""
+        rates = (each.param_groups[0]["lr"] for each in self.optimizers)
+        return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
 
     def configured_rates(self) -> list[float]:
         """The learning rate of each parameter group, before a scheduler changes it."""
@@ -117,6 +115,13 @@ class Optimization:
         groups = [group for each in self.optimizers for group in each.param_groups]
         with _multiplied(groups, factor):
             yield
+
+
+def rates_to_log(rates: Sequence[float | Tensor], factor: float) -> dict[str, float]:
+    """Learning rates by name, times a factor that schedulers do not see."""
+    if len(rates) == 1:
+        return {"lr": float(rates[0] * factor)}
+    return {f"lr-{index}": float(rate * factor) for index, rate in enumerate(rates)}
 
 
 @contextlib.contextmanager

@@ -169,12 +169,6 @@ def test_what_cannot_be_computed_is_refused(tmp_path: Path, clock: Clock) -> Non
     with pytest.raises(trainer.ConfigurationError) as caught:
         trainer.Trainer(accelerator="cpu", peak_flops=-1)
     assert caught.value.problems == ["peak_flops=-1: give a number above 0, or none"]
-    with pytest.raises(trainer.ConfigurationError) as caught:
-        fit(Model(clock), tmp_path, max_steps=1, peak_flops=10)
-    assert caught.value.problems == [
-        "peak_flops: Model has no flops_per_sample; set it to the floating-point operations of "
-        "forward and backward of one sample"
-    ]
     text = Text(clock)
     text.train_dataloader = lambda: [torch.ones(2, 2)]  # type: ignore[method-assign]
     with pytest.raises(trainer.UserError, match="the loader has no batch_size"):

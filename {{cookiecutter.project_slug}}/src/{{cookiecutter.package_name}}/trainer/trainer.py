@@ -93,13 +93,12 @@ class Trainer:
             are.
         uneven_inputs: If loaders are read as they are, and yield different numbers of batches on
             different ranks: ``"refuse"``, or ``"join"``, so that each sample still counts once.
-        log_every_n_steps: Log every N optimizer steps; the first is logged too, and so is the last
-            unless training is stopped before its planned end.
+        log_every_n_steps: Log every N optimizer steps; the first and the last are logged too.
         log_gradient_norm: Log ``gradient_norm``, the norm over the whole model, also without
             clipping by norm, which computes it anyway.
         peak_flops: Peak floating-point operations per second of one device in this precision, from
-            its data sheet; logs the part of it that is used (MFU) as ``speed/mfu``. The module must
-            have ``flops_per_sample``.
+            its data sheet; logs the part of it that is used (MFU) as ``speed/mfu``. The operations
+            are the module's ``flops_per_sample``, or are counted by torch.
         check_val_every_n_epoch: Run validation every N epochs.
         val_every_n_steps: Also run validation every N optimizer steps.
         sanity_check: Validation batches of each replica to run before the first step of a new run,

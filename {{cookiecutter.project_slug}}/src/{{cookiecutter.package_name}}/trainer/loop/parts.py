@@ -19,7 +19,7 @@ class FitParts:
 
     ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
     manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
-    ``calls``: hooks of callbacks and of the module.
+    ``calls``: hooks of callbacks and of the module; ``flops_per_sample``: if MFU is logged.
     """
 
     options: Options
@@ -31,3 +31,4 @@ class FitParts:
     outputs: Outputs
     position: Position
     calls: HookCalls
+    flops_per_sample: float | None = None

@@ -27,9 +27,9 @@ def speed_of(fit: FitParts) -> Speed:
     layout = fit.strategy.layout
     counts = layout.is_main and is_overridden(module, TrainingModule, "count_tokens")
     peak_samples = None
-    if peak is not None and module.flops_per_sample is not None:
+    if peak is not None and fit.flops_per_sample:
         if samples is None:
             raise UserError("peak_flops: the loader has no batch_size; leave peak_flops out")
         devices = layout.world_size * len(fit.strategy.devices)
-        peak_samples = peak * devices / module.flops_per_sample
+        peak_samples = peak * devices / fit.flops_per_sample
     return Speed(samples, count_tokens if counts else None, peak_samples)

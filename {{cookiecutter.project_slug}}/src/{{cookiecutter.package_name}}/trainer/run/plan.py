@@ -229,8 +229,12 @@ def _check_layers(plan: Plan, module: TrainingModule, problems: Problems) -> Non
         activation_checkpointing.select(module, options.activation_checkpointing)
         compilation.select(module, options.compile, options.activation_checkpointing)
     problems.lines += plan.strategy.problems_of(module)
-    if options.peak_flops is not None and not module.flops_per_sample:
+    if options.peak_flops is not None and not _has_flops(module):
         problems.add(
-            f"peak_flops: {type(module).__name__} has no flops_per_sample; set it to the "
-            "floating-point operations of forward and backward of one sample"
+            f"peak_flops: the operations of {type(module).__name__}, which uses manual "
+            "optimization, cannot be counted; set its flops_per_sample"
         )
+
+
+def _has_flops(module: TrainingModule) -> bool:
+    return module.automatic_optimization or bool(module.flops_per_sample)

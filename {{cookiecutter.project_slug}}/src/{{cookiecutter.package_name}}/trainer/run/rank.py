@@ -21,7 +21,7 @@ from ..checkpoint import (
     run_directory,
     set_aside,
 )
-from ..data import Data, LoadersByName, randomness, sources
+from ..data import Data, Feed, LoadersByName, randomness, sources
 from ..errors import CheckpointError
 from ..launch import collectives, files, forks, outcome, restarts
 from ..launch.interruption import Interrupted
@@ -114,16 +114,18 @@ class RankRun(RunInterface):
             output = self._console.output_of(chosen.directory)
             with output, self._attached(module, "fit", data):
                 check_created_layers(self.plan, module)
+                feed, validation = self._read(module, data, val_dataloader)
+                self._console.say(*self._assembly.count_flops(module, feed))
                 compiled = compilation.applied(
                     module, options.compile, options.activation_checkpointing
                 )
                 with compiled:
-                    self._fit(module, data, val_dataloader, chosen)
+                    self._fit(module, feed, validation, chosen)
 
     def _fit(
-        self, module: TrainingModule, data: Data, val_dataloader: Loaders | None, chosen: Chosen
+        self, module: TrainingModule, feed: Feed, validation: LoadersByName, chosen: Chosen
     ) -> None:
-        loop = self._make_loop(module, data, val_dataloader, chosen.directory)
+        loop = self._make_loop(module, feed, validation, chosen.directory)
         self._loop = loop
         try:
             self._start(loop, chosen)
@@ -144,9 +146,10 @@ class RankRun(RunInterface):
             request = replace(request, name=name, resume="auto")
         return run_choice.choose(request, layout, lock)
 
-    def _make_loop(
-        self, module: TrainingModule, data: Data, val_dataloader: Loaders | None, directory: Path
-    ) -> FitLoop:
+    def _read(
+        self, module: TrainingModule, data: Data, val_dataloader: Loaders | None
+    ) -> tuple[Feed, LoadersByName]:
+        """The training batches of this rank, and the loaders of validations."""
         loader = sources.training_loader(data, module)
         feed = self._assembly.training_feed(loader)
         self._steps_per_epoch = feed.steps
@@ -155,6 +158,11 @@ class RankRun(RunInterface):
             validation = sources.validation_loaders(data, module, val_dataloader)
         if validation and self.plan.options.overfit_batches:
             validation = {"": loader}
+        return feed, validation
+
+    def _make_loop(
+        self, module: TrainingModule, feed: Feed, validation: LoadersByName, directory: Path
+    ) -> FitLoop:
         calls = calls_of(self.plan.callbacks, self, module)
         fit = self._assembly.fit_parts(module, feed, self._position, calls)
         self.schedulers = [each.scheduler for each in fit.optimization.schedulers]

@@ -87,7 +87,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "gradient_clip_algorithm": ("nrm", "5", "[norm]", "null", "{a: 1}"),
     "learning_rate_scaling": ("cubic", "5", "[linear]", "null", "true"),
     "uneven_inputs": ("drop", "5", "[join]", "null"),
-    "nonfinite_loss": ("rollback", "5", "true", "[skip]", "null"),
+    "nonfinite_loss": ("back", "5", "true", "[skip]", "null"),
     "activation_checkpointing": ("5", "{a: 1}", "Block", "[5]", "null"),
     "run_name": ("../x", "a/b", ".hidden", "a b", "[a]", "{a: 1}", "-x", "é", "x" * 129, BIG),
     "default_root_dir": (

@@ -28,6 +28,9 @@ class Callback:
     needs: ClassVar[tuple[str, ...]] = ()
     """Features that the strategy must support, such as ``"parameter_averaging"``."""
 
+    belongs_to_weights: ClassVar[bool] = False
+    """Whether its state is loaded again after a rollback (``nonfinite_loss="rollback"``)."""
+
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         """Called before the first step, before a checkpoint is loaded."""
 

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..arguments.options import Options
 from ..checkpoint import dtensors
 from ..errors import Problems, UserError, nearest
 from ..launch import collectives
 
-POLICIES = ("stop", "skip", "ignore")
+POLICIES = ("stop", "skip", "rollback", "ignore")
 # Losses to collect before they are checked together: one or two kernels per loss instead of ten.
 _BLOCK = 64
 # The value of fairseq's --min-loss-scale. A scaler that starts at 65536 reaches it after 30
@@ -23,15 +24,29 @@ _BLOCK = 64
 _SMALLEST_SCALE = 1e-4
 
 
-def check_policy(policy: str, problems: Problems) -> None:
-    """Check ``nonfinite_loss``; ``problems`` collects a line if it is unknown."""
-    if policy == "rollback":
-        problems.add(
-            "nonfinite_loss='rollback' is not built: a checkpoint continues with the same batches, "
-            "and so meets the same loss; use 'skip'"
-        )
-    elif policy not in POLICIES:
+def check_policy(options: Options, problems: Problems) -> None:
+    """Check ``nonfinite_loss``; ``problems`` collects a line if it is unknown, or has no effect."""
+    policy = options.nonfinite_loss
+    if policy not in POLICIES:
         problems.add(f"nonfinite_loss={policy!r} is unknown{nearest(policy, POLICIES)}")
+    elif policy == "rollback" and options.precision == "16-mixed":
+        problems.add(
+            "nonfinite_loss='rollback': with precision='16-mixed' a gradient scaler skips steps "
+            "whose gradients are not finite; use 'stop'"
+        )
+
+
+class NotFinite(UserError):
+    """A loss or a parameter is not finite; raised on every rank.
+
+    Args:
+        line: The whole error.
+        what: Its first part, which says what is not finite.
+    """
+
+    def __init__(self, line: str, what: str = "") -> None:
+        super().__init__(line)
+        self.what = what
 
 
 class _Position(Protocol):
@@ -91,15 +106,24 @@ class FiniteGuard:
         self._losses.zero_()
         self._used = 0
 
-    def check(self) -> None:
+    def forget(self) -> None:
+        """Forget the losses so far, after a rollback."""
+        self._losses.zero_()
+        self._first.fill_(math.inf)
+        self._used = 0
+
+    def check(self) -> bool:
         """Read the losses so far; called by all ranks after the same step.
 
+        Returns:
+            Whether there were any since the last call.
+
         Raises:
-            UserError: A loss was not finite; the same on every rank.
+            NotFinite: A loss was not finite.
         """
         steps = self._position.global_step
         if self._checked_at == steps or not self.is_on:
-            return
+            return False
         self._checked_at = steps
         if self._scaler is not None:
             scale = _smallest(torch.tensor(self._scaler.get_scale(), dtype=torch.float64))
@@ -108,15 +132,16 @@ class FiniteGuard:
                     f"the gradient scaler's scale fell to {scale:.1g} by step {steps}: "
                     "the losses or gradients of all recent steps were not finite"
                 )
-            return
+            return True
         if not self.counts_losses:
-            return
+            return False
         self._check_collected()
         world_size = collectives.world_size()
         first = _smallest(self._first * world_size + collectives.rank())
         if first < math.inf:
             step, rank = divmod(int(first), world_size)
             self._refuse(f"the loss of step {step} is not finite (NaN or infinite) on rank {rank}")
+        return True
 
     def check_weights(self, model: Mapping[str, Any], module: nn.Module) -> None:
         """Check the weights before they are saved: a finite loss may have an infinite gradient.
@@ -127,7 +152,7 @@ class FiniteGuard:
                 on purpose.
 
         Raises:
-            UserError: A parameter is not finite; the same on every rank.
+            NotFinite: A parameter is not finite.
         """
         if not self.is_on:
             return
@@ -145,9 +170,10 @@ class FiniteGuard:
     def _refuse(self, what: str) -> None:
         newest = self._newest()
         last = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
-        raise UserError(
-            f"{what}; {last}; lower the learning rate or set gradient_clip_val, or train on "
-            "with --trainer.nonfinite_loss skip"
+        raise NotFinite(
+            f"{what}; {last}; lower the learning rate or set gradient_clip_val, or train on with "
+            "--trainer.nonfinite_loss skip or rollback",
+            what,
         )
 
 

@@ -17,9 +17,10 @@ from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
-from .finite import FiniteGuard
+from .finite import FiniteGuard, NotFinite
 from .parts import FitParts
 from .position import is_logged, is_planned_end
+from .rollback import Rollback
 from .skipped_batches import SkippedBatches
 from .skipping import Skipping
 from .throughput import speed_of
@@ -75,6 +76,7 @@ class FitLoop:
             self._guard.counts_losses = False
             self._skipping = Skipping()
         strategy.note_loss = self._guard.note
+        self._rollback = Rollback(fit, checkpoints)
 
     def run(self) -> None:
         """Train to the end, save a checkpoint, and write all values.
@@ -95,7 +97,7 @@ class FitLoop:
                 self._finish_epoch()
             while not position.is_end(self.fit.options):
                 self._run_epoch()
-            self._guard.check()
+            self._check_finite()
             self._skipped_batches.tell(position.epoch)
             if position.global_step > first_step:
                 self._note_last_step()
@@ -289,7 +291,7 @@ class FitLoop:
         self._last_rates = self.fit.optimization.first_rates()
         if context.is_recorded:
             if self.fit.strategy.steps_together:
-                self._guard.check()
+                self._check_finite()
             self._log_step(self._step_values(context.rate_factor))
         self._step_schedulers("step")
         outputs.progress.step(step, outputs.recorder.latest)
@@ -348,7 +350,7 @@ class FitLoop:
     def _validate_once(self) -> None:
         position, outputs = self.fit.position, self.fit.outputs
         if self.validate is not None and position.validated_at != position.global_step:
-            self._guard.check()
+            self._check_finite()
             position.validated_at = position.global_step
             outputs.recorder.enter(BatchContext(level="none"))
             with self._speed.paused():
@@ -377,16 +379,35 @@ class FitLoop:
         for action in actions:
             action(self.checkpoints.path(self.fit.position.global_step))
 
+    def _check_finite(self) -> None:
+        try:
+            if self._guard.check():
+                self._rollback.note_finite()
+        except NotFinite as error:
+            self._roll_back(error)
+
+    def _roll_back(self, error: NotFinite) -> None:
+        """Go back to the newest checkpoint's weights if this is wanted; otherwise raise."""
+        if self.fit.options.nonfinite_loss != "rollback":
+            raise error
+        with self._speed.paused():
+            self._rollback.go_back(error)
+        self._guard.forget()
+
     def _save_once(self) -> None:
         position = self.fit.position
         if position.saved_at != position.global_step:
-            self._guard.check()
+            self._check_finite()
             with self._speed.paused():
                 self._save()
 
     def _save(self) -> None:
         position, state = self.fit.position, saving.state(self.fit)
-        self._guard.check_weights(state["model"], self.fit.module)
+        try:
+            self._guard.check_weights(state["model"], self.fit.module)
+        except NotFinite as error:
+            self._roll_back(error)
+            state = saving.state(self.fit)
         position.saved_at = position.global_step
         if self.fit.options.fast_dev_run:
             return

@@ -92,7 +92,7 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
                 f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
                 "random states (dropout) are new; the order of the data does not change"
             )
-            if _part(checkpoint.own(0), "loader"):
+            if part(checkpoint.own(0), "loader"):
                 remarks.append(loader_state.note_unused(fit.position.batch))
     except _NOT_OF_THIS_MODEL as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -145,25 +145,25 @@ def _load_gradients(
     is_as_saved = checkpoint.world_size == layout.world_size
     if is_as_saved and (sharded or not fit.strategy.shards_parameters):
         ranks = range(layout.rank, layout.rank + 1)
-    own = [_part(checkpoint.own(rank), "gradients") for rank in ranks]
+    own = [part(checkpoint.own(rank), "gradients") for rank in ranks]
     fit.manual.load_gradients(sharded, own)
 
 
 def _load_rank_local_state(
     fit: FitParts, own: Mapping[str, Tensor], random: Mapping[str, Tensor]
 ) -> None:
-    fit.strategy.load_rank_local_state(_part(own, "strategy"))
-    fit.outputs.recorder.load_state(_part(own, "log"))
-    torchmetrics_state.load(fit.module, _part(own, "torchmetrics"))
-    randomness.set_full_state(_part(random, "random"), fit.strategy.devices)
+    fit.strategy.load_rank_local_state(part(own, "strategy"))
+    fit.outputs.recorder.load_state(part(own, "log"))
+    torchmetrics_state.load(fit.module, part(own, "torchmetrics"))
+    randomness.set_full_state(part(random, "random"), fit.strategy.devices)
 
 
 def _load_loader(fit: FitParts, own: Mapping[str, Tensor]) -> list[str]:
-    state = _part(own, "loader")
+    state = part(own, "loader")
     return fit.feed.load_state(state, fit.position.batch) if state else []
 
 
-def _part(own: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """One part of what :func:`rank_local_state` returned."""
-    start = f"{part}/"
+def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """One part of what :func:`rank_local_state` returned, such as ``"strategy"``."""
+    start = f"{name}/"
     return {key.removeprefix(start): each for key, each in own.items() if key.startswith(start)}

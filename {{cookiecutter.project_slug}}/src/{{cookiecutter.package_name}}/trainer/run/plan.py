@@ -162,7 +162,7 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     with problems:
         activation_checkpointing.check_names(options.activation_checkpointing)
     feed.check_uneven(options.uneven_inputs, problems)
-    finite.check_policy(options.nonfinite_loss, problems)
+    finite.check_policy(options, problems)
     run_choice.check(options, where.layout, problems)
 
 

@@ -68,6 +68,7 @@ class ParameterServer(Strategy):
             "manual_optimization": "optimizers step on the servers; use strategy='ddp'",
             "parameter_averaging": "workers hold weights of different steps; use strategy='ddp'",
             "skipped_batches": "each step needs a gradient of each worker; use strategy='ddp'",
+            "rollback": "optimizers step on the servers; use strategy='ddp'",
             "skipping": "optimizers step on the servers; use strategy='ddp'",
             "sync_batchnorm": "there is no process group over which to synchronize; use "
             "strategy='ddp'",

@@ -1,0 +1,104 @@
+"""Go back to the weights of the newest checkpoint (``nonfinite_loss="rollback"``).
+
+Training goes on with the next batches, so it does not meet the same loss again.
+
+Source: section 5.1 of PaLM, https://arxiv.org/abs/2204.02311, which skips batches around a spike.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..checkpoint import Checkpoint, Checkpoints
+from ..errors import UserError
+from ..launch import collectives
+from . import saving
+from .finite import NotFinite
+from .parts import FitParts
+
+# Rollbacks in a row, after which a fit ends.
+MOST = 3
+
+
+class Rollback:
+    """Restores weights, optimizers and averages of the weights; the same on every rank.
+
+    Steps, data, schedules, random numbers and other callbacks go on.
+
+    Args:
+        fit: The parts of the fit.
+        checkpoints: Those of the run.
+    """
+
+    def __init__(self, fit: FitParts, checkpoints: Checkpoints) -> None:
+        self._fit = fit
+        self._checkpoints = checkpoints
+        self._in_a_row = 0
+
+    def note_finite(self) -> None:
+        """Note that all losses since the last check are finite."""
+        self._in_a_row = 0
+
+    def go_back(self, error: NotFinite) -> None:
+        """Go back; called by all ranks after the same step.
+
+        Raises:
+            NotFinite: There is no checkpoint.
+            UserError: So many rollbacks in a row did not help that training cannot recover.
+        """
+        newest = collectives.broadcast(str(self._checkpoints.newest() or ""))
+        if not newest:
+            raise error
+        path = Path(newest)
+        self._in_a_row += 1
+        if self._in_a_row > MOST:
+            raise UserError(
+                f"{error.what}, after {MOST} rollbacks in a row; lower the learning rate or set "
+                "gradient_clip_val"
+            ) from error
+        _restore(self._fit, Checkpoint(path))
+        if collectives.rank() == 0:
+            print(
+                f"warning: {error.what}: weights and optimizers are those of {path} again, and "
+                "training goes on with the next batches",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _restore(fit: FitParts, checkpoint: Checkpoint) -> None:
+    strategy, optimizers = fit.strategy, fit.optimization.optimizers
+    saved = checkpoint.stored_state()
+    options = _options(optimizers)
+    strategy.load_state(saved, fit.optimization)
+    # The schedules go on, so the rates that they have set stay.
+    for group, own in zip(_groups(optimizers), options, strict=True):
+        group.update(own)
+    if checkpoint.world_size == strategy.layout.world_size:
+        own_state = checkpoint.own(strategy.layout.rank)
+        strategy.load_rank_local_state(saving.part(own_state, "strategy"))
+    for name, callback in fit.calls.callbacks.items():
+        if callback.belongs_to_weights and name in saved["callbacks"]:
+            callback.load_stored_state(saved["callbacks"][name])
+    for optimizer in optimizers:
+        strategy.zero_grad(optimizer)
+
+
+def _options(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
+    """What optimizers were given, or schedulers have set, by group."""
+    return [
+        {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
+        for group in _groups(optimizers)
+    ]
+
+
+def _groups(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
+    return [group for each in optimizers for group in each.param_groups]

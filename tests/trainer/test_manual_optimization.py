@@ -370,3 +370,18 @@ def test_what_is_automatic_may_be_asked_for(tmp_path):
 
     run_of = fit(Automatic(), tmp_path, gradient_clip_val=1.0, accumulate_grad_batches=2)
     assert run_of.global_step == 3
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_reset_to_none_or_to_zeros(tmp_path, set_to_none):
+    found: list[Tensor | None] = []
+
+    class Resets(ByHand):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            super().training_step(batch, batch_idx)
+            optimizer = self.optimizers()
+            optimizer.zero_grad(set_to_none=set_to_none)
+            found.append(optimizer.parameters[0].grad)
+
+    fit(Resets(), tmp_path)
+    assert found[0] is None if set_to_none else torch.count_nonzero(found[0]) == 0

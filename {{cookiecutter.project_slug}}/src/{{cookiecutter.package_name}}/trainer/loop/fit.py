@@ -17,12 +17,10 @@ from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log
 from . import saving
-from .finite import FiniteGuard, NotFinite
+from .nonfinite import NonfinitePolicy
 from .parts import FitParts
 from .position import is_logged, is_planned_end
-from .rollback import Rollback
 from .skipped_batches import SkippedBatches
-from .skipping import Skipping
 from .throughput import speed_of
 
 
@@ -63,20 +61,7 @@ class FitLoop:
         self._skipped_batches = SkippedBatches()
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
-        self._guard = FiniteGuard(
-            strategy.device,
-            strategy.precision.scaler,
-            fit.position,
-            checkpoints.newest,
-            block=1 if strategy.compiles_steps else None,
-        )
-        self._guard.is_on = fit.options.nonfinite_loss != "ignore"
-        self._skipping: Skipping | None = None
-        if fit.options.nonfinite_loss == "skip" and strategy.precision.scaler is None:
-            self._guard.counts_losses = False
-            self._skipping = Skipping()
-        strategy.note_loss = self._guard.note
-        self._rollback = Rollback(fit, checkpoints)
+        self._nonfinite = NonfinitePolicy(fit, checkpoints)
 
     def run(self) -> None:
         """Train to the end, save a checkpoint, and write all values.
@@ -97,7 +82,7 @@ class FitLoop:
                 self._finish_epoch()
             while not position.is_end(self.fit.options):
                 self._run_epoch()
-            self._check_finite()
+            self._nonfinite.check()
             self._skipped_batches.tell(position.epoch)
             if position.global_step > first_step:
                 self._note_last_step()
@@ -245,7 +230,7 @@ class FitLoop:
         has_gradients, self._has_gradients = self._has_gradients, False
         if has_gradients:
             self._clip(context.is_recorded)
-        if not has_gradients or self._is_skipped():
+        if not has_gradients or self._nonfinite.skips(self._gradient_norm):
             strategy.precision.note_skipped_step()
         else:
             self._step_optimizers(context.rate_factor)
@@ -261,12 +246,6 @@ class FitLoop:
                 strategy.optimizer_step(optimizer)
         strategy.end_step()
 
-    def _is_skipped(self) -> bool:
-        """Whether the gradients, whose norm is known, are not finite and the step is skipped."""
-        if self._skipping is None or self._gradient_norm is None:
-            return False
-        return self._skipping.skips(self._gradient_norm, self.fit.position.global_step + 1)
-
     def _clip(self, is_recorded: bool) -> None:
         """Clip the gradients; keep their norm before that, if it is known or to be logged."""
         strategy, optimization, options = self.fit.strategy, self.fit.optimization, self.fit.options
@@ -274,7 +253,7 @@ class FitLoop:
         if bound is not None and algorithm == "norm":
             self._gradient_norm = strategy.clip_gradients(optimization, bound, algorithm)
             return
-        if self._skipping is not None or (options.log_gradient_norm and is_recorded):
+        if self._nonfinite.needs_norm or (options.log_gradient_norm and is_recorded):
             self._gradient_norm = strategy.clip_gradients(optimization, math.inf, "norm")
         if bound is not None:
             strategy.clip_gradients(optimization, bound, algorithm)
@@ -291,7 +270,7 @@ class FitLoop:
         self._last_rates = self.fit.optimization.first_rates()
         if context.is_recorded:
             if self.fit.strategy.steps_together:
-                self._check_finite()
+                self._nonfinite.check()
             self._log_step(self._step_values(context.rate_factor))
         self._step_schedulers("step")
         outputs.progress.step(step, outputs.recorder.latest)
@@ -350,7 +329,7 @@ class FitLoop:
     def _validate_once(self) -> None:
         position, outputs = self.fit.position, self.fit.outputs
         if self.validate is not None and position.validated_at != position.global_step:
-            self._check_finite()
+            self._nonfinite.check()
             position.validated_at = position.global_step
             outputs.recorder.enter(BatchContext(level="none"))
             with self._speed.paused():
@@ -379,34 +358,16 @@ class FitLoop:
         for action in actions:
             action(self.checkpoints.path(self.fit.position.global_step))
 
-    def _check_finite(self) -> None:
-        try:
-            if self._guard.check():
-                self._rollback.note_finite()
-        except NotFinite as error:
-            self._roll_back(error)
-
-    def _roll_back(self, error: NotFinite) -> None:
-        """Go back to the newest checkpoint's weights if this is wanted; otherwise raise."""
-        if self.fit.options.nonfinite_loss != "rollback":
-            raise error
-        with self._speed.paused():
-            self._rollback.go_back(error)
-        self._guard.forget()
-
     def _save_once(self) -> None:
         position = self.fit.position
         if position.saved_at != position.global_step:
-            self._check_finite()
+            self._nonfinite.check()
             with self._speed.paused():
                 self._save()
 
     def _save(self) -> None:
         position, state = self.fit.position, saving.state(self.fit)
-        try:
-            self._guard.check_weights(state["model"], self.fit.module)
-        except NotFinite as error:
-            self._roll_back(error)
+        if self._nonfinite.check_weights(state["model"]):
             state = saving.state(self.fit)
         position.saved_at = position.global_step
         if self.fit.options.fast_dev_run:

@@ -152,9 +152,12 @@ class ManualOptimizer:
             run.strategy.optimizer_step(self.optimizer)
         run.has_stepped = True
 
-    def zero_grad(self) -> None:
-        """Reset the gradients of the optimizer's parameters."""
-        self._optimization.strategy.zero_grad(self.optimizer)
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of the optimizer's parameters: to ``None``, or to zeros."""
+        if set_to_none:
+            self._optimization.strategy.zero_grad(self.optimizer)
+        else:
+            self.optimizer.zero_grad(set_to_none=False)
 
     def clip_gradients(self, value: float, algorithm: str = "norm") -> Tensor | None:
         """Clip the gradients of the optimizer's parameters, by ``"norm"`` or ``"value"``.

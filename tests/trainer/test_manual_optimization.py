@@ -381,7 +381,8 @@ def test_gradients_are_reset_to_none_or_to_zeros(tmp_path, set_to_none):
             super().training_step(batch, batch_idx)
             optimizer = self.optimizers()
             optimizer.zero_grad(set_to_none=set_to_none)
-            found.append(optimizer.parameters[0].grad)
+            grad = optimizer.parameters[0].grad
+            found.append(None if grad is None else grad.clone())
 
     fit(Resets(), tmp_path)
     assert found[0] is None if set_to_none else torch.count_nonzero(found[0]) == 0

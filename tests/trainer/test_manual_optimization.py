@@ -378,8 +378,8 @@ def test_gradients_are_reset_to_none_or_to_zeros(tmp_path, set_to_none):
 
     class Resets(ByHand):
         def training_step(self, batch: Any, batch_idx: int) -> None:
-            super().training_step(batch, batch_idx)
             optimizer = self.optimizers()
+            self.manual_backward(self.loss(batch))
             optimizer.zero_grad(set_to_none=set_to_none)
             grad = optimizer.parameters[0].grad
             found.append(None if grad is None else grad.clone())

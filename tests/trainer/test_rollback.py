@@ -205,6 +205,7 @@ def test_manual_optimization_goes_back_too(tmp_path: Path) -> None:
     found = []
     for manual in (False, True):
         folder = tmp_path / str(manual)
+        torch.manual_seed(0)
         fit(Diverges(step=5, manual=manual), folder, global_batch_size=None)
         found.append(saved(folder)["model"]["linear.weight"])
     assert torch.equal(*found)

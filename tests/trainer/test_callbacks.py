@@ -154,6 +154,13 @@ class _Foreign(trainer.Callback):
 @pytest.mark.parametrize(
     ("callbacks", "lines"),
     [
+        (
+            ["StopOnNaN", {"class_path": "lightning.pytorch.callbacks.LearningRateFinder"}],
+            [
+                "callbacks: StopOnNaN: use nonfinite_loss: stop, skip, rollback or ignore",
+                "callbacks: LearningRateFinder: use the command find_learning_rate",
+            ],
+        ),
         (["EarlyStop"], ["callbacks[0]='EarlyStop' is no built-in callback and no class path"]),
         (["EarlyStopping"], ["callbacks[0].monitor: not given, and it has no default"]),
         (["os.path"], ["callbacks[0]='os.path' is not a Callback"]),

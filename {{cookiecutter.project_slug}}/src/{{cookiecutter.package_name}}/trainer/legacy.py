@@ -23,18 +23,6 @@ __all__ = [
     "seed_everything",
 ]
 
-# Classes of other trainers whose work is done by arguments of the trainer.
-_CLASSES = {
-    "ModelCheckpoint": "the trainer saves checkpoints; see BestCheckpoint of trainer.callbacks",
-    "ModelSummary": "use print(module)",
-    "LearningRateMonitor": "the learning rate is always logged, as lr; leave it out",
-    "DeviceStatsMonitor": "use SystemMonitor of trainer.callbacks",
-    "GPUStatsMonitor": "use SystemMonitor of trainer.callbacks",
-    "ThroughputMonitor": "the speed is always logged; see count_tokens and peak_flops",
-    "GradientAccumulationScheduler": "use accumulate_grad_batches",
-}
-
-
 class LightningModule(TrainingModule):
     """:class:`~.module.TrainingModule` under its older name.
 
@@ -70,9 +58,7 @@ def __getattr__(name: str) -> Any:
     if name in registry.plugin_names():
         return registry.plugin(name)
     # Python would replace the message of an AttributeError.
-    about = other_trainers.about("loggers", name)
-    if about is None and name in _CLASSES:
-        about = f"{name}: {_CLASSES[name]}"
+    about = other_trainers.about("loggers", name) or other_trainers.about_callback(name)
     raise ImportError(about or f"there is no {name}{nearest(name, __dir__())}", name=name)
 
 

@@ -1,7 +1,7 @@
 """Names from other trainers that are not supported here, with their alternatives.
 
-The only table of them: strategies, accelerators, plugins, precisions and loggers. Older spellings
-that can be translated are in ``legacy.py``. Remove an entry when you implement it.
+The only table of them: strategies, accelerators, plugins, precisions, loggers and callbacks. Older
+spellings that can be translated are in ``legacy.py``. Remove an entry when you implement it.
 """
 
 from collections import ChainMap
@@ -153,6 +153,30 @@ ARGUMENTS: Mapping[str, str] = {
     "inference_mode": "evaluation runs under torch.no_grad(); leave it out",
 }
 
+_NONFINITE = "use nonfinite_loss: stop, skip, rollback or ignore"
+_AVERAGE = "use EMA or StochasticWeightAveraging of trainer.callbacks"
+_DEVICES = "use SystemMonitor of trainer.callbacks"
+
+# Callbacks of other trainers whose work is done otherwise.
+_CALLBACKS: Mapping[str, str] = {
+    "ModelCheckpoint": "the trainer saves checkpoints; see BestCheckpoint of trainer.callbacks",
+    "ModelSummary": _SUMMARY,
+    "RichModelSummary": _SUMMARY,
+    "LearningRateMonitor": "the learning rate is always logged, as lr; leave it out",
+    "LearningRateFinder": "use the command find_learning_rate",
+    "BatchSizeFinder": "use the command find_batch_size",
+    **dict.fromkeys(("DeviceStatsMonitor", "GPUStatsMonitor"), _DEVICES),
+    "ThroughputMonitor": "the speed is always logged; see count_tokens and peak_flops",
+    "GradientAccumulationScheduler": "use accumulate_grad_batches",
+    **dict.fromkeys(("StopOnNaN", "StopOnNan", "NaNMonitor", "TerminateOnNaN"), _NONFINITE),
+    **dict.fromkeys(("WeightAveraging", "EMAWeightAveraging"), _AVERAGE),
+    **dict.fromkeys(("TQDMProgressBar", "RichProgressBar", "ProgressBar"), _BAR),
+    "Timer": "use max_time",
+    "PyTorchProfiler": "use Profile of trainer.callbacks",
+    "OnExceptionCheckpoint": "a run that is interrupted saves a checkpoint; leave it out",
+}
+_TRAINERS = ("", "lightning", "pytorch_lightning", "composer", "transformers")
+
 _TABLES: Mapping[str, Mapping[str, str]] = {
     "strategy": STRATEGIES,
     "accelerator": ChainMap(ACCELERATORS, STRATEGIES),
@@ -175,6 +199,14 @@ def about(option: str, name: object) -> str | None:
     is_number = type(name) is int and abs(name) < _LARGEST
     text = _TABLES[option].get(str(name)) if is_number or isinstance(name, str) else None
     return None if text is None else f"{option}={name!r} {text}"
+
+
+def about_callback(path: str) -> str | None:
+    """Error line for a callback of another trainer, by name or class path; or ``None``."""
+    module, _, name = path.rpartition(".")
+    if module.partition(".")[0] not in _TRAINERS or name not in _CALLBACKS:
+        return None
+    return f"{name}: {_CALLBACKS[name]}"
 
 
 def unknown(option: str, name: object, known: Iterable[str]) -> str:

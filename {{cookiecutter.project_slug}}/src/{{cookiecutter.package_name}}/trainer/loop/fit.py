@@ -55,7 +55,7 @@ class FitLoop:
         self._gradient_norm: Tensor | None = None
         """Of the last step, if it was computed."""
         self._last_rates: list[float | Tensor] = []
-        """Before the schedulers stepped."""
+        """Before the schedulers stepped, if there are any."""
         self._has_gradients = False
         """Whether a batch of the current step was not skipped."""
         self._skipped_batches = SkippedBatches()
@@ -267,7 +267,8 @@ class FitLoop:
     def _after_step(self, context: BatchContext) -> None:
         step, options, outputs = self.fit.position.global_step, self.fit.options, self.fit.outputs
         outputs.last_values = {}
-        self._last_rates = self.fit.optimization.first_rates()
+        if self.fit.optimization.schedulers:
+            self._last_rates = self.fit.optimization.first_rates()
         if context.is_recorded:
             if self.fit.strategy.steps_together:
                 self._nonfinite.check()
@@ -285,7 +286,9 @@ class FitLoop:
 
     def _step_values(self, rate_factor: float) -> dict[str, float]:
         """All values of the step that was made last, reduced over ranks."""
-        rates = rates_to_log(self._last_rates, rate_factor)
+        optimization = self.fit.optimization
+        first = self._last_rates if optimization.schedulers else optimization.first_rates()
+        rates = rates_to_log(first, rate_factor)
         values = self.fit.outputs.recorder.take_step() | rates | self.fit.strategy.step_values()
         if self._gradient_norm is not None:
             values.setdefault("gradient_norm", float(dtensors.whole(self._gradient_norm)))

@@ -23,6 +23,7 @@ __all__ = [
     "seed_everything",
 ]
 
+
 class LightningModule(TrainingModule):
     """:class:`~.module.TrainingModule` under its older name.
 

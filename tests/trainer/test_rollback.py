@@ -129,8 +129,8 @@ def test_parameters_that_are_not_finite_are_not_saved_but_go_back(
     path = tmp_path / "run" / "checkpoints" / "step-00000004"
     assert line.startswith("warning: parameter sequential_module.")
     assert line.endswith(
-        f"is not finite (NaN or infinite) on rank 0 after step 6, and is not saved: weights and "
-        f"optimizers are those of {path} again, and training goes on with the next batches"
+        "is not finite (NaN or infinite) on rank 0 after step 6, and is not saved: restored "
+        f"weights and optimizers from {path}; training continues with the next batches"
     )
 
 
@@ -185,6 +185,15 @@ def test_two_ranks_go_back_together(tmp_path: Path, plain: Plain, strategy: str)
     train = partial(fit, Spikes(rank=rank, norm=False), tmp_path, strategy=strategy, devices=2)
     launch.run_in_processes("fork", 2, lambda: str(train()), {})
     check(tmp_path, plain((5,), norm=False))
+
+
+def test_the_state_of_a_communication_hook_is_restored(tmp_path: Path) -> None:
+    """Otherwise the errors that PowerSGD feeds back would not be finite in any later step."""
+    hook = {"communication_hook": "powersgd", "powersgd_start_step": 2}
+    options = {"strategy": "ddp", "strategy_options": hook, "devices": 2}
+    train = partial(fit, Spikes(rank=1, norm=False), tmp_path, **options)
+    launch.run_in_processes("fork", 2, lambda: str(train()), {})
+    assert all(each.isfinite().all() for each in saved(tmp_path)["model"].values())
 
 
 def test_devices_of_a_process_go_back(tmp_path: Path, plain: Plain) -> None:

@@ -19,7 +19,7 @@ from test_skipping import Batches, Noted
 
 BATCHES = 8
 ACCUMULATED = "accumulate_grad_batches"
-NOTE = "note: batches of epoch 0 that were skipped, because training_step returned None: "
+NOTE = "note: epoch 1: batches skipped because training_step returned None: "
 
 
 class Skips(averaging_subject.Net):

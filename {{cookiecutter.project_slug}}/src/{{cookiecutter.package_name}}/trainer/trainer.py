@@ -112,8 +112,8 @@ class Trainer:
         nonfinite_loss: ``"stop"``: stop with an error after a step whose loss is NaN or infinite,
             and save no non-finite parameters. ``"skip"``: skip steps whose gradients are not
             finite, on all ranks, and stop after 30 in a row; reads a number from the device in
-            each step. ``"rollback"``: go back to the weights and optimizers of the newest
-            checkpoint, and go on with the next batches. With a gradient scaler (``"16-mixed"``) all
+            each step. ``"rollback"``: restore weights and optimizers from the newest checkpoint,
+            and continue with the next batches. With a gradient scaler (``"16-mixed"``) all
             skip such steps, until the scale falls below 1e-4. ``"ignore"``: no checks.
         async_checkpoints: Write checkpoints while training continues.
         resume: A run directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint

@@ -54,32 +54,32 @@ class NonfinitePolicy:
         """Check the losses so far.
 
         Raises:
-            NotFinite: One is not finite, and training does not go back.
+            NotFinite: One is not finite, and there is no rollback.
         """
         try:
             if self._guard.check() and self._rollback is not None:
                 self._rollback.note_finite()
         except NotFinite as error:
-            self._go_back(error)
+            self._roll_back(error)
 
     def check_weights(self, model: Mapping[str, Any]) -> bool:
         """Check the weights before they are saved.
 
         Returns:
-            Whether training went back, so that the state to save is another one.
+            Whether there was a rollback, so that the state to save is another one.
 
         Raises:
-            NotFinite: A parameter is not finite, and training does not go back.
+            NotFinite: A parameter is not finite, and there is no rollback.
         """
         try:
             self._guard.check_weights(model, self._fit.module)
         except NotFinite as error:
-            self._go_back(error)
+            self._roll_back(error)
             return True
         return False
 
-    def _go_back(self, error: NotFinite) -> None:
+    def _roll_back(self, error: NotFinite) -> None:
         if self._rollback is None:
             raise error
-        self._rollback.go_back(error)
+        self._rollback.restore(error)
         self._guard.forget()

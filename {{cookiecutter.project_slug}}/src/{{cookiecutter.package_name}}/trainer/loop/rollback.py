@@ -1,6 +1,6 @@
-"""Go back to the weights of the newest checkpoint (``nonfinite_loss="rollback"``).
+"""Restore the weights of the newest checkpoint (``nonfinite_loss="rollback"``).
 
-Training goes on with the next batches, so it does not meet the same loss again.
+Training continues with the next batches: repeating the same ones would give the same loss.
 
 Source: section 5.1 of PaLM, https://arxiv.org/abs/2204.02311, which skips batches around a spike.
 """
@@ -27,7 +27,7 @@ MOST = 3
 class Rollback:
     """Restores weights, optimizers and averages of the weights; the same on every rank.
 
-    Steps, data, schedules, random numbers and other callbacks go on.
+    Steps, data, schedules, random numbers and other callbacks continue.
 
     Args:
         fit: The parts of the fit.
@@ -43,8 +43,8 @@ class Rollback:
         """Note that all losses since the last check are finite."""
         self._in_a_row = 0
 
-    def go_back(self, error: NotFinite) -> None:
-        """Go back; called by all ranks after the same step.
+    def restore(self, error: NotFinite) -> None:
+        """Restore the weights; called by all ranks after the same step.
 
         Raises:
             NotFinite: There is no checkpoint.
@@ -63,8 +63,8 @@ class Rollback:
         _restore(self._fit, Checkpoint(path))
         if collectives.rank() == 0:
             print(
-                f"warning: {error.what}: weights and optimizers are those of {path} again, and "
-                "training goes on with the next batches",
+                f"warning: {error.what}: restored weights and optimizers from {path}; training "
+                "continues with the next batches",
                 file=sys.stderr,
                 flush=True,
             )
@@ -75,7 +75,7 @@ def _restore(fit: FitParts, checkpoint: Checkpoint) -> None:
     saved = checkpoint.stored_state()
     options = _options(optimizers)
     strategy.load_state(saved, fit.optimization)
-    # The schedules go on, so the rates that they have set stay.
+    # Schedules continue, so keep the rates that they have set.
     for group, own in zip(_groups(optimizers), options, strict=True):
         group.update(own)
     if checkpoint.world_size == strategy.layout.world_size:

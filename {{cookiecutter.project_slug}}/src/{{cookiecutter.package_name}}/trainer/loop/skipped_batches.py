@@ -46,8 +46,8 @@ class SkippedBatches:
         count, self._count = self._count, 0
         if count and collectives.rank() == 0:
             print(
-                f"note: batches of epoch {epoch} that were skipped, because training_step returned "
-                f"None: {count}",
+                f"note: epoch {epoch + 1}: batches skipped because training_step returned None: "
+                f"{count}",
                 file=sys.stderr,
                 flush=True,
             )

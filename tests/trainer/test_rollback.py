@@ -135,10 +135,10 @@ def test_parameters_that_are_not_finite_are_not_saved_but_go_back(
 
 
 def test_schedules_go_on(tmp_path: Path, plain: Plain) -> None:
-    module = Spikes()
+    module = Spikes((6,))
     module.schedules = True
     fit(module, tmp_path)
-    check(tmp_path, plain((5,), schedules=True))
+    check(tmp_path, plain((5, 6), schedules=True))
     [group] = saved(tmp_path)["optimizers"][0]["param_groups"]
     assert group["lr"] == pytest.approx(0.01 * 0.9**STEPS)
 
@@ -193,7 +193,13 @@ def test_the_state_of_a_communication_hook_is_restored(tmp_path: Path) -> None:
     options = {"strategy": "ddp", "strategy_options": hook, "devices": 2}
     train = partial(fit, Spikes(rank=1, norm=False), tmp_path, **options)
     launch.run_in_processes("fork", 2, lambda: str(train()), {})
-    assert all(each.isfinite().all() for each in saved(tmp_path)["model"].values())
+    before, after = (
+        Checkpoint(tmp_path / "run" / "checkpoints" / f"step-0000000{step}").state()["model"]
+        for step in (6, 8)
+    )
+    name = "sequential_module.4.weight"
+    assert after[name].isfinite().all()
+    assert not torch.equal(before[name], after[name])
 
 
 def test_devices_of_a_process_go_back(tmp_path: Path, plain: Plain) -> None:
@@ -220,17 +226,28 @@ def test_manual_optimization_goes_back_too(tmp_path: Path) -> None:
     assert torch.equal(*found)
 
 
+def test_gradients_that_are_never_finite_end_the_fit(tmp_path: Path) -> None:
+    """Each loss is finite, because each step begins with the weights of the checkpoint."""
+    module = Spikes(range(3, 60), what="gradient")
+    options = {"max_steps": 60, "max_epochs": 9, "checkpoint_every_n_steps": 1}
+    with pytest.raises(trainer.UserError, match="after 3 rollbacks without a good checkpoint in"):
+        fit(module, tmp_path, **options)
+
+
 def test_it_needs_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(trainer.UserError, match="there is no checkpoint yet; "):
         fit(Spikes((2,)), tmp_path)
 
 
-def test_the_fourth_rollback_in_a_row_ends_the_fit(tmp_path: Path) -> None:
+def test_the_fourth_rollback_without_a_good_checkpoint_ends_the_fit(tmp_path: Path) -> None:
     with pytest.raises(trainer.UserError) as caught:
         fit(Spikes(range(3, 9)), tmp_path, checkpoint_every_n_steps=2, log_every_n_steps=1)
     [line] = caught.value.problems
     assert line.startswith("the loss of step 6 is not finite (NaN or infinite) on rank 0, after 3 ")
-    assert line.endswith("rollbacks in a row; lower the learning rate or set gradient_clip_val")
+    assert line.endswith(
+        "rollbacks without a good checkpoint in between; lower the learning rate or set "
+        "gradient_clip_val"
+    )
 
 
 @pytest.mark.parametrize(

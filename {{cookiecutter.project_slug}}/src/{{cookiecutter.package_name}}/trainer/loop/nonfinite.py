@@ -58,7 +58,7 @@ class NonfinitePolicy:
         """
         try:
             if self._guard.check() and self._rollback is not None:
-                self._rollback.note_finite()
+                self._rollback.note_finite_losses()
         except NotFinite as error:
             self._roll_back(error)
 
@@ -76,6 +76,8 @@ class NonfinitePolicy:
         except NotFinite as error:
             self._roll_back(error)
             return True
+        if self._rollback is not None:
+            self._rollback.note_finite_weights()
         return False
 
     def _roll_back(self, error: NotFinite) -> None:

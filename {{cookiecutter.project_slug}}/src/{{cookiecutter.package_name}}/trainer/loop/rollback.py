@@ -20,7 +20,7 @@ from . import saving
 from .finite import NotFinite
 from .parts import FitParts
 
-# Rollbacks in a row, after which a fit ends.
+# Rollbacks without a new good checkpoint, after which a fit ends.
 MOST = 3
 
 
@@ -37,28 +37,36 @@ class Rollback:
     def __init__(self, fit: FitParts, checkpoints: Checkpoints) -> None:
         self._fit = fit
         self._checkpoints = checkpoints
-        self._in_a_row = 0
+        self._count = 0
+        """Rollbacks since the last good checkpoint."""
+        self._has_trained = False
+        """Whether a check found only finite losses since the last rollback."""
 
-    def note_finite(self) -> None:
+    def note_finite_losses(self) -> None:
         """Note that all losses since the last check are finite."""
-        self._in_a_row = 0
+        self._has_trained = True
+
+    def note_finite_weights(self) -> None:
+        """Note that a checkpoint is saved; it is a good one if its weights were trained."""
+        if self._has_trained:
+            self._count = 0
 
     def restore(self, error: NotFinite) -> None:
         """Restore the weights; called by all ranks after the same step.
 
         Raises:
             NotFinite: There is no checkpoint.
-            UserError: So many rollbacks in a row did not help that training cannot recover.
+            UserError: So many rollbacks did not help that training cannot recover.
         """
         newest = collectives.broadcast(str(self._checkpoints.newest() or ""))
         if not newest:
             raise error
         path = Path(newest)
-        self._in_a_row += 1
-        if self._in_a_row > MOST:
+        self._count, self._has_trained = self._count + 1, False
+        if self._count > MOST:
             raise UserError(
-                f"{error.what}, after {MOST} rollbacks in a row; lower the learning rate or set "
-                "gradient_clip_val"
+                f"{error.what}, after {MOST} rollbacks without a good checkpoint in between; lower "
+                "the learning rate or set gradient_clip_val"
             ) from error
         _restore(self._fit, Checkpoint(path))
         if collectives.rank() == 0:

@@ -88,19 +88,26 @@ def test_the_metadata_name_what_the_project_needs(project: Path) -> None:
     ("name", "expression", "first"),
     [
         ("MIT", "MIT", "MIT License"),
-        ("Apache-2.0", "Apache-2.0", "Apache License"),
-        ("BSD-3-Clause", "BSD-3-Clause", "BSD 3-Clause License"),
-        ("Proprietary", "LicenseRef-Proprietary", "All rights reserved"),
+        ("Apache-2.0", "Apache-2.0 AND MIT", "Apache License"),
+        ("BSD-3-Clause", "BSD-3-Clause AND MIT", "BSD 3-Clause License"),
+        ("Proprietary", "LicenseRef-Proprietary AND MIT", "All rights reserved"),
     ],
 )
 def test_every_license(tmp_path: Path, name: str, expression: str, first: str) -> None:
-    project = render(tmp_path, {"license": name, "author_name": "Zoë O'Brien"})
+    answers = {"license": name, "author_name": "Zoë O'Brien", "package_name": "p"}
+    project = render(tmp_path, answers)
     text = (project / "LICENSE").read_text(encoding="utf-8")
     assert first in text.split("\n\n")[0] + text.splitlines()[1]
     assert re.search(r"Copyright (\(c\) )?20\d\d Zoë O'Brien", text)
     assert text.endswith("\n")
     assert not text.endswith("\n\n")
-    assert metadata(project)["License-Expression"] == expression
+    built = metadata(project)
+    assert built["License-Expression"] == expression
+    # The template's own license goes along with its code, into packages and images too.
+    notice = "src/p/trainer/LICENSE"
+    assert built.get_all("License-File") == ["LICENSE", notice]
+    assert (project / notice).read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (notice in text) == (name == "Proprietary")
 
 
 def test_the_licenses_tested_are_all() -> None:

@@ -1,6 +1,7 @@
 """The command line and its YAML files: every mistake is found before anything starts."""
 
 import contextlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import yaml
 from tests.project import PACKAGE, run
 
-from configuration_subject import CPU, DIGITS, GPT, read, write
+from configuration_subject import CPU, DIGITS, GPT, mistakes, read, write
 from my_project import cli
 from my_project.strategy_help import describe
 from my_project.trainer import strategies
@@ -102,6 +103,18 @@ def test_options_of_a_strategy() -> None:
 def test_a_list_of_devices() -> None:
     content = resolved(read(*DIGITS, *CPU, "--trainer.devices", "[0, 1]"))
     assert content["trainer"]["devices"] == [0, 1]
+
+
+def test_plus_equals_extends_a_list_and_its_default(tmp_path: Path) -> None:
+    stopping = {"class_path": "EarlyStopping", "init_args": {"monitor": "val_loss"}}
+    given = write(tmp_path / "given.yaml", {"trainer": {"callbacks": ["EMA"]}})
+    words = [f"--trainer.callbacks+={json.dumps(stopping)}", "--trainer.loggers+=mlflow"]
+    content = resolved(read(*DIGITS, *CPU, "--config", given, *words))["trainer"]
+    assert content["callbacks"] == ["EMA", stopping]
+    assert content["loggers"] == ["csv", "tensorboard", "mlflow"]
+    assert resolved(read(*DIGITS, "--trainer.callbacks+=EMA"))["trainer"]["callbacks"] == ["EMA"]
+    lines = mistakes(*DIGITS, "--trainer.callbacks+=EMA", *words, "--trainer.seeds=1")
+    assert [line.split(":")[0] for line in lines] == ["trainer.seeds"]
 
 
 # --- the command line ------------------------------------------------------------------------

@@ -78,6 +78,33 @@ def test_unknown_keywords_are_refused_together() -> None:
         trainer.Trainer("cpu")
 
 
+@pytest.mark.parametrize(
+    ("given", "devices", "precision"),
+    [
+        ({"devices": "2"}, 2, "32-true"),
+        ({"devices": "-1"}, 1, "32-true"),
+        ({"devices": "1"}, 1, "32-true"),
+        ({"devices": "0,"}, 1, "32-true"),
+        ({"devices": "1, 3"}, 2, "32-true"),
+        ({"precision": "16"}, 1, "16-mixed"),
+        ({"precision": 16}, 1, "16-mixed"),
+    ],
+)
+def test_numbers_may_be_given_as_text_where_text_is_accepted(
+    given: dict[str, Any], devices: int, precision: str
+) -> None:
+    plan = trainer.Trainer(accelerator="cpu", max_steps=1, **given)._plan
+    assert (len(plan.node_devices), plan.options.precision) == (devices, precision)
+
+
+def test_text_is_no_number_where_only_numbers_are_accepted() -> None:
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        trainer.Trainer(accelerator="cpu", devices="0", max_steps="2", seed="2")
+    first, second, third = caught.value.problems
+    assert (first, second) == ("max_steps='2': expected int | None", "seed='2': expected int")
+    assert third.startswith("devices='0' may mean no device or device 0")
+
+
 def test_making_a_trainer_writes_no_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -90,7 +117,7 @@ def test_making_a_trainer_writes_no_variable(
     monkeypatch.setattr(idle_gpus, "read_gpus", lambda: gpus)
     monkeypatch.setattr(idle_gpus, "choose", lambda found, count: [3, 1])
     before = dict(os.environ)
-    made = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
+    made = trainer.Trainer(accelerator="gpu", devices="2", auto_select_gpus=True, max_steps=1)
     assert [each.index for each in made._plan.node_devices] == [3, 1]
     assert dict(os.environ) == before
 

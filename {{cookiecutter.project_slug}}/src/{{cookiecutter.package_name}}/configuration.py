@@ -84,6 +84,8 @@ def _tidy_help(parser: ArgumentParser) -> None:
         elif action.dest == strategy_help.OPTION:
             action.metavar = "NAME"
             action.help = "show the options and limits of a strategy, and exit"
+        elif isinstance(action.default, tuple):
+            action.default = list(action.default)  # += extends only lists
 
 
 COMMANDS = {

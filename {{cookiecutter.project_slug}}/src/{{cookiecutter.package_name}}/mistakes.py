@@ -42,7 +42,7 @@ def gather(arguments: Sequence[str], sections: Collection[str], problems: Proble
     if unreadable.lines:
         return given  # other errors may be caused by the unreadable files
     for key, text in options:
-        name, *rest = key.removesuffix("+").split(".")
+        name, *rest = key.split(".")
         if name not in sections:
             if name != "config":
                 known = nearest(name, sections)
@@ -150,7 +150,11 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, problems: Problems) 
         if not isinstance(below.get(part), dict):
             below[part] = {}
         below = below[part]
-    below[rest[-1]] = value
+    last = rest[-1]
+    if last.endswith("+"):
+        last = last[:-1]
+        value = [*(below.get(last) or ()), *(value if isinstance(value, list) else [value])]
+    below[last] = value
 
 
 def _parse_section(section: str, text: str) -> Any:

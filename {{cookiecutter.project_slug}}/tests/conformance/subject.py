@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from my_project import trainer
@@ -108,7 +109,7 @@ class Regression(Base):
 
     Args:
         optimizer: ``"sgd"``, ``"adam"``, or ``"two"`` (SGD for one half, Adam for the other).
-        schedule: step a scheduler after each step.
+        schedule: step a scheduler after each step: a warm-up, then a cosine.
         norm: a BatchNorm between the layers.
     """
 
@@ -145,7 +146,8 @@ class Regression(Base):
         sgd = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         if not self.schedule:
             return sgd
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.8)
+        parts = [LinearLR(sgd, 0.1, total_iters=3), CosineAnnealingLR(sgd, 8)]
+        scheduler = SequentialLR(sgd, parts, [3])
         return {"optimizer": sgd, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

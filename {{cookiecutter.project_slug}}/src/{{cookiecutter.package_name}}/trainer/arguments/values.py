@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import traceback
+import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -105,6 +106,8 @@ def fits(expected: Any, value: Any) -> bool:
         return False
     if isinstance(value, os.PathLike):
         return any(typing.get_origin(each) is os.PathLike for each in typing.get_args(expected))
+    if isinstance(expected, types.UnionType) and type(value) in typing.get_args(expected):
+        return True  # jsonargparse would convert "2" to the first type that fits
     try:
         # A copy, because jsonargparse converts the items of lists and dicts in place.
         return _is_same(value, _parser(expected).parse_object({"value": _copy(value)})["value"])

@@ -41,8 +41,8 @@ def choose(options: Options, accelerator: Accelerator, layout: Layout) -> list[i
             return list(range(layout.local_world_size))
         if available == 1 and _is_count(value):
             available = layout.local_world_size
-    if selects and type(value) is int and value > 0:
-        return _idle(value)
+    if selects and str(value).isdigit() and value not in (0, "0"):
+        return _idle(int(str(value)))
     return parse_devices(value, available)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import ConfigurationError, UserError
 
-_SCHEDULERS = __name__.replace(".", r"\.")
+# Modules that step schedulers: this one, and torch's, for schedulers inside schedulers.
+_STEPPING = rf"{re.escape(__name__)}|torch\.optim\.lr_scheduler"
 
 
 @dataclass
@@ -31,8 +33,7 @@ class SchedulerConfig:
             UserError: The monitored value was not logged.
         """
         if not isinstance(self.scheduler, ReduceLROnPlateau):
-            with _without_order_warning(self.scheduler):
-                self.scheduler.step()
+            self.scheduler.step()
         elif self.monitor is not None and self.monitor in values:
             self.scheduler.step(values[self.monitor])
         else:
@@ -40,21 +41,6 @@ class SchedulerConfig:
                 f"ReduceLROnPlateau monitors {self.monitor!r}, which was not logged; "
                 f"logged: {', '.join(sorted(values)) or 'nothing'}"
             )
-
-
-@contextlib.contextmanager
-def _without_order_warning(scheduler: LRScheduler) -> Iterator[None]:
-    """Silence torch's warning about the order of optimizer and scheduler steps.
-
-    It is wrong where another optimizer has replaced the scheduler's, and where a gradient scaler
-    has skipped the first step.
-    """
-    if scheduler._step_count > 1:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(Seems like|Detected call)", module=_SCHEDULERS)
-        yield
 
 
 @dataclass
@@ -150,6 +136,9 @@ def read_optimization(returned: Any) -> Optimization:
     Raises:
         ConfigurationError: The result has an unsupported form, or an optimizer needs a closure.
     """
+    # torch's warning about the order of optimizer and scheduler steps is wrong where another
+    # optimizer has replaced the scheduler's, and where a gradient scaler skips the first step.
+    warnings.filterwarnings("ignore", "(Seems like|Detected call)", module=_STEPPING)
     found = _read(returned)
     for each in found.optimizers:
         closure = inspect.signature(type(each).step).parameters.get("closure")

@@ -14,7 +14,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import averaging_subject as subject
 from my_project import trainer
-from my_project.trainer.callbacks import EMA, StochasticWeightAveraging, save_averaged
+from my_project.loading import load_weights
+from my_project.trainer.callbacks import EMA, BestCheckpoint, StochasticWeightAveraging
 from my_project.trainer.checkpoint import Checkpoint, resolve
 
 STATE = "my_project.trainer.callbacks.ema.EMA"
@@ -92,19 +93,35 @@ def check(name: str, expected: Reference, validations: slice = slice(None)) -> N
     assert losses == pytest.approx(expected.losses[validations], abs=1e-6)
 
 
-def test_validations_use_the_average_and_it_can_be_written(batches: list[Any]) -> None:
+USED = "weights: the average of EMA, which validations of the fit used; for those of training: "
+
+
+def test_what_uses_a_checkpoint_uses_the_average_as_validations_do(
+    batches: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     expected = by_hand(batches)
     subject.fit("single_device", 1, STEPS, "run")
     check("run", expected)
-    save_averaged("runs/run", "runs/run/averaged")
-    model = subject.Net()
-    test = trainer.Trainer(accelerator="cpu", devices=1, enable_progress_bar=False).test
-    loss = test(model, checkpoint="runs/run/averaged")["val_loss"]
-    assert loss == pytest.approx(expected.losses[-1], abs=1e-6)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, expected.average[name])
-    with pytest.raises(trainer.CheckpointError, match="has weights only, for evaluation"):
-        subject.fit("single_device", 1, STEPS, "other", resume="runs/run/averaged")
+    made = trainer.Trainer(accelerator="cpu", devices=1)
+    for averaged, weights in ((True, expected.average), (False, expected.model)):
+        tested, loaded = subject.Net(), subject.Net()
+        capsys.readouterr()
+        loss = made.test(tested, checkpoint="runs/run", averaged=averaged)["val_loss"]
+        load_weights(loaded, "runs/run", averaged=averaged)
+        assert [text.count(USED) for text in capsys.readouterr()] == [averaged, averaged]
+        assert (loss == pytest.approx(expected.losses[-1], abs=1e-6)) is averaged
+        for name, value in weights.items():
+            for each in (tested, loaded):
+                torch.testing.assert_close(each.state_dict()[name], value, atol=1e-6, rtol=0)
+    with pytest.raises(trainer.ConfigurationError, match="averaged=False: only for a checkpoint"):
+        made.test(subject.Net(), averaged=False)
+
+
+def test_the_best_checkpoint_has_the_value_for_which_it_was_kept() -> None:
+    model, best = subject.Net(), BestCheckpoint("val_loss")
+    made = fit(model, EMA(subject.DECAY), best, val_every_n_steps=2)
+    for result in (made.validate(model, checkpoint="best"), made.test(model, checkpoint="best")):
+        assert result["val_loss"] == pytest.approx(best.kept[0][0], abs=1e-7)
 
 
 def test_the_mean_of_the_last_epochs_is_torch_s_and_resumes_exactly() -> None:
@@ -144,12 +161,8 @@ def test_training_is_the_same_as_without_an_average(batches: list[Any]) -> None:
         assert torch.equal(value, expected.model[name])
     for name, value in ema.average.items():
         assert torch.equal(value, expected.average[name])
-    fit(model, ema, EMA(0.5), run_name="two", max_steps=3)
-    with pytest.raises(trainer.CheckpointError, match="has several averages"):
-        save_averaged("runs/two", "averaged")
-    fit(model, run_name="plain", max_steps=1)
-    with pytest.raises(trainer.CheckpointError, match="has no averaged weights; train with"):
-        save_averaged("runs/plain", "averaged")
+    with pytest.raises(trainer.ConfigurationError, match="EMA and EMA: validations use one"):
+        fit(model, ema, EMA(0.5))
 
 
 def test_half_precision_is_averaged_in_float32() -> None:

@@ -16,7 +16,6 @@ from my_project.loading import load_module
 from my_project.tasks.gan import GAN
 from my_project.tasks.language_model import LanguageModel
 from my_project.trainer import TrainingModule
-from my_project.trainer.callbacks import save_averaged
 from my_project.trainer.checkpoint import Checkpoints, resolve
 
 pytestmark = pytest.mark.usefixtures("apart")
@@ -79,6 +78,7 @@ def test_weights_are_those_of_the_run(runs: Path, capsys: pytest.CaptureFixture[
     assert exported.keys() == expected.keys()
     assert all(torch.equal(exported[name], expected[name]) for name in expected)
     assert metadata(file) == {"format": "pt", "class_path": CLASS, "step": "2"}
+    capsys.readouterr()
 
     [line] = refused(capsys, runs / "one" / "last", "--format", "safetensors")
     assert line.endswith(f"{file}: exists; add --overwrite, or give --output FILE")
@@ -97,25 +97,20 @@ def test_weights_of_a_sharded_run_are_whole(runs: Path) -> None:
         torch.testing.assert_close(exported[name], value, atol=1e-6, rtol=0)
 
 
-def test_averaged_weights_have_the_class_of_their_run(runs: Path, capsys: Any) -> None:
-    for name in ("one", "sharded"):
-        save_averaged(runs / name, runs / name / "averaged")
-        averaged, file = runs / name / "averaged", f"{name}.safetensors"
-        [line] = refused(capsys, averaged, "--format", "safetensors")
-        assert line.endswith("is not in a run directory; add --output FILE")
-        export(averaged, "--format", "safetensors", "--output", file)
-        capsys.readouterr()
-        assert metadata(file)["class_path"] == CLASS
-        for key, value in load_module(averaged).state_dict().items():
-            assert torch.equal(load_file(file)[key], value)
-    where = ("--trainer.accelerator", "cpu", "--trainer.run_name", "tested")
-    cli.main(["test", "--checkpoint", str(averaged), *where, "--trainer.devices", "1"])
-    assert Path("runs/tested/test-step-00000002.json").is_file()
-    one, sharded = load_file("one.safetensors"), load_file("sharded.safetensors")
-    trained = load_module(runs / "one").state_dict()
-    for key, value in one.items():
-        torch.testing.assert_close(sharded[key], value, atol=1e-6, rtol=0)
-        assert not torch.equal(trained[key], value)
+def test_the_weights_of_training_instead_of_their_average(runs: Path, capsys: Any) -> None:
+    for averaged in (True, False):
+        how = ("--averaged", str(averaged).lower())
+        export(runs / "one", "--format", "safetensors", "--output", f"{averaged}.safetensors", *how)
+        module = load_module(runs / "one", averaged=averaged)
+        said = "weights: the average of EMA, which validations of the fit used; "
+        assert capsys.readouterr().err.count(said) == (2 if averaged else 0)
+        for key, value in module.state_dict().items():
+            assert torch.equal(load_file(f"{averaged}.safetensors")[key], value)
+        words = ["--checkpoint", str(runs / "one"), "--trainer.accelerator", "cpu", *how]
+        cli.main(["test", *words, "--trainer.devices", "1"])
+        assert (said in capsys.readouterr().out) is averaged
+    average, trained = load_file("True.safetensors"), load_file("False.safetensors")
+    assert not any(torch.equal(trained[key], value) for key, value in average.items())
 
 
 def test_a_program_computes_what_the_module_does(runs: Path) -> None:

@@ -15,7 +15,6 @@ from my_project.loading import load_module
 from my_project.tasks.gan import GAN
 from my_project.tasks.language_model import LanguageModel
 from my_project.trainer import TrainingModule
-from my_project.trainer.callbacks import save_averaged
 from my_project.trainer.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("apart")
@@ -88,7 +87,7 @@ class Depends(ByName):
 
 
 @needs_onnx
-def test_a_sharded_run_and_its_averaged_weights(tmp_path: Path, capsys: Any) -> None:
+def test_a_sharded_run_with_and_without_its_average(tmp_path: Path, capsys: Any) -> None:
     ema = "[{class_path: EMA, init_args: {decay: 0.5}}]"
     how = ("--trainer.strategy", "fsdp", "--trainer.devices", "2", "--trainer.max_steps", "2")
     where = ("--trainer.run_name", "run", "--trainer.default_root_dir", tmp_path / "runs")
@@ -96,19 +95,18 @@ def test_a_sharded_run_and_its_averaged_weights(tmp_path: Path, capsys: Any) -> 
     done = run([*words, "--trainer.loggers", "[]"])
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "run"
-    save_averaged(folder, folder / "averaged")
 
     export(folder)
     file = folder / "exported-step-00000002.onnx"
     assert capsys.readouterr().out.startswith(f"step 2 exported to {file.relative_to(tmp_path)}")
-    export(folder / "averaged", "--output", "averaged.onnx")
+    export(folder, "--output", "trained.onnx", "--averaged", "false")
     captured = capsys.readouterr()
     assert captured.err == ""
     results = []
-    for source, written in ((folder, file), (folder / "averaged", "averaged.onnx")):
+    for averaged, written in ((True, file), (False, "trained.onnx")):
         extra = opened(written).get_modelmeta().custom_metadata_map
         assert extra == {"class_path": CLASS, "step": "2"}
-        module = load_module(source)
+        module = load_module(folder, averaged=averaged)
         for size in (1, 2, 7):  # dropout is off
             images = torch.rand(size, 1, 8, 8)
             found = computed(written, images)

@@ -91,13 +91,13 @@ def _fit(work: Work) -> None:
 
 
 def _validate(work: Work) -> None:
-    metrics = work.trainer.validate(work.model, work.data, work.checkpoint)
+    metrics = work.trainer.validate(work.model, work.data, **work.weights)
     if work.trainer.global_rank == 0:
         work.results.write_metrics("validation", metrics)
 
 
 def _test(work: Work) -> None:
-    metrics = work.trainer.test(work.model, work.data, work.checkpoint)
+    metrics = work.trainer.test(work.model, work.data, **work.weights)
     if work.trainer.global_rank == 0:
         work.results.write_metrics("test", metrics)
 
@@ -105,7 +105,7 @@ def _test(work: Work) -> None:
 def _predict(work: Work) -> None:
     import torch
 
-    outputs = work.trainer.predict(work.model, work.data, work.checkpoint)
+    outputs = work.trainer.predict(work.model, work.data, **work.weights)
     named = outputs if isinstance(outputs, dict) else {"predictions": outputs}
     for each in named.values():
         if not each or not all(isinstance(output, torch.Tensor) for output in each):

@@ -5,7 +5,7 @@ error; ``mistakes.py`` then finds the others.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from . import mistakes, saved_runs, strategy_help
-from .mistakes import CHECKPOINT, SECTIONS
+from .mistakes import AVERAGED, CHECKPOINT, SECTIONS
 from .results import Results
 from .trainer import DataModule, Trainer, TrainingModule
 from .trainer.arguments import legacy, paths, values
@@ -28,7 +28,8 @@ class Work:
     trainer: Trainer
     model: TrainingModule
     data: DataModule | None
-    checkpoint: str | None
+    weights: Mapping[str, Any]
+    """Which weights are evaluated: ``checkpoint`` and ``averaged`` of :meth:`Trainer.test`."""
     results: Results
 
 
@@ -71,6 +72,8 @@ def make_parser(program: str, command: str) -> ArgumentParser:
             "none: initial weights. Its run's model and data are used unless others are given"
         )
         parser.add_argument(f"--{CHECKPOINT}", type=str | None, default=None, help=help_text)
+        help_text = "false: the weights of training, where the checkpoint has their average (EMA)"
+        parser.add_argument(f"--{AVERAGED}", type=bool, default=True, help=help_text)
     _tidy_help(parser)
     return parser
 
@@ -108,7 +111,7 @@ def read_work(program: str, command: str, arguments: Sequence[str]) -> Work:
     """
     sections = list(SECTIONS)
     if command in _WITH_CHECKPOINT:
-        sections.append(CHECKPOINT)
+        sections += [CHECKPOINT, AVERAGED]
         arguments = saved_runs.with_saved_classes(arguments)
     shapes = Problems()
     mistakes.gather(arguments, sections, shapes)
@@ -141,7 +144,9 @@ def read_work(program: str, command: str, arguments: Sequence[str]) -> Work:
     made["trainer"].configuration = parser.dump(parsed, skip_unset=False)
     # Absolute, like the trainer's: user code may change the working directory.
     results = Results(checkpoint, Path(made["trainer"].default_root_dir).absolute(), name)
-    return Work(**made, checkpoint=str(checkpoint) if checkpoint else None, results=results)
+    path = str(checkpoint) if checkpoint else None
+    weights = {CHECKPOINT: path, AVERAGED: parsed.get(AVERAGED, True)}
+    return Work(**made, weights=weights, results=results)
 
 
 def _with_expanded_files(arguments: Sequence[str]) -> list[str]:

@@ -29,12 +29,28 @@ _ONNX_BYTES = 2**31
 
 
 @dataclass(frozen=True)
+class _Source:
+    """The checkpoint to export, and whether its average is used."""
+
+    checkpoint: Checkpoint
+    averaged: bool
+
+    def module(self) -> TrainingModule:
+        return load_module(self.checkpoint.path, averaged=self.averaged)
+
+    def metadata(self) -> dict[str, str]:
+        model = saved_runs.classes_of(self.checkpoint.path).get("model")
+        class_path = {"class_path": str(model["class_path"])} if model else {}
+        return {**class_path, "step": str(self.checkpoint.step)}
+
+
+@dataclass(frozen=True)
 class _Format:
     """A file format: its suffix, what it contains, and what writes a checkpoint into a file."""
 
     suffix: str
     content: str
-    write: Callable[[Checkpoint, Path], None]
+    write: Callable[[_Source, Path], None]
     packages: tuple[str, ...] = ()
 
 
@@ -56,7 +72,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     checkpoint = Checkpoint(path)
     try:
         with files.replacing(file) as beside:
-            kind.write(checkpoint, beside)
+            kind.write(_Source(checkpoint, given.averaged == "true"), beside)
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({one_line(error)})") from None
     print(f"step {checkpoint.step} exported to {files.shown(file, Path.cwd())}", flush=True)
@@ -78,6 +94,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--format", required=True, choices=_FORMATS, help=what)
     where = "the file; default: exported-step-N in the run directory"
     parser.add_argument("--output", metavar="FILE", help=where)
+    averaged = "false: the weights of training, where the checkpoint has an average of them (EMA)"
+    parser.add_argument("--averaged", choices=("true", "false"), default="true", help=averaged)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     return parser
 
@@ -125,27 +143,28 @@ def _check_file(file: Path, overwrite: bool) -> None:
         raise ConfigurationError(f"{file}: {file.parent} is not a directory that can be written to")
 
 
-def _write_weights(checkpoint: Checkpoint, file: Path) -> None:
-    weights = read_weights(checkpoint)
+def _write_weights(source: _Source, file: Path) -> None:
+    checkpoint = source.checkpoint
+    weights = read_weights(checkpoint, averaged=source.averaged)
     for name, value in weights.items():
         if not isinstance(value, Tensor):
             raise UserError(
                 f"{checkpoint.path}: {name} is a {type(value).__name__}; safetensors files contain "
                 "only tensors"
             )
-    safetensors_writer.write(file, weights, _metadata(checkpoint))
+    safetensors_writer.write(file, weights, source.metadata())
 
 
-def _write_program(checkpoint: Checkpoint, file: Path) -> None:
-    program = _program(load_module(checkpoint.path))
+def _write_program(source: _Source, file: Path) -> None:
+    program = _program(source.module())
     with file.open("wb") as opened:
-        torch.export.save(program, opened, extra_files=_metadata(checkpoint))
+        torch.export.save(program, opened, extra_files=source.metadata())
         opened.flush()
         os.fsync(opened.fileno())
 
 
-def _write_onnx(checkpoint: Checkpoint, file: Path) -> None:
-    module = load_module(checkpoint.path)
+def _write_onnx(source: _Source, file: Path) -> None:
+    module = source.module()
     name, program = type(module).__name__, _program(module)
     size = sum(value.nbytes for value in program.state_dict.values())
     if size >= _ONNX_BYTES:
@@ -162,7 +181,7 @@ def _write_onnx(checkpoint: Checkpoint, file: Path) -> None:
         except Exception as error:  # the exporter may raise anything
             reason = one_line(error.__cause__ or error)
             raise UserError(f"{name}.forward: cannot be written as ONNX ({reason})") from None
-    converted.model.metadata_props.update(_metadata(checkpoint))
+    converted.model.metadata_props.update(source.metadata())
     converted.save(file, external_data=False)
     with file.open("rb") as written:
         os.fsync(written.fileno())
@@ -206,12 +225,6 @@ def _example(module: TrainingModule) -> tuple[tuple[Tensor, ...], dict[str, Tens
     # Twice: torch.export takes a batch of one sample for a constant.
     twice = [torch.cat([each, each]) for each in tensors]
     return tuple(twice[: len(inputs)]), dict(zip(keywords, twice[len(inputs) :], strict=True))
-
-
-def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
-    model = saved_runs.classes_of(checkpoint.path).get("model")
-    class_path = {"class_path": str(model["class_path"])} if model else {}
-    return {**class_path, "step": str(checkpoint.step)}
 
 
 _FORMATS = {

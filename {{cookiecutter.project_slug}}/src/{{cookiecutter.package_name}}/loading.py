@@ -1,5 +1,6 @@
 """Load trained models in a script or a notebook."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from .trainer.checkpoint import Checkpoint, read_all, resolve
 from .trainer.errors import one_line
 
 
-def load_module(run: str | Path) -> TrainingModule:
+def load_module(run: str | Path, *, averaged: bool = True) -> TrainingModule:
     """Create the model of a run, with its class, arguments and trained weights.
 
     Args:
         run: A run directory, whose newest checkpoint is used; or a checkpoint, such as
             ``"runs/RUN/best"``.
+        averaged: Use the average (EMA) of a checkpoint that has one; False: the weights of
+            training.
 
     Returns:
         The module on the CPU, in evaluation mode.
@@ -50,31 +53,38 @@ def load_module(run: str | Path) -> TrainingModule:
             f"({one_line(error)}); create the module, and use load_weights"
         ) from None
     module: TrainingModule = configuration.create("model", cls, parsed)
-    load_weights(module, path)
+    load_weights(module, path, averaged=averaged)
     return module.eval()
 
 
-def load_weights(module: TrainingModule, run: str | Path) -> None:
+def load_weights(module: TrainingModule, run: str | Path, *, averaged: bool = True) -> None:
     """Load the trained weights of a run, or of a checkpoint, into a module.
+
+    ``averaged`` is as in :func:`load_module`.
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or does not fit the module.
     """
     checkpoint = Checkpoint(resolve(run))
     try:
-        module.load_state_dict(read_weights(checkpoint))
+        module.load_state_dict(read_weights(checkpoint, averaged=averaged))
     except RuntimeError as error:
         raise CheckpointError(
             f"{checkpoint.path}: does not fit {type(module).__name__} ({one_line(error)})"
         ) from None
 
 
-def read_weights(checkpoint: Checkpoint) -> dict[str, Any]:
+def read_weights(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Any]:
     """Read the state dict of a checkpoint's module, whole even if the run has sharded it.
+
+    Prints a line if it is an average.
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or has changed since it was saved.
     """
     checkpoint.check_contents()
-    weights: dict[str, Any] = read_all(checkpoint.stored_state()["model"])
+    stored, remarks = checkpoint.weights(averaged)
+    for line in remarks:
+        print(line, file=sys.stderr)
+    weights: dict[str, Any] = read_all(stored)
     return weights

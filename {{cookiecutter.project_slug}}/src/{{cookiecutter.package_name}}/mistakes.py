@@ -19,7 +19,7 @@ from .trainer.arguments import other_trainers, values
 from .trainer.errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 
 SECTIONS: dict[str, type] = {"trainer": Trainer, "model": TrainingModule, "data": DataModule}
-CHECKPOINT = "checkpoint"
+CHECKPOINT, AVERAGED = "checkpoint", "averaged"
 _WITHOUT_VALUE = ("help", "print_config")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from . import config_files, mistakes
 from .mistakes import CHECKPOINT, SECTIONS
 from .trainer.arguments import paths
-from .trainer.checkpoint import BEST, LAST, find_link, resolve, run_directory, run_of
+from .trainer.checkpoint import BEST, LAST, find_link, resolve, run_of
 from .trainer.errors import CheckpointError, ConfigurationError, Problems, shown
 
 NO_CHECKPOINT = "none"
@@ -73,12 +73,10 @@ def classes_of(checkpoint: Path) -> dict[str, Any]:
 
     A run that a script has started has none.
     """
-    # Averaged weights are in a folder of their own in the run directory.
-    run = run_of(checkpoint) or checkpoint.absolute().parent.parent
-    file = run / "config.yaml"
-    if not (run_directory.holds_run(run) and file.is_file()):
+    run = run_of(checkpoint)
+    if run is None or not (run / "config.yaml").is_file():
         return {}
-    found = config_files.read(str(file))
+    found = config_files.read(str(run / "config.yaml"))
     return {name: found[name] for name in ("model", "data") if found.get(name) is not None}
 
 

@@ -278,7 +278,12 @@ class Trainer:
         plan.check_module(self._plan, module)
 
     def validate(
-        self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
+        self,
+        module: TrainingModule,
+        data: Data = None,
+        checkpoint: str | None = None,
+        *,
+        averaged: bool = True,
     ) -> dict[str, float]:
         """Validate a module.
 
@@ -288,6 +293,8 @@ class Trainer:
                 module's loaders.
             checkpoint: A checkpoint or run directory whose weights are used; ``"best"`` or
                 ``"last"`` of the last ``fit``; default: the module's own weights.
+            averaged: Use the average (EMA) of a checkpoint that has one; False: the weights of
+                training.
 
         Returns:
             The logged values; with loaders in a dict, by names such as ``val_loss/clean``.
@@ -296,26 +303,32 @@ class Trainer:
         sources.check_given(data)
         if not self._plan.options.limit_val_batches:
             raise ConfigurationError("limit_val_batches=0: there is nothing to validate")
-        checkpoint = self._expanded(checkpoint)
-        command = partial(
-            RankRun.evaluate, stage="validation", module=module, data=data, checkpoint=checkpoint
-        )
+        weights = self._weights(checkpoint, averaged)
+        command = partial(RankRun.evaluate, stage="validation", module=module, data=data, **weights)
         return cast(dict[str, float], self._result(module, command))
 
     def test(
-        self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
+        self,
+        module: TrainingModule,
+        data: Data = None,
+        checkpoint: str | None = None,
+        *,
+        averaged: bool = True,
     ) -> dict[str, float]:
         """Test a module, with arguments and result as in :meth:`validate`."""
         sources.check(module, "test_step")
         sources.check_given(data)
-        checkpoint = self._expanded(checkpoint)
-        command = partial(
-            RankRun.evaluate, stage="test", module=module, data=data, checkpoint=checkpoint
-        )
+        weights = self._weights(checkpoint, averaged)
+        command = partial(RankRun.evaluate, stage="test", module=module, data=data, **weights)
         return cast(dict[str, float], self._result(module, command))
 
     def predict(
-        self, module: TrainingModule, data: Data = None, checkpoint: str | None = None
+        self,
+        module: TrainingModule,
+        data: Data = None,
+        checkpoint: str | None = None,
+        *,
+        averaged: bool = True,
     ) -> Any:
         """Predict, with arguments as in :meth:`validate`.
 
@@ -325,8 +338,8 @@ class Trainer:
         """
         sources.check(module, "predict_step")
         sources.check_given(data)
-        checkpoint = self._expanded(checkpoint)
-        command = partial(RankRun.predict, module=module, data=data, checkpoint=checkpoint)
+        weights = self._weights(checkpoint, averaged)
+        command = partial(RankRun.predict, module=module, data=data, **weights)
         return self._result(module, command)
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
@@ -404,6 +417,14 @@ class Trainer:
     def world_size(self) -> int:
         """The number of processes."""
         return self._plan.layout.world_size
+
+    def _weights(self, checkpoint: Any, averaged: Any) -> dict[str, Any]:
+        """The arguments of an evaluation that say which weights it uses, checked."""
+        if not isinstance(averaged, bool):
+            raise ConfigurationError(values.refusal("averaged", averaged, bool))
+        if checkpoint is None and not averaged:
+            raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
+        return {"checkpoint": self._expanded(checkpoint), "averaged": averaged}
 
     def _expanded(self, checkpoint: Any) -> str | None:
         """The absolute path of a checkpoint, with ``~`` and variables expanded."""

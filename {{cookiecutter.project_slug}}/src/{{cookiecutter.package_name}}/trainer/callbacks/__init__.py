@@ -3,7 +3,6 @@
 One file per callback. Imports ``module``, ``checkpoint`` and the folders below them.
 """
 
-from .averaged import save_averaged
 from .base import Callback
 from .best_checkpoint import BestCheckpoint
 from .calls import HookCalls, calls_of, problems_of_manual
@@ -28,5 +27,4 @@ __all__ = [
     "calls_of",
     "create_callbacks",
     "problems_of_manual",
-    "save_averaged",
 ]

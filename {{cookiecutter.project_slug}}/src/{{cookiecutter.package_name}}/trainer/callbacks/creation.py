@@ -7,6 +7,7 @@ from ..errors import ConfigurationError, Problems, shown
 from ..module import other_hooks, problems_of_signatures
 from .base import Callback
 from .built_in import BUILT_IN
+from .weight_average import WeightAverage
 
 
 def create(given: object, problems: Problems) -> tuple[Callback, ...]:
@@ -32,6 +33,9 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
             if lines:
                 raise ConfigurationError(lines)
             made.append(callback)
+    averages = [type(each).__name__ for each in made if isinstance(each, WeightAverage)]
+    if len(averages) > 1:
+        problems.add(f"callbacks: {' and '.join(averages)}: validations use one average; keep one")
     return tuple(made)
 
 

@@ -6,11 +6,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..checkpoint import read_all
+from ..checkpoint import AVERAGE, read_all
 from ..module import Run, TrainingModule, Weights
 from .base import Callback
 
-AVERAGE = "average"
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -18,8 +17,8 @@ class WeightAverage(Callback):
     """An average of the trainable parameters; subclasses call :meth:`update`.
 
     Validations of the fit use it, once there is one. Buffers are not averaged. Training and the
-    weights in checkpoints are not changed; checkpoints contain the average beside them. To
-    evaluate it, write it with :func:`~.averaged.save_averaged`.
+    weights in checkpoints are not changed; checkpoints contain the average beside them, and what
+    evaluates or exports a checkpoint uses it, unless ``averaged`` is False.
 
     It needs the memory of another copy of this process' parameters, or shards, in float32 if they
     are in half precision; in validations, of two.

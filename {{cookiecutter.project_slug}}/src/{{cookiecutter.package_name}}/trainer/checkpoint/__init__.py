@@ -6,7 +6,7 @@ file per rank. Imports ``launch`` and the folders below it; nothing here depends
 
 from .dtensors import is_sharded
 from .links import BEST, LAST, copy_linked, find_link, point
-from .reading import DIRECTORY, Checkpoint, complete, resolve, run_of, step_name, step_of
+from .reading import AVERAGE, DIRECTORY, Checkpoint, complete, resolve, run_of, step_name, step_of
 from .run_choice import Chosen, Request
 from .run_lock import RunLock
 from .state_file import MOST_STEPS, Spread, check_count
@@ -14,6 +14,7 @@ from .stored_tensors import Stored, fill, read_all
 from .writing import Checkpoints, set_aside
 
 __all__ = [
+    "AVERAGE",
     "BEST",
     "DIRECTORY",
     "LAST",

@@ -6,6 +6,7 @@ files, one per rank with its shards. ``state.json`` lists the files with sizes a
 
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,14 @@ from .stored_tensors import StoredTensors, first_line, read_all
 
 PREFIX = "step-"
 DIRECTORY = "checkpoints"
+AVERAGE = "average"
+"""In the state of a callback: its average of the weights, by name."""
 _NAME = re.compile(r"step-(\d{1,16})")
 _BYTES_AT_ONCE = 1 << 22
+_USED = (
+    "weights: the average of {}, which validations of the fit used; for those of training: "
+    "--averaged false, or averaged=False"
+)
 
 
 def step_name(step: int) -> str:
@@ -167,6 +174,28 @@ class Checkpoint:
         if not isinstance(state, dict):
             raise CheckpointError(f"{self.path}: damaged (its state is not a dict)")
         return state
+
+    def weights(self, averaged: bool = True) -> tuple[dict[str, Any], list[str]]:
+        """The state of the model, with tensors not read yet.
+
+        Args:
+            averaged: Use the average of a callback, such as EMA, where the checkpoint has one: the
+                validations of the fit used it.
+
+        Returns:
+            The state by name, and a line that names the callback.
+        """
+        state = self.stored_state()
+        try:
+            model = dict(state["model"])
+            if averaged:
+                for name, each in state.get("callbacks", {}).items():
+                    average = each.get(AVERAGE)
+                    if isinstance(average, Mapping) and average and average.keys() <= model.keys():
+                        return {**model, **average}, [_USED.format(name.rpartition(".")[2])]
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.path}: damaged ({first_line(error)})") from None
+        return model, []
 
     def own(self, rank: int) -> dict[str, Tensor]:
         """The rank-local tensors of a rank."""

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RECORD = "run.json"
 _OUTPUTS = (
     *("metrics.csv", "speed.csv", "tensorboard", "wandb", "mlflow", "profile"),
-    *("checkpoints", "best", "last", "averaged"),
+    *("checkpoints", "best", "last"),
 )
 _RECORDS = (
     _RECORD,

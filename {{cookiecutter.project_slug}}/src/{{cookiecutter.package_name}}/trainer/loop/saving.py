@@ -77,8 +77,6 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
         CheckpointError: It belongs to another model, or contains invalid values.
     """
     saved = checkpoint.stored_state()
-    if saved.keys() == {"model"}:
-        raise CheckpointError(f"{checkpoint.path}: has weights only, for evaluation")
     try:
         remarks = _load(fit, saved, checkpoint.step)
         _load_gradients(fit, saved, checkpoint, layout)

@@ -255,34 +255,39 @@ class RankRun(RunInterface):
         module: TrainingModule,
         data: Data,
         checkpoint: str | None,
+        averaged: bool,
     ) -> dict[str, float]:
         """Validate or test, with the weights of a checkpoint if one is given."""
         with self._attached(module, "validate" if stage == "validation" else stage, data):
             name: Literal["val", "test"] = "val" if stage == "validation" else stage
             loaders = sources.evaluation_loaders(data, module, name)
             feeds = self._assembly.evaluation_feeds(loaders, stage)
-            self._set_up_for_evaluation(module, checkpoint)
+            self._set_up_for_evaluation(module, checkpoint, averaged)
             self._metrics = evaluate(module, self.strategy, self._recorder, feeds, stage)
         self._console.say(*(f"{name}: {value:.6g}" for name, value in self._metrics.items()))
         return self._metrics
 
     def predict(
-        self, module: TrainingModule, data: Data, checkpoint: str | None
+        self, module: TrainingModule, data: Data, checkpoint: str | None, averaged: bool
     ) -> list[Any] | dict[str, list[Any]]:
         """Predict, with the weights of a checkpoint if one is given."""
         with self._attached(module, "predict", data):
             loaders = sources.evaluation_loaders(data, module, "predict")
             feeds = self._assembly.evaluation_feeds(loaders, "predict")
-            self._set_up_for_evaluation(module, checkpoint)
+            self._set_up_for_evaluation(module, checkpoint, averaged)
             outputs = predict(module, self.strategy, self._recorder, feeds)
             return outputs.get("", outputs)
 
-    def _set_up_for_evaluation(self, module: TrainingModule, checkpoint: str | None) -> None:
+    def _set_up_for_evaluation(
+        self, module: TrainingModule, checkpoint: str | None, averaged: bool
+    ) -> None:
         self.strategy.place(module)
         if checkpoint is not None:
             found = run_choice.whole(resolve(checkpoint))
+            weights, remarks = found.weights(averaged)
+            self._console.say(*remarks)
             try:
-                self.strategy.load_state(found.stored_state(), None)
+                self.strategy.load_state({**found.stored_state(), "model": weights}, None)
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise CheckpointError(

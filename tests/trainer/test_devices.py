@@ -14,7 +14,6 @@ from tests.project import PACKAGE, run
 from my_project.trainer.data import moving
 from my_project.trainer.errors import ConfigurationError
 from my_project.trainer.launch.devices import accelerator, device_list
-from my_project.trainer.strategies.replicated.dp import scatter
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 META = torch.device("meta")  # a second device that every machine has
@@ -209,15 +208,6 @@ def test_move_takes_a_dataclass() -> None:
     assert [(each.device, each.dtype) for each in found] == [(META, torch.float16)] * 2
     assert batch.pixels.device.type == batch.sizes["width"].device.type == "cpu"
     assert moving.move(Images, META) is Images
-
-
-def test_dp_cuts_a_dataclass() -> None:
-    batch = Images(torch.arange(5.0), ["a", "b"])
-    batch.sizes["width"] = torch.arange(5)
-    pieces = scatter(batch, [torch.device("cpu")] * 2)
-    assert [each.pixels.tolist() for each in pieces] == [[0, 1, 2], [3, 4]]
-    assert [each.sizes["width"].tolist() for each in pieces] == [[0, 1, 2], [3, 4]]
-    assert [each.names for each in pieces] == [["a", "b"]] * 2
 
 
 @pytest.mark.parametrize(("device", "non_blocking"), [(META, True), (torch.device("cpu"), False)])

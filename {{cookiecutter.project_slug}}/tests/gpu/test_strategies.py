@@ -141,7 +141,7 @@ def test_dp_runs_two_replicas_on_one_device():
     x = torch.randn(5, 3)
     outputs = [
         dp.replicate(module, device.DEVICE, is_first=index == 0)(piece)
-        for index, piece in enumerate(dp.scatter(x, [device.DEVICE] * 2))
+        for index, piece in enumerate(x.to(device.DEVICE).split([3, 2]))
     ]
     dp.gather(outputs, device.DEVICE).sum().backward()
     gradient = module.weight.grad.clone()

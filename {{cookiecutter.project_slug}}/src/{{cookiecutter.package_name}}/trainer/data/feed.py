@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader
 
 from ..errors import Problems, UserError, nearest
 from ..launch import collectives
-from . import loader_state, loaders, randomness
+from . import loader_state, randomness
 from .batch_limit import ALL, BatchLimit
 from .iteration import read
+from .samples import batch_length
 from .sampling import BatchPlan, GlobalOrder
 
 UNEVEN = ("refuse", "join")
@@ -184,7 +185,7 @@ class ReplayFeed(Feed):
         self._most = limit.of_loader(self.batches, accumulate)
         if self.batches is not None and self._most is not None:
             self.batches = min(self.batches, self._most)
-        batch_size = getattr(loader, "batch_size", None)
+        self._batch_size = batch_size = getattr(loader, "batch_size", None)
         self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
         owner = loader_state.find(loader)
         reader = (share.replica, share.replicas)
@@ -227,7 +228,7 @@ class ReplayFeed(Feed):
         data, is_last = next(batches, (None, True))
         if data is None:
             raise UserError(f"rank {collectives.rank()}: the loader yielded no batches")
-        samples, has_ended = batch_length(data), False
+        samples, has_ended = batch_length(data, self._batch_size), False
         while not has_ended:
             count += 1
             weight, has_ended = 1.0, is_last
@@ -240,7 +241,7 @@ class ReplayFeed(Feed):
             yield data, samples, weight, has_ended
             if not is_last:
                 data, is_last = next(batches)
-                samples = batch_length(data)
+                samples = batch_length(data, self._batch_size)
             else:
                 # A replica whose loader has ended repeats its last batch, with weight 0.
                 samples = 0
@@ -320,17 +321,6 @@ def _refuse_uneven(infos: list[_BatchInfo], count: int) -> None:
 
 def _at_least(batches: int, count: int) -> str:
     return str(batches) if batches > count else f"more than {count}"
-
-
-def batch_length(batch: Any) -> int:
-    """Number of samples in a batch: the first dimension of its first tensor; 1 without tensors."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    for value in loaders.parts(batch):
-        length = batch_length(value)
-        if length != 1:
-            return length
-    return 1
 
 
 def _length(loader: Iterable[Any]) -> int | None:

@@ -43,23 +43,33 @@ def to(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) ->
     return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
 
 
-def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply ``change`` to all values in the dicts, lists, tuples and dataclasses of a batch."""
-    if isinstance(batch, torch.Tensor | nn.utils.rnn.PackedSequence):
+def mapped(
+    batch: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Apply ``change`` to all values in the dicts, lists, tuples and dataclasses of a batch.
+
+    Args:
+        batch: A batch of any nesting.
+        change: Its result replaces a value.
+        is_leaf: Whether a dict, list, tuple or dataclass is changed as a whole.
+    """
+    is_tensor = isinstance(batch, torch.Tensor | nn.utils.rnn.PackedSequence)
+    if is_tensor or (is_leaf is not None and is_leaf(batch)):
         return change(batch)
     if isinstance(batch, defaultdict):
-        items = ((key, mapped(value, change)) for key, value in batch.items())
+        items = ((key, mapped(value, change, is_leaf)) for key, value in batch.items())
         return defaultdict(batch.default_factory, items)
     if isinstance(batch, Mapping):
-        return type(batch)((key, mapped(value, change)) for key, value in batch.items())  # type: ignore[call-arg]
+        return type(batch)((key, mapped(value, change, is_leaf)) for key, value in batch.items())  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(mapped(value, change) for value in batch))
+        return type(batch)(*(mapped(value, change, is_leaf) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(mapped(value, change) for value in batch)
+        return type(batch)(mapped(value, change, is_leaf) for value in batch)
     has_own = hasattr(batch, "to") and callable(batch.to)
     if dataclasses.is_dataclass(batch) and not (has_own or isinstance(batch, type)):
         names = (each.name for each in dataclasses.fields(batch) if hasattr(batch, each.name))
-        return with_fields(batch, {name: mapped(getattr(batch, name), change) for name in names})
+        fields = {name: mapped(getattr(batch, name), change, is_leaf) for name in names}
+        return with_fields(batch, fields)
     return change(batch)
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..data import moving, randomness
-from ..data.feed import batch_length
+from ..data import batch_length, moving, randomness
 from ..errors import UserError, one_line
 from ..module import TrainingModule
 from ..strategies.step import read_loss

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...data import Feed, MicroBatch, batch_length, randomness
+from ...data import Feed, MicroBatch, Splitter, batch_length, part_sizes, randomness
 from ...errors import ConfigurationError, UserError
 from ...launch import collectives
 from ...launch.collectives import How
@@ -17,7 +17,6 @@ from ..gradients import sparse
 from ..limits import Limits
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from ..splitting import split
 from ..step import Stage
 from ..weights import LocalWeights
 from . import partition, schedules
@@ -95,6 +94,9 @@ class Sequential(ProcessGroupStrategy):
         self._run_processes = 1
         self._boundary: Boundary | None = None
         self._optimizers: dict[int, OwnParameters] = {}
+        self._splitter = Splitter()
+        self._expected = 0
+        """Samples of the current batch, if it counts."""
 
     # --- before any process is started ------------------------------------------------------------
 
@@ -187,8 +189,8 @@ class Sequential(ProcessGroupStrategy):
         batch = self.read_sample()
         sizes: list[int] = []
         if self.layout.is_main:
-            count = self.shape.count(batch_length(batch), self.processes.count)
-            run = functools.partial(self._step, "training", split(batch, count)[0], 0)
+            piece = Splitter().split(batch, self._part_sizes(batch_length(batch)))[0]
+            run = functools.partial(self._step, "training", piece, 0)
             found = measure(module, run, self.precision.autocast, self.device)
             sizes = self.shape.measured_sizes(found, stages)
         found_sizes: list[int] = collectives.broadcast(sizes)
@@ -232,21 +234,19 @@ class Sequential(ProcessGroupStrategy):
         return self.processes.has_first or self.processes.has_last
 
     def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
-        # Only the process with the last stage logs and predicts.
-        batches = super().batches(feed, epoch, start)
-        if self.processes.has_last:
-            return batches
-        return (batch._replace(samples=0) for batch in batches)
+        for batch in super().batches(feed, epoch, start):
+            self._expected = batch.samples
+            # Only the process with the last stage logs and predicts.
+            yield batch if self.processes.has_last else batch._replace(samples=0)
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
-        samples = batch_length(batch)
-        count = self.shape.count(samples, self.processes.count)
-        pieces = split(batch, count) if self._runs_step else [None] * count
-        steps = []
-        for number, piece in enumerate(pieces):
-            size = samples // count + (number < samples % count)
+        samples = batch_length(batch, self._expected)
+        sizes = self._part_sizes(samples)
+        count, steps = len(sizes), []
+        pieces = self._splitter.split(batch, sizes)
+        for number, (piece, size) in enumerate(zip(pieces, sizes, strict=True)):
             steps.append(
                 Step(
                     functools.partial(super().forward, "training", piece, batch_idx),
@@ -262,6 +262,9 @@ class Sequential(ProcessGroupStrategy):
             self.placement.end_backward(synchronize=synchronize)
         if synchronize:
             self._gradients.synchronize()
+
+    def _part_sizes(self, samples: int) -> list[int]:
+        return part_sizes(samples, self.shape.count(samples, self.processes.count))
 
     def _read_loss(self, outputs: Any, factor: float) -> Tensor:
         loss = self.read_loss(outputs)

@@ -13,12 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data import Feed, MicroBatch, batch_length, moving, transfer
+from ...data import (
+    Feed,
+    MicroBatch,
+    Splitter,
+    batch_length,
+    moving,
+    part_sizes,
+    transfer,
+)
 from ...module import TrainingModule
 from ..base import Strategy
 from ..limits import Limits
 from ..optimizers import Optimization
-from ..splitting import split
 from ..step import Stage, StepModule, read_loss
 
 NO_MANUAL = "training_step runs once per replica; use strategy='ddp'"
@@ -50,15 +57,22 @@ class ReplicatedStep(StepModule):
         super().__init__(module)
         self._devices = device_list
         self._dtype = dtype
+        self._splitter = Splitter()
         self.sizes: list[int] = [1]
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        pieces = scatter(batch, self._devices, self._dtype)
-        self.sizes = [batch_length(piece) for piece in pieces]
+        run = self.module.trainer_state.run
+        number = batch_length(batch, run.batch_samples if run is not None else None)
+        self.sizes = part_sizes(number, min(len(self._devices), max(1, number)))
+        pieces = [
+            moving.move(piece, device, self._dtype)
+            for piece, device in zip(
+                self._splitter.split(batch, self.sizes), self._devices, strict=False
+            )
+        ]
         outputs = []
         for index, (piece, device) in enumerate(zip(pieces, self._devices, strict=False)):
             replica = replicate(self.module, device, is_first=index == 0)
-            run = self.module.trainer_state.run
             # A padding batch, which only keeps this process in step with others, has weight 0.
             counted = self.sizes[index] if run is None or run.batch_samples else 0
             state = dataclasses.replace(self.module.trainer_state, device=device, samples=counted)
@@ -175,22 +189,6 @@ def _copied(parameter: Tensor, device: torch.device) -> Tensor:
 
 def _is_torchmetric(module: nn.Module) -> bool:
     return hasattr(module, "metric_state") and hasattr(module, "_update_count")
-
-
-def scatter(
-    batch: Any, device_list: Sequence[torch.device], dtype: torch.dtype | None = None
-) -> list[Any]:
-    """Split a batch into parts, one per device, and move them; fewer if there are few samples.
-
-    Tensors are split along the first dimension into parts whose sizes differ by at most one, and
-    floating-point ones are cast to ``dtype``. Other objects are passed to every replica.
-    """
-    count = min(len(device_list), max(1, batch_length(batch)))
-    used = list(device_list[:count])
-    return [
-        moving.move(piece, device, dtype)
-        for piece, device in zip(split(batch, count), used, strict=True)
-    ]
 
 
 def gather(outputs: Sequence[Any], device: torch.device) -> Any:

@@ -261,7 +261,7 @@ def attempt(journey: Journey, plan: Sequence[tuple[int, Any]]) -> bool:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     assert_nothing_left(journey.folder)
-    check_lost(output, before, bound)
+    check_lost(f"{output}\n{error}", before, bound)
     journey.resume, journey.bound, journey.reached = "auto", EVERY, journey.steps()
     check_end(journey, ending, process.returncode, f"{output}\n{error}")
     return process.returncode == 0

@@ -67,10 +67,9 @@ def test_a_resume_with_a_stateful_callback_is_exact() -> None:
 
 
 def test_states_without_a_callback_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"run_name": "run", "enable_progress_bar": True}
-    fit(subject.Net(), subject.Average(), max_steps=1, **options)
-    fit(subject.Net(), max_steps=2, resume="auto", **options)
-    assert "note: the checkpoint has the state of Average, which is not" in capsys.readouterr().out
+    fit(subject.Net(), subject.Average(), max_steps=1, run_name="run")
+    fit(subject.Net(), max_steps=2, resume="auto", run_name="run")
+    assert "note: the checkpoint has the state of Average, which is not" in capsys.readouterr().err
 
 
 def test_early_stopping_stops_and_counts_on_after_a_resume() -> None:
@@ -108,10 +107,10 @@ def test_a_run_that_a_callback_stops_can_be_resumed(capsys: pytest.CaptureFixtur
     whole, rest = subject.Net(), subject.Net()
     rest.load_state_dict(whole.state_dict())
     fit(whole, max_epochs=2, run_name="whole")
-    options = {"max_epochs": 2, "run_name": "run", "enable_progress_bar": True}
+    options = {"max_epochs": 2, "run_name": "run"}
     made = fit(rest, subject.Stops(at=3), **options)
     assert made.global_step == 3
-    assert "stop requested in step 3: enough" in capsys.readouterr().out
+    assert "note: stop requested in step 3: enough" in capsys.readouterr().err
     assert fit(rest, resume="auto", **options).global_step == 8
     assert torch.equal(rest.layer.weight, whole.layer.weight)
 

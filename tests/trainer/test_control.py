@@ -166,12 +166,12 @@ def test_fast_dev_run_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None
     model = subject.Net()
     options = {"max_epochs": 9, "run_name": "run", "resume": "auto", "accumulate_grad_batches": 2}
     kept = BestCheckpoint("val_loss")
-    made = fit(model, fast_dev_run=2, callbacks=[kept], enable_progress_bar=True, **options)
+    made = fit(model, fast_dev_run=2, callbacks=[kept], **options)
     assert (made.global_step, model.total_steps, len(model.seen["training"])) == (2, 2, 4)
     assert model.seen["validation"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert capsys.readouterr().out.splitlines()[0] == (
-        "fast_dev_run=2: 2 optimizer steps, and 2 batches of validation, test or prediction; no "
-        "checkpoints, no loggers; not used: max_epochs=9, resume='auto', run_name='run'"
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "note: fast_dev_run=2: 2 optimizer steps, and 2 batches of validation, test or prediction; "
+        "no checkpoints, no loggers; not used: max_epochs=9, resume='auto', run_name='run'"
     )
     assert made.run_directory is not None
     names = {path.name for path in made.run_directory.iterdir()}

@@ -89,13 +89,13 @@ def root(_trained: Path, tmp_path: Path) -> Path:
 def test_an_earlier_step_is_resumed_on_a_line_of_its_own(root: Path, capsys: Any) -> None:
     run = root / "run"
     early = run / "checkpoints" / "step-00000002"
-    train(root, None, resume=str(early), max_steps=4, keep_checkpoints=2, enable_progress_bar=True)
-    said = capsys.readouterr().out.splitlines()
+    train(root, None, resume=str(early), max_steps=4, keep_checkpoints=2)
+    said = capsys.readouterr().err.splitlines()
     assert "" not in said
     assert steps(run / "checkpoints") == [3, 4]
     aside = run / "checkpoints" / "abandoned-1"
     assert steps(aside) == [3, 4, 5, 6]
-    assert f"resumed from {early}" in said
+    assert f"note: resumed from {early}" in said
     notes = [line for line in said if "set aside" in line]
     assert notes == [
         f"note: later checkpoint set aside: {path}" for path in sorted(aside.iterdir())
@@ -184,11 +184,11 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_resumed(
     newest = root / "run" / "checkpoints" / "step-00000006"
     file = newest / "rank-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    train(root, resume="auto", enable_progress_bar=True)
-    said = capsys.readouterr().out.splitlines()
+    train(root, resume="auto")
+    said = capsys.readouterr().err.splitlines()
     size = file.stat().st_size if file.exists() else 0
-    assert said[1].startswith(f"note: damaged, and not used: {newest}: {file.name} has ") or size
-    assert f"resumed from {newest.with_name('step-00000005')}" in said
+    assert said[0].startswith(f"note: damaged, and not used: {newest}: {file.name} has ") or size
+    assert f"note: resumed from {newest.with_name('step-00000005')}" in said
     assert steps(root / "run" / "checkpoints")[-2:] == [5, 6]
     assert (root / "run" / "metrics.csv").read_bytes() == whole
 

@@ -71,7 +71,7 @@ def test_a_run_that_is_killed_resumes_to_the_last_bit(tmp_path, processes):
     kill_at_random_step(killed, tmp_path / "killed")
     resumed = run(killed)
     assert resumed.returncode == 0, resumed.stderr
-    assert "resumed from" in resumed.stdout
+    assert "resumed from" in resumed.stderr
     logs = [(tmp_path / name / "metrics.csv").read_text() for name in ("whole", "killed")]
     assert logs[0] == logs[1]
     states = [

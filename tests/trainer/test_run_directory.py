@@ -177,15 +177,15 @@ def test_output_goes_to_a_file_for_a_while(
 ) -> None:
     log = tmp_path / "logs" / "rank-1.log"
     log.parent.mkdir()
-    log.write_text("of a run that is overwritten\n")
+    log.write_text("of an earlier run\n")
     for word in ("first", "second"):
-        with runs.output_to(log, keep=word == "second"):
+        with runs.output_to(log):
             os.write(1, f"{word} out\n".encode())
             os.write(2, f"{word} err\n".encode())
             subprocess.run(["echo", f"{word} child"], check=True)
     os.write(1, b"after\n")
     assert log.read_text().split("\n") == [
-        *("first out", "first err", "first child"),
+        *("of an earlier run", "first out", "first err", "first child"),
         *("second out", "second err", "second child", ""),
     ]
     assert capfd.readouterr().out == "after\n"

@@ -391,8 +391,8 @@ def test_a_changed_learning_rate_is_told(tmp_path, capsys):
         capsys.readouterr()
         module = Model()
         module.configure_optimizers = lambda module=module, rate=rate: configure(module, rate)
-        make(tmp_path, resume="auto", enable_progress_bar=True).fit(module)
-        told = [line for line in capsys.readouterr().out.splitlines() if "learning rate" in line]
+        make(tmp_path, resume="auto").fit(module)
+        told = [line for line in capsys.readouterr().err.splitlines() if "learning rate" in line]
         assert bool(told) == (rate == 0.1)
     assert told == [
         "note: the learning rate is the checkpoint's, 0.01, and not the configured 0.1: a resume "

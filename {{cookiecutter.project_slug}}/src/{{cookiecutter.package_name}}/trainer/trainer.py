@@ -121,10 +121,12 @@ class Trainer:
         default_root_dir: Directory that contains run directories.
         run_name: Name of the run directory; default: the time. A directory that contains a run is
             an error, unless it is resumed or overwritten.
-        overwrite: Remove the existing run in the directory, when the new one is ready to start.
+        overwrite: Replace the existing run in the directory. It is kept in the folder
+            ``overwritten`` there until the new run has saved a checkpoint.
         loggers: Loggers of a fit: ``"csv"``, ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, objects,
             class paths, or dicts with ``class_path``, ``init_args`` and ``name``.
-        enable_progress_bar: Show step, loss, speed and remaining time.
+        enable_progress_bar: Show step, loss, speed and remaining time. Without it only notes and
+            warnings are printed, to stderr.
         auto_select_gpus: If ``devices`` is a number: select idle GPUs.
         gpus: Older spelling of ``devices``, with its own rules; ``None`` and 0 mean the CPU.
         num_processes: Older spelling of ``devices`` on CPUs.

@@ -231,9 +231,12 @@ def _same(one: Path, other: Path) -> bool:
 
 def _exists(directory: Path) -> str:
     resume, has_saved = "", reading.complete(directory / reading.DIRECTORY)
+    kept = directory / run_directory.OVERWRITTEN
     directory = files.shown(directory, Path.cwd())
     if has_saved:
         resume = f"resume it (--trainer.resume {directory}), "
+    elif kept.is_dir():
+        resume = f"resume the run that it overwrote (--trainer.resume {directory / kept.name}), "
     return (
         f"{directory}: there is a run already; {resume}choose another run_name, or replace it "
         "(--trainer.overwrite true)"

@@ -20,10 +20,12 @@ from ..arguments import redaction
 from ..errors import ConfigurationError
 from ..launch import files
 from ..launch.cluster import Layout
-from . import commit
+from . import commit, reading
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RECORD = "run.json"
+OVERWRITTEN = "overwritten"
+"""Folder of a run that was overwritten, until the new run has saved a checkpoint."""
 _OUTPUTS = (
     *("metrics.csv", "speed.csv", "tensorboard", "wandb", "mlflow", "profile"),
     *("checkpoints", "best", "last"),
@@ -86,12 +88,36 @@ def clear(directory: Path, with_records: bool) -> None:
         directory: The run directory.
         with_records: False keeps ``run.json`` and the other records of earlier attempts.
     """
-    for pattern in _OUTPUTS + (_RECORDS if with_records else ()):
-        for path in directory.glob(pattern):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+    for path in _written(directory, with_records):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def set_aside(directory: Path) -> None:
+    """Move the files of an earlier training run, as in :func:`clear`, into ``OVERWRITTEN``.
+
+    They stay there until the new run saves its first checkpoint. Until then, files of a later run
+    are removed instead: it has failed.
+    """
+    kept, moving = directory / OVERWRITTEN, directory / f".{OVERWRITTEN}"
+    has_saved = bool(reading.complete(directory / reading.DIRECTORY))
+    if kept.exists() and not has_saved and not moving.exists():
+        clear(directory, with_records=True)
+        return
+    if found := _written(directory, with_records=True):
+        moving.mkdir(exist_ok=True)  # if it exists, a process was killed while it moved files
+        for path in found:
+            path.rename(moving / path.name)
+    if moving.exists():
+        shutil.rmtree(kept, ignore_errors=True)
+        moving.rename(kept)
+
+
+def _written(directory: Path, with_records: bool) -> list[Path]:
+    patterns = _OUTPUTS + (_RECORDS if with_records else ())
+    return [path for pattern in patterns for path in directory.glob(pattern)]
 
 
 def first_resumed(directory: Path) -> str | None:
@@ -151,16 +177,10 @@ def _write_configuration(path: Path, text: str, attempts: int) -> None:
 
 
 @contextlib.contextmanager
-def output_to(path: Path, keep: bool = True) -> Iterator[None]:
-    """Redirect this process' output, including that of C libraries, to a file in this context.
-
-    Args:
-        path: The file.
-        keep: Append to an existing file; False replaces it.
-    """
+def output_to(path: Path) -> Iterator[None]:
+    """Append this process' output, including that of C libraries, to a file in this context."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
-    descriptor = os.open(path, how, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     originals = [os.dup(1), os.dup(2)]
     _point_output_at([descriptor, descriptor])
     try:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..launch import collectives
-from . import dtensors, links, safetensors_writer, state_file
+from . import dtensors, links, run_directory, safetensors_writer, state_file
 from .reading import DIRECTORY, PREFIX, complete, step_name, step_of
 from .state_file import Head, Packing, StoredFile
 
@@ -109,6 +109,9 @@ class Checkpoints:
             path.rename(doomed)  # so that a kill leaves no incomplete checkpoint
             shutil.rmtree(doomed, ignore_errors=True)
         _point_last(newest)
+        if self._directory.name == DIRECTORY:
+            kept = self._directory.parent / run_directory.OVERWRITTEN
+            shutil.rmtree(kept, ignore_errors=True)
 
     def path(self, step: int) -> Path:
         """Directory of the checkpoint of a step."""

@@ -26,7 +26,7 @@ ended take part with weight 0, so that each sample still counts once.
 
 
 _HIDDEN = (
-    "note: workers read copies of the dataset, so its state_dict is not saved, and a resume within "
+    "workers read copies of the dataset, so its state_dict is not saved, and a resume within "
     "an epoch reads the earlier batches again; use torchdata's StatefulDataLoader"
 )
 

@@ -31,7 +31,6 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
         readers = f"{replicas} replica{'s' * (replicas > 1)}"
         parts = f"{each} per {_reader(plan)}, {readers}, {accumulate} accumulated"
         lines.append(f"effective batch size {feed.samples_per_step} ({parts})")
-    lines += feed.remarks
     factor = loop.rate_factor(plan.learning_rate.warmup_steps)
     if factor != 1.0:
         lines.append(f"learning rates times {factor:g}{_warm_up(plan)}")

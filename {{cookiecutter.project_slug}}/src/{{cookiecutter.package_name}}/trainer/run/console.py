@@ -1,6 +1,7 @@
 """Print what a run reports."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,11 @@ class Console:
         if lines and self._is_main and self._shows_progress:
             print(*lines, sep="\n", flush=True)
 
+    def note(self, *lines: str) -> None:
+        """Print lines to stderr, also if no progress is shown: what a user may not expect."""
+        if lines and self._is_main:
+            print(*(f"note: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+
     def say_where(self, directory: Path) -> None:
         """Print the run directory; a command prints it even if it shows no progress."""
         if self._is_main and (self._shows_progress or self.is_command):
@@ -40,5 +46,5 @@ class Console:
             yield
             return
         log = directory / "logs" / f"rank-{self._plan.layout.rank}.log"
-        with run_directory.output_to(log, keep=not self._plan.options.overwrite):
+        with run_directory.output_to(log):
             yield

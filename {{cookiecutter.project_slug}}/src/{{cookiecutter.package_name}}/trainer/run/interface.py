@@ -120,7 +120,7 @@ class RunInterface:
         self._fit_loop("stop").preemption.request_stop()
         line = f"stop requested in step {self.global_step}{reason and f': {reason}'}"
         if self.is_global_zero:
-            self._console.say(line)
+            self._console.note(line)
         else:
             print(line, flush=True)
 

@@ -82,7 +82,7 @@ class RankRun(RunInterface):
         plan = self.plan
         if plan.layout.source != "none":
             self._console.say(plan.layout.receipt())
-        self._console.say(*plan.notes)
+        self._console.note(*plan.notes)
         self.strategy.connect(plan.layout, plan.devices, plan.precision)
         # Each rank draws its own dropout masks, unless it computes the same as another one.
         randomness.seed_everything(randomness.mix(self.seed, self.strategy.random_rank))
@@ -132,6 +132,7 @@ class RankRun(RunInterface):
             self._train(loop, chosen.directory)
         except (Exception, Preempted, Interrupted) as error:
             loop.fit.calls.failed(error)
+            self._note_overwritten(chosen.directory)
             raise
         self._metrics = dict(loop.fit.outputs.latest)
         closing = announcements.closing(loop, self.plan.shown(chosen.directory))
@@ -174,12 +175,11 @@ class RankRun(RunInterface):
         self.manual = loop.fit.manual
         for call in loop.fit.calls.on_fit_start:
             call()
-        say(*(f"note: {remark}" for remark in chosen.remarks))
+        self._console.note(*chosen.remarks, *loop.fit.feed.remarks)
         if chosen.checkpoint is not None:
             checkpoint = Checkpoint(chosen.checkpoint)
             remarks = saving.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
-            say(f"resumed from {self.plan.shown(chosen.checkpoint)}")
-            say(*(f"note: {remark}" for remark in remarks))
+            self._console.note(f"resumed from {self.plan.shown(chosen.checkpoint)}", *remarks)
         if restarts.expected(layout):
             restarts.count_attempt(chosen.directory, self.global_step, layout)
         if layout.is_main:
@@ -196,9 +196,12 @@ class RankRun(RunInterface):
         if chosen.checkpoint is not None and chosen.is_same_run:
             aside = set_aside(directory / DIRECTORY, chosen.checkpoint)
             shown = [plan.shown(path) for path in aside]
-            self._console.say(*(f"note: later checkpoint set aside: {path}" for path in shown))
+            self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
+        elif plan.options.overwrite:
+            run_directory.set_aside(directory)
         else:
-            run_directory.clear(directory, with_records=plan.options.overwrite)
+            run_directory.clear(directory, with_records=False)
+        self._note_overwritten(directory)
         facts = {
             "resumed_from": str(chosen.checkpoint) if chosen.checkpoint else None,
             "strategy": plan.strategy_name,
@@ -212,6 +215,11 @@ class RankRun(RunInterface):
         run = LoggedRun.of(directory, plan.options, self._configuration)
         resumed_at = self.global_step if chosen.is_same_run else None
         loop.fit.outputs.log_to(plan.loggers, run, resumed_at)
+
+    def _note_overwritten(self, directory: Path) -> None:
+        if (kept := directory / run_directory.OVERWRITTEN).is_dir():
+            shown = self.plan.shown(kept)
+            self._console.note(f"the run that was there is in {shown} until a checkpoint is saved")
 
     def _train(self, loop: FitLoop, directory: Path) -> None:
         """Run the loop; Ctrl-C ends it with the command to resume."""
@@ -236,7 +244,7 @@ class RankRun(RunInterface):
             self._write_outcome(f"preempted {name}", directory)
             if asked.signal != signal.SIGINT:
                 saved = "not saved" if self.plan.options.fast_dev_run else "saved"
-                self._console.say(f"{saved} after step {self.global_step} and stopped by {name}")
+                self._console.note(f"{saved} after step {self.global_step} and stopped by {name}")
             # If one rank ended first, it would be reported as a failure, and its peers ended.
             collectives.barrier()
             raise

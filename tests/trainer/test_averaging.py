@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from tests.project import run
 from torch import Tensor
 from torch.nn.functional import mse_loss
@@ -85,11 +86,11 @@ def check(name: str, expected: Reference, validations: slice = slice(None)) -> N
     trained = {each for each in expected.average if not each.startswith("sequential_module.3")}
     assert average_of(state).keys() == trained
     for each, value in average_of(state).items():
-        torch.testing.assert_close(value, expected.average[each], atol=1e-6, rtol=0)
+        torch.testing.assert_close(value, expected.average[each], atol=ROUNDING, rtol=0)
     for each, value in state["model"].items():
-        torch.testing.assert_close(value, expected.model[each], atol=1e-6, rtol=0)
+        torch.testing.assert_close(value, expected.model[each], atol=ROUNDING, rtol=0)
     losses = json.loads(Path(f"{name}.json").read_text())
-    assert losses == pytest.approx(expected.losses[validations], abs=1e-6)
+    assert losses == pytest.approx(expected.losses[validations], abs=ROUNDING)
 
 
 def test_validations_use_the_average_and_it_can_be_written(batches: list[Any]) -> None:
@@ -100,7 +101,7 @@ def test_validations_use_the_average_and_it_can_be_written(batches: list[Any]) -
     model = subject.Net()
     test = trainer.Trainer(accelerator="cpu", devices=1, enable_progress_bar=False).test
     loss = test(model, checkpoint="runs/run/averaged")["val_loss"]
-    assert loss == pytest.approx(expected.losses[-1], abs=1e-6)
+    assert loss == pytest.approx(expected.losses[-1], abs=ROUNDING)
     for name, value in model.state_dict().items():
         assert torch.equal(value, expected.average[name])
     with pytest.raises(trainer.CheckpointError, match="has weights only, for evaluation"):
@@ -124,7 +125,7 @@ def test_the_mean_of_the_last_epochs_is_torch_s_and_resumes_exactly() -> None:
             used: Any = model if averaged is None else averaged.module
             expected.append(mse_loss(used.sequential_module(x), y).item())
     assert len(expected) == 3
-    assert records.losses == pytest.approx(expected, abs=1e-6)
+    assert records.losses == pytest.approx(expected, abs=ROUNDING)
 
     whole, rest, ends = (StochasticWeightAveraging(1) for _ in range(3))
     one, other = subject.Net(), subject.Net()

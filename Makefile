@@ -40,7 +40,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-engines renders test-slow test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
+.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -70,6 +70,14 @@ test-template: $(TOOLS)  ## run the template's own tests
 
 test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
 	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
+
+# Kernels of other CPUs add up in other orders. MKL and oneDNN choose theirs by variables of their own.
+SSE := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
+AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
+test-capabilities: project  ## compare strategies with one process on the kernels of CPUs without AVX, and with AVX2
+	for each in '$(SSE)' '$(AVX2)'; do echo "$$each" && (cd build/test/my-project && env $$each PYTHONPATH=src \
+		$(PROJECT_VENV)/bin/python -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile \
+		-m "not (slow or gpu or needs)" tests/conformance) || exit 1; done
 
 test-engines: $(TOOLS)  ## check the types of projects with each set of engines, and collect their tests (a few minutes)
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_engines.py

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from tests.conformance.rows import ROUNDING
 from torch import Tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import cross_entropy
@@ -31,7 +32,7 @@ class Case(NamedTuple):
     length: int = 32
     ignored: bool = False
     dropout: float = 0.0
-    tolerance: float = 1e-6
+    tolerance: float = ROUNDING
     options: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -1,6 +1,6 @@
 """Strategies with deliberate errors, which the conformance tests must detect.
 
-``python -m faulty_strategies FOLDER`` trains each of them in each of :data:`WAYS`.
+``python -m faulty_strategies FOLDER`` trains each of them in its ways.
 """
 
 import sys
@@ -16,6 +16,7 @@ from my_project.trainer.strategies.replicated import ddp
 
 # The smallest tolerance and the largest ones.
 WAYS = ("sgd", "bf16", "bf16 true", "fp16 true")
+CLIPPED = ("clip norm", "clip value")
 PROCESSES = 2
 
 
@@ -45,18 +46,35 @@ class SameData(ddp.DDP):
         return 0
 
 
+class Unclipped(ddp.DDP):
+    """Computes the norm of the gradients, and clips nothing."""
+
+    def clip_gradients(self, optimization: Any, value: float, algorithm: str) -> Any:
+        return super().clip_gradients(optimization, float("inf"), "norm")
+
+
+class ClippedAlone(ddp.DDP):
+    """Each process clips by half of the bound, as if the norms of two processes added up."""
+
+    def clip_gradients(self, optimization: Any, value: float, algorithm: str) -> Any:
+        return super().clip_gradients(optimization, value / 2, algorithm)
+
+
 FAULTS = {
-    "sum_for_mean": SumForMean,
-    "skipped_synchronization": SkippedSynchronization,
-    "same_data": SameData,
+    "sum_for_mean": (SumForMean, WAYS),
+    "skipped_synchronization": (SkippedSynchronization, WAYS),
+    "same_data": (SameData, WAYS),
+    "unclipped": (Unclipped, CLIPPED),
+    "clipped_alone": (ClippedAlone, CLIPPED),
 }
+PAIRS = [(fault, way) for fault, (_, ways) in FAULTS.items() for way in ways]
 
 
 def main(folder: Path) -> None:
     """Train all of them."""
-    for name, strategy in FAULTS.items():
+    for name, (strategy, ways) in FAULTS.items():
         trainer.register(name, strategy)
-        for way in WAYS:
+        for way in ways:
             one, result = PROPERTIES[way], folder / name / f"{way}.safetensors"
             result.parent.mkdir(parents=True, exist_ok=True)
             options = {"strategy": name, "devices": PROCESSES, **one.trainer}

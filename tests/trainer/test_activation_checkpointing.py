@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.conformance.rows import ROUNDING
 from tests.project import run
 from torch import Tensor, nn
 
@@ -229,6 +230,6 @@ def test_every_strategy_trains_the_same(tmp_path, name):
     assert again.pop("metrics.forwards") > 1.5 * kept.pop("metrics.forwards")
     assert all(each.equal(again[key]) for key, each in kept.items())
     # A static graph resumes less exactly than to the last bit, with all activations kept too.
-    bound = 1e-6 if "static" in name else 0
+    bound = ROUNDING if "static" in name else 0
     weights = (key for key in kept if not key.startswith("metrics."))
     assert all(float((again[key] - resumed[key]).abs().max()) <= bound for key in weights)

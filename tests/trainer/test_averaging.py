@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from tests.project import run
 from torch import Tensor
 from torch.nn.functional import mse_loss
@@ -86,11 +87,11 @@ def check(name: str, expected: Reference, validations: slice = slice(None)) -> N
     trained = {each for each in expected.average if not each.startswith("sequential_module.3")}
     assert average_of(state).keys() == trained
     for each, value in average_of(state).items():
-        torch.testing.assert_close(value, expected.average[each], atol=1e-6, rtol=0)
+        torch.testing.assert_close(value, expected.average[each], atol=ROUNDING, rtol=0)
     for each, value in state["model"].items():
-        torch.testing.assert_close(value, expected.model[each], atol=1e-6, rtol=0)
+        torch.testing.assert_close(value, expected.model[each], atol=ROUNDING, rtol=0)
     losses = json.loads(Path(f"{name}.json").read_text())
-    assert losses == pytest.approx(expected.losses[validations], abs=1e-6)
+    assert losses == pytest.approx(expected.losses[validations], abs=ROUNDING)
 
 
 USED = "weights: the average of EMA, which validations of the fit used; for those of training: "
@@ -109,10 +110,10 @@ def test_what_uses_a_checkpoint_uses_the_average_as_validations_do(
         loss = made.test(tested, checkpoint="runs/run", averaged=averaged)["val_loss"]
         load_weights(loaded, "runs/run", averaged=averaged)
         assert [text.count(USED) for text in capsys.readouterr()] == [averaged, averaged]
-        assert (loss == pytest.approx(expected.losses[-1], abs=1e-6)) is averaged
+        assert (loss == pytest.approx(expected.losses[-1], abs=ROUNDING)) is averaged
         for name, value in weights.items():
             for each in (tested, loaded):
-                torch.testing.assert_close(each.state_dict()[name], value, atol=1e-6, rtol=0)
+                torch.testing.assert_close(each.state_dict()[name], value, atol=ROUNDING, rtol=0)
     with pytest.raises(trainer.ConfigurationError, match="averaged=False: only for a checkpoint"):
         made.test(subject.Net(), averaged=False)
 
@@ -141,7 +142,7 @@ def test_the_mean_of_the_last_epochs_is_torch_s_and_resumes_exactly() -> None:
             used: Any = model if averaged is None else averaged.module
             expected.append(mse_loss(used.sequential_module(x), y).item())
     assert len(expected) == 3
-    assert records.losses == pytest.approx(expected, abs=1e-6)
+    assert records.losses == pytest.approx(expected, abs=ROUNDING)
 
     whole, rest, ends = (StochasticWeightAveraging(1) for _ in range(3))
     one, other = subject.Net(), subject.Net()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conformance.rows import ROUNDING
 from tests.project import run, run_nodes
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
@@ -90,7 +91,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     [("dp", 2), pytest.param("dp", 3, marks=pytest.mark.slow), ("ddp2", 2)],
 )
 def test_dp_and_ddp2_see_the_whole_batch(weights, strategy, devices):
-    assert difference(weights(strategy, devices), weights("single_device", 1)) < 1e-6
+    assert difference(weights(strategy, devices), weights("single_device", 1)) < ROUNDING
 
 
 def test_ddp_compares_a_sample_with_those_of_its_own_process_only(weights, tmp_path):
@@ -127,7 +128,7 @@ def test_ddp2_on_two_nodes_compares_with_its_own_node(weights):
     # 24 a node, as two processes of ddp would have them: the nodes' gradients are averaged.
     one = weights("ddp2", 2, 2, 48)
     other = weights("ddp", 2, 1, 48)
-    assert difference(one, other) < 1e-6
+    assert difference(one, other) < ROUNDING
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 
 from my_project.trainer import Trainer, TrainingModule
@@ -52,4 +53,4 @@ def test_weights_are_those_of_a_plain_loop(
                 CLIPS[algorithm]([weight], 0.7)
             optimizer.step()
             optimizer.zero_grad()
-    assert torch.allclose(module.weight, weight, rtol=1e-6, atol=0)
+    assert torch.allclose(module.weight, weight, rtol=ROUNDING, atol=0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from tests.project import PACKAGE, ROOT, fit, run
 from torch import Tensor, nn
 
@@ -142,7 +143,7 @@ def test_gradients_and_buffers_are_equal(graphs, value, names, count):
     assert graphs == []
     found = computed(value, names)
     assert len(graphs) >= count
-    assert all(float((each - found[key]).abs().max()) < 1e-6 for key, each in alone.items())
+    assert all(float((each - found[key]).abs().max()) < ROUNDING for key, each in alone.items())
 
 
 class Plain(nn.Module):
@@ -212,7 +213,7 @@ def test_blocks_compiled_and_computed_again_train_the_same(tmp_path):
         found[name] = losses(tmp_path / name)
     assert len(found["alone"]) == 6
     assert found["regions"] == pytest.approx(found["alone"], abs=1e-4)
-    assert found["again"] == pytest.approx(found["regions"], abs=1e-6)
+    assert found["again"] == pytest.approx(found["regions"], abs=ROUNDING)
 
 
 # --- what is refused ------------------------------------------------------------------------------

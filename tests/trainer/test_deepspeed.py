@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.conformance.rows import ROUNDING
 from tests.conformance.test_conformance import difference
 from tests.project import ROOT, fit, missing, require, run
 
@@ -56,12 +57,12 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "bound"),
     [
-        ("warm-up", 1e-6),
+        ("warm-up", ROUNDING),
         ("own optimizer", 1e-5),
         # Gradients far above DeepSpeed's own bound.
         ("steep", 2e-5),
         ("one-bit warm", 1e-5),
-        *((way, 1e-6) for way in WAYS if way.startswith("sometimes")),
+        *((way, ROUNDING) for way in WAYS if way.startswith("sometimes")),
         *((way, 1e-5) for way in WAYS if way.startswith("grouped deepspeed")),
     ],
 )

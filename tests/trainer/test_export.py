@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tests.conformance.rows import ROUNDING
 from tests.project import fit, run
 from torch import Tensor, nn
 
@@ -94,7 +95,7 @@ def test_weights_of_a_sharded_run_are_whole(runs: Path) -> None:
     exported, expected = load_file("sharded.safetensors"), load_module(runs / "one").state_dict()
     assert exported.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(exported[name], value, atol=1e-6, rtol=0)
+        torch.testing.assert_close(exported[name], value, atol=ROUNDING, rtol=0)
 
 
 def test_the_weights_of_training_instead_of_their_average(runs: Path, capsys: Any) -> None:
@@ -229,7 +230,7 @@ def test_the_examples(cls: type[TrainingModule]) -> None:
     example: Any = module.example_input_array
     inputs = torch.randint(0, 100, (3, *example.shape[1:])).to(example.dtype)
     program: Any = torch.export.load(file).module()
-    torch.testing.assert_close(program(inputs), module(inputs), atol=1e-6, rtol=0)
+    torch.testing.assert_close(program(inputs), module(inputs), atol=ROUNDING, rtol=0)
 
 
 INPUTS = "give a tensor, a tuple of tensors, or a dict of them by argument of forward, all with "

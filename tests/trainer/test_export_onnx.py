@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from tests.project import fit, run
 from torch import Tensor, nn
 
@@ -110,7 +111,7 @@ def test_a_sharded_run_with_and_without_its_average(tmp_path: Path, capsys: Any)
         for size in (1, 2, 7):  # dropout is off
             images = torch.rand(size, 1, 8, 8)
             found = computed(written, images)
-            torch.testing.assert_close(found, module(images), atol=1e-6, rtol=0)
+            torch.testing.assert_close(found, module(images), atol=ROUNDING, rtol=0)
         results.append(computed(written, torch.ones(1, 1, 8, 8)))
     assert not torch.allclose(*results, atol=1e-6, rtol=0)
 
@@ -133,7 +134,7 @@ def test_arguments_by_name() -> None:
     assert {each.name for each in session.get_inputs()} == {"x", "factor"}
     x, factor = torch.rand(5, 3), torch.rand(5, 1)
     [result] = session.run(None, {"x": x.numpy(), "factor": factor.numpy()})
-    torch.testing.assert_close(torch.from_numpy(result), module(x, factor), atol=1e-6, rtol=0)
+    torch.testing.assert_close(torch.from_numpy(result), module(x, factor), atol=ROUNDING, rtol=0)
 
 
 @needs_onnx

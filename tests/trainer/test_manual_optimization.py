@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adam
@@ -183,7 +184,7 @@ def test_accumulated_batches_equal_one_large_one(tmp_path):
     fit(whole := ByHand(), tmp_path / "whole", max_epochs=3)
     start, found, wanted = weights(ByHand()), weights(accumulated), weights(whole)
     for name, each in wanted.items():
-        torch.testing.assert_close(found[name], each, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found[name], each, rtol=0, atol=ROUNDING)
         assert (each - start[name]).abs().max() > 1e-2
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.conformance.rows import ROUNDING
 from tests.project import missing, require, run
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -31,7 +32,7 @@ def test_two_processes_compute_what_one_does(ranks, tmp_path):
     fit(alone := ByHand(batch_size=16), tmp_path)
     for rank in ranks("Accumulates"):
         for name, each in weights(alone).items():
-            torch.testing.assert_close(rank[name], each, rtol=0, atol=1e-6)
+            torch.testing.assert_close(rank[name], each, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.slow
@@ -45,7 +46,7 @@ def test_two_processes_clip_as_one_does(tmp_path, strategy):
     fit(alone := Clips(batch_size=16), tmp_path / "alone")
     fit(free := ByHand(batch_size=16), tmp_path / "free")
     for name, each in weights(alone).items():
-        torch.testing.assert_close(model[name], each, rtol=0, atol=1e-6)
+        torch.testing.assert_close(model[name], each, rtol=0, atol=ROUNDING)
         assert not each.allclose(weights(free)[name], atol=1e-4)
 
 
@@ -129,7 +130,7 @@ def test_accumulated_gradients_go_along_to_other_processes(tmp_path, before, aft
     fit(whole := Accumulates(), tmp_path / "whole", global_batch_size=8)
     model = checkpoint.Checkpoint(checkpoint.resolve(stopped)).state()["model"]
     for name, each in weights(whole).items():
-        torch.testing.assert_close(model[name], each, rtol=0, atol=1e-6)
+        torch.testing.assert_close(model[name], each, rtol=0, atol=ROUNDING)
 
 
 def test_data_of_the_subject_differ_between_the_ranks():

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.utils.data import DataLoader, TensorDataset
@@ -180,7 +181,7 @@ def test_zero1_keeps_the_options_of_the_optimizer_and_of_its_groups(
             names = expected.keys() - {"params"}
             assert {name: group[name] for name in names} == {name: expected[name] for name in names}
     for name, value in alone.state_dict().items():
-        assert torch.allclose(module.state_dict()[name], value, rtol=1e-6, atol=0), name
+        assert torch.allclose(module.state_dict()[name], value, rtol=ROUNDING, atol=0), name
 
 
 # --- fsdp ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 
 import averaging_subject
@@ -92,7 +93,7 @@ def check(folder: Path, expected: dict[str, Tensor]) -> None:
     found = saved(folder)["model"]
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=0)
+        torch.testing.assert_close(found[name], value, atol=ROUNDING, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_averages_go_back_too(tmp_path: Path) -> None:
     )
     assert back["count"] == skipped["count"] == STEPS - 1
     for name, value in skipped["average"].items():
-        torch.testing.assert_close(back["average"][name], value, atol=1e-6, rtol=0)
+        torch.testing.assert_close(back["average"][name], value, atol=ROUNDING, rtol=0)
 
 
 def test_a_resume_is_exact(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -110,7 +111,7 @@ def check(folder: Path, expected: dict[str, Tensor]) -> None:
     found = saved(folder)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=0)
+        torch.testing.assert_close(found[name], value, atol=ROUNDING, rtol=0)
 
 
 # One batch of a step, its last, its first, and both.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 
 import averaging_subject
@@ -93,7 +94,7 @@ def check(folder: Path, expected: dict[str, Tensor]) -> None:
     found = saved(folder)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=0)
+        torch.testing.assert_close(found[name], value, atol=ROUNDING, rtol=0)
 
 
 LINE = "warning: step 3 is skipped, because its gradients are not finite (NaN or infinite); steps"

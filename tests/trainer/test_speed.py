@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -209,7 +210,7 @@ def norms(folder: Path, run_name: str = "run") -> dict[int, float]:
 
 def approximately(expected: list[float]) -> dict[int, Any]:
     """The norms of the steps that are logged."""
-    return {step: pytest.approx(expected[step - 1], rel=1e-6) for step in (1, 2, 4)}
+    return {step: pytest.approx(expected[step - 1], rel=ROUNDING) for step in (1, 2, 4)}
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
@@ -241,7 +242,7 @@ def test_the_norm_is_logged_without_clipping_by_norm(tmp_path: Path, clock: Cloc
 def norms_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     folder = tmp_path_factory.mktemp("one")
     fit(averaging_subject.Net(), folder, log_gradient_norm=True, **FIVE)
-    return {step: pytest.approx(value, rel=1e-6) for step, value in norms(folder).items()}
+    return {step: pytest.approx(value, rel=ROUNDING) for step, value in norms(folder).items()}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Rows of the strategies that need no package besides torch."""
 
-from .rows import NO_SPARSE, ONE_OPTIMIZER, PROPERTIES, Launch, Portable, Row, more
+from .rows import NO_SPARSE, ONE_OPTIMIZER, PROPERTIES, ROUNDING, Launch, Portable, Row, more
 
 TWO_AND_THREE = (Launch(2), more(3))
 # For what differs from another row in one thing alone.
@@ -38,7 +38,7 @@ ROWS = {
         {"static_graph": True},
         only=(*ONE_OPTIMIZER, "batchnorm"),
         # DDP sums the first step of a static graph, which it learns in it, in another order.
-        resumed=1e-6,
+        resumed=ROUNDING,
     ),
     "ddp, unused parameters": Row(
         SLOWLY, "ddp", {"find_unused_parameters": True}, only=ONE_OPTIMIZER

@@ -5,6 +5,7 @@
 """
 
 import csv
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -117,6 +118,14 @@ def main(folder: Path, name: str, *rest: str) -> None:
         train_row(folder, row, name, row.launches[int(rest[0])], rest[1:])
 
 
+def check_capability() -> None:
+    """Check that torch's kernels are those of the CPU that ATEN_CPU_CAPABILITY asks for."""
+    found = torch.backends.cpu.get_cpu_capability().lower()
+    assert found == os.environ.get("ATEN_CPU_CAPABILITY", found), found
+    print(f"CPU capability: {found}")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    check_capability()
     main(Path(sys.argv[1]), *sys.argv[2:])

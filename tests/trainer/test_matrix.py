@@ -4,9 +4,11 @@ import re
 import shutil
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
-from tests.conformance.matrix import ENGINES
+from tests.conformance import test_conformance
+from tests.conformance.matrix import ENGINES, MATRIX
 from tests.project import PACKAGE, ROOT, run
 
 STRATEGIES = Path("src") / PACKAGE / "trainer" / "strategies"
@@ -68,3 +70,13 @@ def test_a_strategy_needs_a_row_and_a_row_a_strategy(copy):
     done = rows_are_right(copy, "tests/conformance")
     assert done.returncode == 1
     assert "'mine'" in done.stdout
+
+
+def test_what_a_strategy_refuses_is_tested_for_its_reason_only():
+    def refused(tests: list[Any]) -> int:
+        return sum(way in MATRIX[name].refused for name, _, way in (each.values for each in tests))
+
+    assert refused(test_conformance.TRIED) > 0
+    assert refused(test_conformance.TRAINED) == 0
+    (by,) = test_conformance.test_resumes_to_the_last_bit.pytestmark
+    assert by.args[1] is test_conformance.TRAINED

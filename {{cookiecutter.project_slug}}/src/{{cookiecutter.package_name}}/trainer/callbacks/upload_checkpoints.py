@@ -27,8 +27,8 @@ class UploadCheckpoints(Callback):
     A thread of rank 0 looks for new checkpoints every ``every_n_seconds``, and at the end of the
     fit. ``url/RUN`` then has the checkpoints, the configuration without its secrets, and the CSV
     files of the run directory ``RUN``, which rank 0 must see as a whole: a download of it can be
-    resumed. What the run directory no longer has is removed there. A checkpoint is complete there when its
-    ``state.json``, the last file, is.
+    resumed. What the run directory no longer has is removed there. A checkpoint is complete there
+    when its ``state.json``, the last file, is.
 
     An upload that fails is tried again; if that fails too, one line says so, training continues,
     and the next checkpoint is tried. Nothing is uploaded if a new run finds checkpoints of another

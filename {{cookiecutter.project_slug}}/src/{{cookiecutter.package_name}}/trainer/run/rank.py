@@ -135,6 +135,7 @@ class RankRun(RunInterface):
             self._note_overwritten(chosen.directory)
             raise
         self._metrics = dict(loop.fit.outputs.latest)
+        self._console.note(*announcements.early_end(loop))
         closing = announcements.closing(loop, self.plan.shown(chosen.directory))
         self._console.say(*closing)
 

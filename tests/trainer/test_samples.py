@@ -207,3 +207,40 @@ def test_strategies_that_split_a_list_of_images_equal_one_device(tmp_path: Path)
         trained.append(torch.cat([each.detach().flatten() for each in module.parameters()]))
     for other in trained[1:]:
         assert float((other - trained[0]).abs().max()) < 1e-6
+
+
+class Penalized(trainer.TrainingModule):
+    """Its loss has a penalty on all parameters, of which two layers share one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.network[2].weight = self.network[0].weight
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        penalty = sum(each.square().sum() for each in self.parameters())
+        return self.network(batch).square().mean() + penalty
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(torch.linspace(-1, 1, 32).view(8, 4), batch_size=8)  # type: ignore[arg-type]
+
+
+def test_a_replica_has_the_parameters_of_its_model(tmp_path: Path) -> None:
+    trained = []
+    for strategy, devices in (("single_device", 1), ("dp", 2)):
+        torch.manual_seed(1)
+        module = Penalized()
+        trainer.Trainer(
+            accelerator="cpu",
+            strategy=strategy,
+            devices=devices,
+            max_epochs=2,
+            default_root_dir=tmp_path,
+            run_name=strategy,
+            enable_progress_bar=False,
+        ).fit(module)
+        trained.append(torch.cat([each.detach().flatten() for each in module.parameters()]))
+    assert float((trained[0] - trained[1]).abs().max()) < 1e-6

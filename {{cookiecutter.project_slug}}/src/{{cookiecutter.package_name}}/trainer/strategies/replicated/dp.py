@@ -136,7 +136,13 @@ class DP(Strategy):
         return self.step.read_loss(outputs)
 
 
-def replicate(module: Any, device: torch.device, *, is_first: bool) -> Any:
+def replicate(
+    module: Any,
+    device: torch.device,
+    *,
+    is_first: bool,
+    copies: dict[int, Tensor] | None = None,
+) -> Any:
     """Replicate a module for one step; gradients flow to the parameters of the original.
 
     Args:
@@ -144,22 +150,25 @@ def replicate(module: Any, device: torch.device, *, is_first: bool) -> Any:
         device: Device of the replica.
         is_first: Share the buffers, so that updates by the first replica (running statistics of
             BatchNorm) persist; the other replicas have copies.
+        copies: The replica's parameters by ids of the original's, so that shared ones stay shared.
     """
+    copies = {} if copies is None else copies
     if _is_torchmetric(module):
         return module  # its state must outlive the step
     replica = module._replicate_for_data_parallel()
-    replica._former_parameters = {}
     own = vars(module).get("forward")
     if isinstance(own, MethodType):  # a bound method would use the original
         replica.forward = MethodType(own.__func__, replica)
     for name, child in module._modules.items():
         if child is not None:
-            replica._modules[name] = replicate(child, device, is_first=is_first)
+            replica._modules[name] = replicate(child, device, is_first=is_first, copies=copies)
     for name, parameter in module._parameters.items():
-        # A view or copy, not a leaf: backward accumulates into the original's gradient.
-        copy = None if parameter is None else _copied(parameter, device)
-        setattr(replica, name, copy)
-        replica._former_parameters[name] = copy
+        if parameter is not None and id(parameter) not in copies:
+            # A view or copy, not a leaf: backward accumulates into the original's gradient.
+            copies[id(parameter)] = _copied(parameter, device)
+        copy = None if parameter is None else copies[id(parameter)]
+        setattr(replica, name, copy)  # nn.RNN lists its parameters when they are set
+        replica._parameters[name] = copy  # for parameters(): a penalty, a dtype
     for name, buffer in module._buffers.items():
         if buffer is not None and not is_first:
             replica._buffers[name] = buffer.detach().to(device, copy=True)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint import Checkpoint, is_sharded, read_all
-from ..data import loader_state, randomness
+from ..data import Feed, loader_state, randomness
 from ..errors import CheckpointError
 from ..launch.cluster import Layout
 from ..logging import torchmetrics_state
@@ -116,20 +116,32 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     return remarks + fit.calls.load_state(saved.get("callbacks", {}))
 
 
+def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
+    """By how much the steps of a checkpoint exceed those that a feed makes of its samples."""
+    try:
+        saved = SavedPosition.read(checkpoint.stored_state()["position"], checkpoint.step)
+    except _NOT_OF_THIS_MODEL:
+        return 0  # :func:`resume` says what is wrong
+    if feed.steps is None:
+        return 0
+    steps = feed.steps if saved.epoch_done else saved.steps_of(feed)[0]
+    return saved.global_step - saved.epoch * feed.steps - steps
+
+
 def _load_position(fit: FitParts, saved: SavedPosition) -> list[str]:
-    position, samples = fit.position, fit.feed.samples_per_step
+    position, samples, remarks = fit.position, fit.feed.samples_per_step, list[str]()
     position.epoch, position.global_step = saved.epoch, saved.global_step
     position.epoch_done, position.validated_at = saved.epoch_done, saved.validated_at
     position.earlier_seconds = saved.seconds
+    if samples and saved.samples_per_step and samples != saved.samples_per_step:
+        remarks = [f"the effective batch size is {samples}; it was {saved.samples_per_step}"]
     if position.epoch_done:
-        return []
-    steps, rest = saved.step_in_epoch, 0
-    if samples and saved.samples_per_step:
-        steps, rest = divmod(steps * saved.samples_per_step, samples)
+        return remarks
+    steps, rest = saved.steps_of(fit.feed)
     position.batch = steps * fit.feed.accumulate
     if rest:
-        return [f"the effective batch size differs: {rest} samples of this epoch are read again"]
-    return []
+        remarks = [f"{each}: {rest} samples of this epoch are read again" for each in remarks]
+    return remarks
 
 
 def _load_gradients(

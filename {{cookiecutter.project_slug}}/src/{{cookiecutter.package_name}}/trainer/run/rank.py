@@ -116,6 +116,9 @@ class RankRun(RunInterface):
                 check_created_layers(self.plan, module)
                 feed, validation = self._read(module, data, val_dataloader)
                 self._console.say(*self._assembly.count_flops(module, feed))
+                if chosen.checkpoint is not None:  # before schedulers ask for total_steps
+                    checkpoint = Checkpoint(chosen.checkpoint)
+                    self._position.extra_steps = saving.extra_steps(checkpoint, feed)
                 compiled = compilation.applied(
                     module, options.compile, options.activation_checkpointing
                 )

@@ -165,8 +165,8 @@ class Rule:
     """What one question takes; `says` is the wording in docs/options.md.
 
     `choices` are all answers that it takes, where these are few; nothing where they are not.
-    Where they are a `menu`, the number of a choice, from 1, stands for it. `y`, `n`, and other cases
-    stand for `yes` and `no`.
+    Where they are a `menu`, the number of a choice, from 1, stands for it; `y` and `n`, in any
+    case, stand for `yes` and `no`.
     """
 
     says: str

@@ -30,7 +30,6 @@ def save_averaged(checkpoint: str | Path, directory: str | Path) -> Path:
         save_averaged("runs/RUN", "runs/RUN/averaged")
     """
     source = Checkpoint(resolve(checkpoint))
-    source.check_contents()
     state = source.state()
     average = _average(state, source.path)
     target = Checkpoints(Path(directory))

@@ -75,6 +75,7 @@ class RankRun(RunInterface):
         super().__init__(plan, Console(plan, is_command=configuration is not None))
         self._configuration = configuration
         self._is_started = is_started
+        self._has_record = False
 
     def connect(self) -> None:
         """Join the process group, and seed this rank."""
@@ -133,8 +134,10 @@ class RankRun(RunInterface):
         try:
             self._start(loop, chosen)
             self._train(loop, chosen.directory)
-        except (Exception, Preempted, Interrupted) as error:
-            loop.fit.calls.failed(error)
+        except BaseException as error:
+            if isinstance(error, Exception | Preempted | Interrupted):
+                loop.fit.calls.failed(error)
+            self._record_end(f"failed {type(error).__name__}", chosen.directory)
             self._note_overwritten(chosen.directory)
             raise
         self._metrics = dict(loop.fit.outputs.latest)
@@ -215,6 +218,9 @@ class RankRun(RunInterface):
             "samples_per_step": loop.fit.feed.samples_per_step,
             "steps_per_epoch": loop.fit.feed.steps,
         }
+        if run_directory.was_cut_off(directory):
+            self._console.note("the previous attempt was killed, or a process called os._exit()")
+        self._has_record = True
         run_directory.write_record(directory, plan.layout, facts, self._configuration)
         run = LoggedRun.of(directory, plan.options, self._configuration)
         resumed_at = self.global_step if chosen.is_same_run else None
@@ -255,9 +261,14 @@ class RankRun(RunInterface):
         self._write_outcome("finished", directory)
 
     def _write_outcome(self, how: str, directory: Path) -> None:
+        self._record_end(f"{how} step {self.global_step}", directory)
         if self.plan.layout.is_main:
             restarts.reset(directory)
             outcome.write(f"{how} step {self.global_step}")
+
+    def _record_end(self, how: str, directory: Path) -> None:
+        if self._has_record:
+            run_directory.record_end(directory, how)
 
     # --- validate, test, predict -----------------------------------------------------------------
 

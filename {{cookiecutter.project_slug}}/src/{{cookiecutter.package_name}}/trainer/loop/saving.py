@@ -8,9 +8,10 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint, is_sharded, read_all
 from ..data import Feed, loader_state, randomness
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigurationError
 from ..launch.cluster import Layout
 from ..logging import torchmetrics_state
+from . import saved_types
 from .parts import FitParts
 from .saved_position import SavedPosition
 
@@ -92,6 +93,8 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             )
             if part(checkpoint.own(0), "loader"):
                 remarks.append(loader_state.note_unused(fit.position.batch))
+    except ConfigurationError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None
     except _NOT_OF_THIS_MODEL as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(f"{checkpoint.path}: does not match this model ({reason})") from None
@@ -102,17 +105,26 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
 def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     """Load the state that is the same on every process; return notes."""
     position, outputs = SavedPosition.read(saved["position"], step), fit.outputs
-    configured = fit.optimization.configured_rates()
+    configured, schedulers = fit.optimization.configured_rates(), fit.optimization.schedulers
+    for index, (state, own) in enumerate(
+        zip(saved["optimizers"], fit.optimization.optimizers, strict=False)
+    ):
+        if saved_types.is_of_torch(own):
+            saved_types.check_optimizer(state, own, f"optimizers/{index}")
     fit.strategy.load_state(saved, fit.optimization)
-    for each, of_scheduler in zip(fit.optimization.schedulers, saved["schedules"], strict=True):
+    for each, of_scheduler in zip(schedulers, saved["schedules"], strict=True):
+        if saved_types.is_of_torch(each.scheduler):
+            saved_types.check(of_scheduler, each.scheduler.state_dict(), "schedules")
         each.scheduler.load_state_dict(read_all(of_scheduler))
     fit.strategy.precision.load_state(saved["precision"])
     remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
-    outputs.epoch_values = saved["epoch_values"] if position.epoch_done else {}
-    outputs.latest.update(saved["latest"])
+    logged = ("epoch_values", "latest", "last_values", "logs")
+    values = {name: saved_types.numbers(saved[name], name) for name in logged}
+    outputs.epoch_values = values["epoch_values"] if position.epoch_done else {}
+    outputs.latest.update(values["latest"])
     if position.epoch_done or fit.position.is_end(fit.options):
-        outputs.last_values = saved["last_values"]
-    outputs.log_positions = saved["logs"]
+        outputs.last_values = values["last_values"]
+    outputs.log_positions = values["logs"]
     return remarks + fit.calls.load_state(saved.get("callbacks", {}))
 
 

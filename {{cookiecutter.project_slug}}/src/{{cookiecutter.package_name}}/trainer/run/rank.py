@@ -22,7 +22,7 @@ from ..checkpoint import (
     set_aside,
 )
 from ..data import Data, Feed, LoadersByName, randomness, sources
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UserError
 from ..launch import collectives, files, forks, outcome, restarts
 from ..launch.interruption import Interrupted
 from ..launch.preemption import Preempted
@@ -258,6 +258,8 @@ class RankRun(RunInterface):
             # If one rank ended first, it would be reported as a failure, and its peers ended.
             collectives.barrier()
             raise
+        if self.plan.layout.is_main and not directory.is_dir():
+            raise UserError(f"{directory}: the run directory was removed while the run trained")
         self._write_outcome("finished", directory)
 
     def _write_outcome(self, how: str, directory: Path) -> None:

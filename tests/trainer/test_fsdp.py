@@ -131,7 +131,7 @@ def test_a_call_inside_a_unit_is_explained():
     def inside() -> None:
         raise RuntimeError("aten.addmm.default got mixed torch.Tensor and DTensor, need to …")
 
-    with pytest.raises(UserError) as raised, units.explain_calls_inside_units():
+    with pytest.raises(UserError) as raised, units.explain_sharded_use():
         inside()
     line = inside.__code__.co_firstlineno + 1
     assert str(raised.value) == (
@@ -139,8 +139,43 @@ def test_a_call_inside_a_unit_is_explained():
         "while its own forward runs; call the whole block, or name smaller units, such as "
         "--trainer.strategy_options.unit_classes [Linear]"
     )
-    with pytest.raises(RuntimeError, match="another"), units.explain_calls_inside_units():
+    with pytest.raises(RuntimeError, match="another"), units.explain_sharded_use():
         raise RuntimeError("another")
+
+
+class Forces(trainer.TrainingModule):
+    """Its loss is of the gradient of its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.energy = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x = batch.requires_grad_()
+        (forces,) = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)
+        loss = (forces - x).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def test_a_gradient_of_a_gradient_needs_gathered_units(apart):
+    def loss(**options: Any) -> float:
+        """That of the second step."""
+        base = {"devices": 1, "max_epochs": 1, "enable_progress_bar": False, "accelerator": "cpu"}
+        run_of = trainer.Trainer(**base, log_every_n_steps=1, **options)
+        run_of.fit(Forces(), [torch.ones(4, 6)] * 2)
+        return float(run_of.metrics["loss"])
+
+    by_layer = {"unit_parameters": 1}
+    with pytest.raises(UserError, match=r"create_graph=True.*find_unused_parameters true"):
+        loss(strategy="fsdp", strategy_options=by_layer)
+    gathered = {**by_layer, "find_unused_parameters": True}
+    expected = loss(strategy="single_device")
+    assert loss(strategy="fsdp", strategy_options=gathered) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_gpt_of_twelve_layers_has_twelve_units_and_the_root_on_gpus():

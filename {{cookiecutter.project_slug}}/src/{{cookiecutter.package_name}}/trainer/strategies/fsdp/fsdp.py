@@ -36,7 +36,7 @@ from ..step import Stage, StepModule
 from ..weights import LocalWeights
 from . import state as sharded_state
 from .precision import AutocastCalls, gather_as_autocast
-from .units import CONTAINERS, choose_units, explain_calls_inside_units
+from .units import CONTAINERS, choose_units, explain_sharded_use
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
@@ -260,7 +260,7 @@ class FSDP(ProcessGroupStrategy):
             self.calls.watch(self.module, units)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        with explain_calls_inside_units():
+        with explain_sharded_use():
             if self.calls is None:
                 return self.step(stage, batch, batch_idx)
             with self.calls.step():
@@ -274,7 +274,8 @@ class FSDP(ProcessGroupStrategy):
             loss = self._with_unused(loss)
         elif self.same_use is not None:
             self.same_use.check(loss)
-        super().backward(loss, synchronize=synchronize)
+        with explain_sharded_use():
+            super().backward(loss, synchronize=synchronize)
         if synchronize and self.averaged is not None and self.averaged.has_trained:
             self.averaged.average()
         if synchronize and self.find_unused_parameters:

@@ -81,8 +81,8 @@ def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 @contextlib.contextmanager
-def explain_calls_inside_units() -> Iterator[None]:
-    """Explain torch's error if a step calls a module inside a unit, but not the unit.
+def explain_sharded_use() -> Iterator[None]:
+    """Explain torch's errors if parameters are used while their unit is sharded.
 
     Raises:
         UserError: With the explanation.
@@ -90,6 +90,13 @@ def explain_calls_inside_units() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if "storage of size 0" in str(error):
+            raise UserError(
+                "a backward needs parameters of a unit that is sharded again after its first "
+                "backward, as the gradient of a gradient does (create_graph=True); set "
+                "--trainer.strategy_options.find_unused_parameters true, which gathers all units "
+                "for the whole step, or with manual optimization use strategy='ddp_zero1'"
+            ) from error
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
         frames = traceback.extract_tb(error.__traceback__)

@@ -43,6 +43,7 @@ CI_SERVICES = ("github", "gitlab", "none")
 ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
 # Of these, what is installed into an environment of its own, because it needs another torch.
 APART = ("xla",)
+YES_NO = ("yes", "no")
 GPU_COUNTS = tuple(map(str, range(65)))
 
 FOLDER = Path(__file__).resolve().parent
@@ -163,7 +164,8 @@ class Rule:
     """What one question takes; `says` is the wording in docs/options.md.
 
     `choices` are all answers that it takes, where these are few; nothing where they are not.
-    Where they are a `menu`, the number of a choice, from 1, stands for it.
+    Where they are a `menu`, the number of a choice, from 1, stands for it. `y`, `n`, and other cases
+    stand for `yes` and `no`.
     """
 
     says: str
@@ -177,6 +179,8 @@ class Rule:
         """Return the answer that was meant: the choice for its number, text for its bytes."""
         if self.menu and answer in map(str, range(1, len(self.choices) + 1)):
             return self.choices[int(answer) - 1]
+        if self.choices == YES_NO and answer.lower() in ("y", "n", *YES_NO):
+            return "yes" if answer[0] in "yY" else "no"
         try:  # where Python takes the terminal for ASCII, other bytes of UTF-8 come as surrogates
             return answer.encode("utf-8", "surrogateescape").decode("utf-8")
         except UnicodeError:
@@ -212,7 +216,7 @@ RULES: dict[str, Rule] = {
     "author_email": Rule("an e-mail address, or nothing", 254, _email_fault, may_be_empty=True),
     "version": Rule("a version in PEP 440's normal form", 50, _version_fault),
     "license": one_of(*LICENSES),
-    **{engine: one_of("yes", "no") for engine in ENGINES},
+    **{engine: one_of(*YES_NO) for engine in ENGINES},
     "slurm_partition": Rule(
         "letters, digits, `_`, `.`, `-`, a letter, digit or `_` at both ends; "
         "several separated by commas; or nothing",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from rendering import ROOT, git
+from rendering import ROOT, git, template_files
 
 IDENTITY = ("-c", "user.name=x", "-c", "user.email=x@localhost")
 # What only code that cruft can render holds: earlier commits refuse it, and so cannot be updated.
@@ -40,12 +40,20 @@ def earlier_commits() -> list[str]:
 
 
 def clone_with_working_tree(folder: Path) -> Path:
-    """Clone the template, with what stands in its working tree as the newest commit."""
+    """Clone the template, with what stands in its working tree as the newest commit.
+
+    Of a downloaded archive, which has no history, it is the only commit.
+    """
     clone = folder / "template"
-    git(folder, "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(clone))
-    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-    for name in listed.split("\0"):
-        if name and (ROOT / name).exists():
+    if (ROOT / ".git").exists():
+        git(folder, "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(clone))
+        listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        names = listed.rstrip("\0").split("\0")
+    else:
+        git(folder, "init", "--quiet", str(clone))
+        names = list(map(str, template_files(ROOT)))
+    for name in names:
+        if (ROOT / name).exists():
             (clone / name).parent.mkdir(parents=True, exist_ok=True)
             (clone / name).write_bytes((ROOT / name).read_bytes())
             (clone / name).chmod((ROOT / name).stat().st_mode)

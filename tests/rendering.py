@@ -105,12 +105,12 @@ def make_repository(project: Path) -> str:
     return done.stdout
 
 
-def template_files() -> list[Path]:
-    """Return every file of the template, relative to its folder."""
+def template_files(top: Path = TEMPLATE) -> list[Path]:
+    """Return every file of the template, or of another folder, relative to it; git isn't asked."""
     found: list[Path] = []
-    for folder, folders, files in os.walk(TEMPLATE):
+    for folder, folders, files in os.walk(top):
         folders[:] = [name for name in folders if name not in LEFTOVERS and "egg-info" not in name]
-        found += [Path(folder, name).relative_to(TEMPLATE) for name in files]
+        found += [Path(folder, name).relative_to(top) for name in files]
     return sorted(found)
 
 

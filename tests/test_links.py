@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from rendering import ROOT, TEMPLATE, git
+from rendering import ROOT, TEMPLATE, template_files
 
 PAGES = (
     *sorted(ROOT.glob("*.md")),
@@ -36,7 +36,7 @@ def test_links_lead_to_pages_and_headings(page: Path) -> None:
 
 
 def test_files_named_on_pages_exist() -> None:
-    files = [f"/{name}" for name in git(ROOT, "ls-files").splitlines()]
+    files = [f"/{name}" for name in template_files(ROOT)]
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     text = text.replace("src/{{ cookiecutter.package_name }}/", "")
     named = set(re.findall(r"`([\w./-]+\.(?:py|sh))`", text))

@@ -42,6 +42,10 @@ def test_a_refused_answer_is_asked_again_and_the_others_are_kept(tmp_path: Path)
                 "author_name": ["O'Brien"],
                 "version": ["1.0-final", "{{ 7*7 }}", "2.0"],
                 "license": ["mit", "GPL", "3"],
+                "deepspeed": ["N"],
+                "fairscale": ["yep", "Y"],
+                "horovod": ["no"],
+                "xla": ["YES"],
                 "ci": ["4", "gitlab"],
             },
         )
@@ -57,6 +61,7 @@ def test_a_refused_answer_is_asked_again_and_the_others_are_kept(tmp_path: Path)
         "license 'mit' is refused: "
         "choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary; did you mean MIT?",
         "license 'GPL' is refused: choose from MIT, Apache-2.0, BSD-3-Clause, Proprietary",
+        "fairscale 'yep' is refused: choose from yes, no; did you mean yes?",
         "ci '4' is refused: choose from github, gitlab, none",
     ]
     project = tmp_path / "night-train"
@@ -68,6 +73,8 @@ def test_a_refused_answer_is_asked_again_and_the_others_are_kept(tmp_path: Path)
         "author_name": "O'Brien",
         "version": "2.0",
         "license": "BSD-3-Clause",
+        "deepspeed": "no",
+        "horovod": "no",
         "ci": "gitlab",
     }
     check_works(project, DEFAULTS | expected)

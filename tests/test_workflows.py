@@ -183,7 +183,7 @@ def test_a_workflow_may_read_and_nothing_else(workflow: Path) -> None:
 
 def test_every_job_ends_by_itself(workflow: Path) -> None:
     content = read(workflow)
-    assert content["concurrency"]["group"] == "${{ github.workflow }}-${{ github.ref }}"
+    assert content["concurrency"]["group"].startswith("${{ github.workflow }}-${{ github.ref }}")
     for job in content["jobs"].values():
         assert 0 < job["timeout-minutes"] <= 120
 
@@ -210,11 +210,25 @@ def test_commands_of_the_workflow_are_make_s(workflow: Path) -> None:
 
 
 def test_the_templates_workflow_runs_each_stage_of_ci() -> None:
-    jobs = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]
+    content = read(ROOT / ".github" / "workflows" / "ci.yml")
+    jobs = content["jobs"]
     matrix = " ".join(jobs["stages"]["strategy"]["matrix"]["stages"]).split()
+    weekly = " ".join(jobs["exhaustive"]["strategy"]["matrix"]["stages"]).split()
     stages = re.findall(r"^run_(\w+)\(\)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    # Two run some of the others side by side; `xla` needs 5 GB, and runs on request only.
-    assert set(matrix) == set(stages) - {"readme", "rest", "xla"}
+    # Three run others; `xla` needs 5 GB, and runs on request only.
+    assert {*matrix, *weekly} == set(stages) - {"readme", "rest", "exhaustive", "xla"}
+    assert content[True]["schedule"]  # YAML reads the key `on` as a boolean
+    assert "github.event_name == 'schedule'" in jobs["exhaustive"]["if"]
+
+
+def test_each_test_runs_in_the_stages_or_once_a_week() -> None:
+    """What `slow` leaves out of the tests is what `exhaustive` selects, of project and trainer."""
+    text = (ROOT / ".ci" / "run").read_text()
+    functions = dict(re.findall(r"^run_(\w+)\(\) \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
+    assert "TESTS='(slow or needs) and not (gpu or exhaustive)'" in functions["slow"]
+    for name in ("exhaustive_project", "exhaustive_trainer"):
+        assert '"exhaustive and not gpu"' in functions[name]
+        assert name in functions["exhaustive"]
 
 
 def assert_same_commands(github: dict[str, Any], gitlab: dict[str, Any]) -> None:

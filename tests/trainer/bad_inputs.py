@@ -314,6 +314,8 @@ ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
     ),
     *(({"TRAINER_PARENT_PID": value}, "TRAINER_PARENT_PID") for value in ("x", "-1", BIG)),
     *(({"TRAINER_OUTCOME": value}, "TRAINER_OUTCOME") for value in ("/gone/x", ".", "x" * 300)),
+    *(({"TRAINER_STORE": value}, "TRAINER_STORE") for value in ("/etc/passwd", "store", "/gone/x")),
+    *(({name: "x"}, name) for name in ("NNODES", "NUM_NODES")),
     *(
         ({"GLOO_SOCKET_IFNAME": value}, "GLOO_SOCKET_IFNAME")
         for value in ("nope0", "lo,nope0", ",")
@@ -327,6 +329,8 @@ ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
     *((RANK | {name: "-1"}, "environment") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
     *((RANK | {name: "-1"}, name) for name in ("LOCAL_WORLD_SIZE", "MASTER_PORT")),
     *((RANK | {"MASTER_PORT": value}, "MASTER_PORT") for value in ("0", "99999", "65536")),
+    (RANK | {"WORLD_SIZE": str(10**12)}, "environment: 1000000000000 processes"),
+    (RANK | {"LOCAL_WORLD_SIZE": "3"}, "environment: 2 processes on 1 nodes, 3 of them on this"),
     *((RANK | {"RANK": value}, "rank") for value in ("2", "100")),
     *(
         (_SLURM | {name: value}, "srun")

@@ -78,7 +78,9 @@ class Records(trainer.Callback):
         assert batch[0].shape == (8, 4)
         self._note(f"batch_start {batch_idx}", trainer)
 
-    def on_train_batch_end(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._note(f"batch_end {batch_idx}", trainer)
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:

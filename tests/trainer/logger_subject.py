@@ -110,7 +110,9 @@ class Kills(Callback):
     def __init__(self, group: int) -> None:
         self.group = group
 
-    def on_train_batch_end(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == 3:
             os.killpg(self.group, signal.SIGKILL)
 

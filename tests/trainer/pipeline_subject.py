@@ -117,12 +117,17 @@ class Subject(trainer.TrainingModule):
                 output = output + self.rare(x) * chosen[:, None]
         return output
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         x, rest = batch
-        loss = mse_loss(self(x), rest["y"])
+        output = self(x)
+        loss = mse_loss(output, rest["y"])
         self.log("loss", loss)
         self.log("largest", rest["y"].max(), reduce_fx="max")
-        return loss
+        return {"loss": loss, "output": output}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if outputs is not None:  # of all micro-batches, on the last stage
+            self.log("largest_output", outputs["output"].max(), reduce_fx="max")
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("before", batch[0].mean())

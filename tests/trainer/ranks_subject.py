@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from my_project.trainer import Trainer, TrainingModule
@@ -31,7 +31,7 @@ class Unequal(TrainingModule):
         self.register_buffer("scale", torch.full((3,), own))
         self.seen: dict[str, Any] = {"evaluated": []}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         if batch_idx == 0:
             print(f"printed by rank {self.global_rank}", flush=True)
             self.seen["drawn"] = torch.rand(3).tolist()
@@ -43,14 +43,20 @@ class Unequal(TrainingModule):
         self.log("low", own, on_epoch=True, reduce_fx="min")
         self.log("high", own, on_epoch=True, reduce_fx="max")
         self.scale.fill_(own)  # like BatchNorm's statistics, which differ between ranks
-        loss = self.last(self.first(batch[0])).square().mean()
+        values = self.last(self.first(batch[0]))
+        loss = values.square().mean()
+        outputs = {"loss": loss, "preds": values + own, "names": ["a"]}
         if self.automatic_optimization:
-            return loss
+            return outputs
         optimizer = self.optimizers()
         self.manual_backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        return None
+        return outputs
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        kept = [outputs["preds"].requires_grad, outputs["loss"].requires_grad]
+        self.seen["outputs"] = [outputs["preds"].tolist(), outputs["names"], kept]
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.seen["evaluated"] += self.scale.unique().tolist()

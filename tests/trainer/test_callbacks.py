@@ -144,10 +144,8 @@ def test_a_value_that_is_not_logged_is_named() -> None:
 class _Foreign(trainer.Callback):
     def on_train_start(self, trainer: Any, module: Any) -> None: ...
     def on_validation_ende_start(self, trainer: Any, module: Any) -> None: ...
-    def on_train_batch_end(
-        self, trainer: Any, module: Any, outputs: Any, batch: Any, i: int
-    ) -> None:
-        """As in Lightning, with the outputs."""
+    def on_train_batch_end(self, trainer: Any, module: Any, batch: Any, i: int) -> None:
+        """Without the outputs."""
 
 
 @pytest.mark.parametrize(

@@ -135,12 +135,12 @@ def test_max_time_ends_a_fit_and_counts_earlier_attempts(
 ) -> None:
     whole, model = subject.Net(), subject.Net()
     fit(whole, max_epochs=2, run_name="whole")
-    options = {"max_epochs": 2, "run_name": "run", "resume": "auto", "enable_progress_bar": True}
+    options = {"max_epochs": 2, "run_name": "run", "resume": "auto"}
     passes = [subject.HourPasses(after=3)]
     made = fit(model, max_time={"minutes": 30}, callbacks=passes, **options)
     assert made.global_step == 3
     assert len(model.seen["validation"]) == 6  # validated
-    assert "training stops after step 3: max_time" in capsys.readouterr().out
+    assert "training stops after step 3: max_time" in capsys.readouterr().err
     saved = Checkpoint(Path("runs/run/checkpoints/step-00000003")).state()["position"]
     assert 3600 <= saved["seconds"] < 4200
     assert fit(model, max_time="00:01:00:00", **options).global_step == 3

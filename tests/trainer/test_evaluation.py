@@ -116,4 +116,19 @@ class Eight(Dataset[Tensor]):
 def test_the_largest_batch_leaves_each_replica_one(replicas: int) -> None:
     loader, device = DataLoader(Eight()), torch.device("cpu")
     trial = batch_size_trial.Trial(Draws(), loader, device, "32-true", lambda manual: None)
-    assert batch_size_trial.find_batch_size(trial, replicas) == 8 // replicas
+    found, why = batch_size_trial.find_batch_size(trial, replicas)
+    assert found == 8 // replicas
+    of_all = f" for {replicas} replicas" if replicas > 1 else ""
+    assert why == f"; no larger one was tried: the dataset has 8 samples{of_all}"
+
+
+def test_a_batch_that_does_not_fit_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size_trial, "_try", _refuse_more_than_five)
+    loader, device = DataLoader(Eight()), torch.device("cpu")
+    trial = batch_size_trial.Trial(Draws(), loader, device, "32-true", lambda manual: None)
+    assert batch_size_trial.find_batch_size(trial, 1) == (5, "")
+
+
+def _refuse_more_than_five(trial: object, loader: object, size: int) -> None:
+    if size > 5:
+        raise MemoryError

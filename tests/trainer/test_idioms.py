@@ -79,8 +79,8 @@ def test_a_hook_that_is_not_called_is_named(name: str, instead: str) -> None:
 
 
 def test_a_hook_of_other_arguments_is_named() -> None:
-    module = with_method("on_train_batch_end", lambda self, outputs, batch, batch_idx: None)
-    line = "Net.on_train_batch_end takes (outputs, batch, batch_idx); it is called with (batch, "
+    module = with_method("on_train_batch_end", lambda self, batch, batch_idx: None)
+    line = "Net.on_train_batch_end takes (batch, batch_idx); it is called with (outputs, batch, "
     refused(line, lambda: fit(module))
 
 
@@ -177,15 +177,49 @@ class _Returns(subject.Net):
         (lambda loss: torch.stack([loss, loss]), "training_step must return a scalar loss"),
         (lambda loss: loss.detach(), "training_step gave a loss without a gradient"),
         (lambda loss: {"loss": loss, "log": {"a": 1}}, "training_step returned 'log' beside"),
-        (lambda loss: {"loss": loss, "preds": 1}, "training_step returned 'preds' beside 'loss'"),
     ],
 )
 def test_a_return_that_is_not_used_is_refused(change: Callable[[Tensor], Any], line: str) -> None:
     refused(line, lambda: fit(_Returns(change)))
 
 
-def test_a_dict_with_the_loss_works() -> None:
-    fit(_Returns(lambda loss: {"loss": loss}))
+class _Gets(trainer.Callback):
+    def __init__(self) -> None:
+        self.outputs: list[Any] = []
+
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.outputs.append(outputs)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "shapes"),
+    [
+        ("single_device", 1, [(), (1, 4), "text"]),
+        ("dp", 2, [(2,), (2, 4), ["text", "text"]]),
+    ],
+)
+def test_what_a_step_returns_is_given_to_hooks(strategy: str, devices: int, shapes: Any) -> None:
+    def change(loss: Tensor) -> dict[str, Any]:
+        return {"loss": loss, "preds": loss * torch.ones(1, 4), "name": "text"}
+
+    callback, module = _Gets(), _Returns(change)
+    own: list[Any] = []
+    module.on_train_batch_end = lambda outputs, batch, batch_idx: own.append(outputs)
+    fit(module, callbacks=[callback], strategy=strategy, devices=devices)
+    assert len(callback.outputs) == 2
+    assert all(mine is theirs for mine, theirs in zip(own, callback.outputs, strict=True))
+    first = callback.outputs[0]
+    assert [first["loss"].shape, first["preds"].shape, first["name"]] == shapes
+    assert first["preds"].reshape(-1, 4)[:, 0].equal(first["loss"].reshape(-1))
+    assert not first["preds"].requires_grad
+
+
+def test_a_loss_alone_is_given_to_hooks_in_a_dict() -> None:
+    callback = _Gets()
+    fit(_Returns(lambda loss: loss), callbacks=[callback])
+    assert [each.keys() for each in callback.outputs] == [{"loss"}] * 2
 
 
 def test_a_return_of_validation_is_said() -> None:

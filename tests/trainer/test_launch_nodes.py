@@ -28,10 +28,21 @@ def on_two_nodes(folder: Path, *arguments: str, **more: str) -> "list[CompletedP
 EVERY = ["--model.dropout", "0", "--trainer.log_every_n_steps", "1"]
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_two_nodes_train_as_one_does(tmp_path: Path, devices: int) -> None:
+# Older Lightning started its ranks with these, which have no RANK and no number of nodes.
+OLDER = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "more"),
+    [
+        (1, {"NNODES": "2"}),
+        (1, OLDER),
+        pytest.param(2, {"NNODES": "2"}, marks=pytest.mark.slow),
+    ],
+)
+def test_two_nodes_train_as_one_does(tmp_path: Path, devices: int, more: dict[str, str]) -> None:
     size = ["--trainer.max_steps", "3", "--trainer.global_batch_size", "64"]
-    nodes = on_two_nodes(tmp_path, *EVERY, *size, "--trainer.devices", str(devices), NNODES="2")
+    nodes = on_two_nodes(tmp_path, *EVERY, *size, "--trainer.devices", str(devices), **more)
     for node in nodes:
         assert node.returncode == 0, node.stderr
     (attempt,) = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]

@@ -93,6 +93,11 @@ def test_what_cannot_be_tried_is_refused_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_largest_batch_of_a_module_with_batchnorm(tmp_path: Path) -> None:
+def test_the_largest_batch_of_a_module_with_batchnorm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """BatchNorm refuses a single sample in training."""
-    assert make(tmp_path).find_batch_size(subject.Net(is_random=True)) == subject.SAMPLES
+    searching = make(tmp_path, enable_progress_bar=True)
+    assert searching.find_batch_size(subject.Net(is_random=True)) == subject.SAMPLES
+    why = f"no larger one was tried: the dataset has {subject.SAMPLES} samples"
+    assert f"every device: {subject.SAMPLES}; {why}\n" in capsys.readouterr().out

@@ -119,8 +119,8 @@ def test_the_last_step_is_logged_if_a_hook_stops_training(tmp_path, hook, accumu
     class Stops(trainer.Callback):
         pass
 
-    def stop(self: Any, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 5:
+    def stop(self: Any, trainer: Any, module: Any, *given: Any) -> None:
+        if given[-1] == 5:  # the index of the batch
             trainer.stop("the sixth batch")
 
     setattr(Stops, hook, stop)

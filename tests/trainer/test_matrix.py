@@ -4,11 +4,13 @@ import re
 import shutil
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.conformance.matrix import ENGINES
+from tests.conformance import test_conformance
+from tests.conformance.matrix import ENGINES, MATRIX
 from tests.conformance.rows import PROPERTIES, rounding
 from tests.project import PACKAGE, ROOT, run
 
@@ -93,3 +95,13 @@ def test_a_capability_reaches_the_processes_of_the_matrix(tmp_path, capability):
     worker = ("-m", "tests.conformance.worker", tmp_path, "reference", "1", "1", "sgd")
     done = run(worker, extra={"ATEN_CPU_CAPABILITY": capability}, fresh=True)
     assert f"CPU capability: {capability}" in done.stdout.splitlines(), done.stderr
+
+
+def test_what_a_strategy_refuses_is_tested_for_its_reason_only():
+    def refused(tests: list[Any]) -> int:
+        return sum(way in MATRIX[name].refused for name, _, way in (each.values for each in tests))
+
+    assert refused(test_conformance.TRIED) > 0
+    assert refused(test_conformance.TRAINED) == 0
+    (by,) = test_conformance.test_resumes_to_the_last_bit.pytestmark
+    assert by.args[1] is test_conformance.TRAINED

@@ -79,6 +79,47 @@ def test_unknown_keywords_are_refused_together() -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "keyword", "line"),
+    [
+        ("fit", "datamodule", "; use data; known: module, data, val_dataloader"),
+        ("fit", "val_dataloaders", "; use val_dataloader; known: module, data, val_dataloader"),
+        (
+            "fit",
+            "ckpt_path",
+            "; use resume, or the argument checkpoint of validate, test and predict; known: "
+            "module, data, val_dataloader",
+        ),
+        ("validate", "val_dataloaders", "; use data; known: module, data, checkpoint"),
+        ("test", "ckpt_path", "; use checkpoint; known: module, data, checkpoint"),
+        ("test", "model", "; use module; known: module, data, checkpoint"),
+        ("predict", "verbose", "; known: module, data, checkpoint"),
+        ("check_fit", "data", "; known: module"),
+        ("find_batch_size", "steps", "; known: module, data"),
+        (
+            "find_learning_rate",
+            "max_lr",
+            "; use highest; known: module, data, lowest, highest, steps",
+        ),
+        ("building", "model", ""),
+    ],
+)
+def test_an_unknown_keyword_of_a_method_is_one_line_with_the_known_ones(
+    method: str, keyword: str, line: str
+) -> None:
+    made = trainer.Trainer(accelerator="cpu", max_steps=1)
+    with pytest.raises(trainer.ConfigurationError) as caught:
+        getattr(made, method)(**{keyword: 1})
+    assert caught.value.problems == [f"{keyword}: Trainer.{method} has no such argument{line}"]
+
+
+def test_every_public_method_is_among_them() -> None:
+    methods = {name for name, each in vars(trainer.Trainer).items() if inspect.isfunction(each)}
+    public = {name for name in methods if not name.startswith("_")}
+    assert all(hasattr(getattr(trainer.Trainer, name), "__wrapped__") for name in public)
+    assert len(public) == 8
+
+
+@pytest.mark.parametrize(
     ("given", "devices", "precision"),
     [
         ({"devices": "2"}, 2, "32-true"),

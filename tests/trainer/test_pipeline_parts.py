@@ -203,6 +203,7 @@ def test_a_measurement_keeps_no_activations() -> None:
         ),
         ({}, {"precision": "16-mixed"}, ["each stage would have to skip the same steps"]),
         ({}, {"compile": True}, ["does not support compile"]),
+        ({}, {"uneven_inputs": "join"}, ["does not support uneven_inputs='join': all stages"]),
         ({}, {"activation_checkpointing": ["Linear"]}, ["use strategy_options.checkpoint"]),
         ({}, {"sync_batchnorm": True}, ["a stage normalizes micro-batches"]),
     ],

@@ -17,6 +17,8 @@ from processes import at_root
     [
         *("--model.token", "--model.api_key", "--data.init_args.db-password", "--model.hf_token"),
         *("--model.client_secret_file", "--model.aws_credentials", "--model.APIKEY", "password"),
+        *("--model.accessToken", "--model.apiKey", "bearer", "jwt", "slack_webhook_url"),
+        *("Authorization", "X-Amz-Signature"),
     ],
 )
 def test_a_name_that_is_secret(name: str) -> None:
@@ -27,7 +29,7 @@ def test_a_name_that_is_secret(name: str) -> None:
     "name",
     [
         *("--model.max_tokens", "--model.tokenizer", "--model.key_size", "--model.monkey"),
-        *("--token.layers", "--trainer.seed", "--model.author"),
+        *("--token.layers", "--trainer.seed", "--model.author", "--model.maxTokens"),
     ],
 )
 def test_a_name_that_is_none(name: str) -> None:
@@ -45,6 +47,12 @@ def test_a_name_that_is_none(name: str) -> None:
         (["--data.url=https://me:S@host/x:y"], ["--data.url=https://***@host/x:y"]),
         (["--data.url", "[s3://k:S@host]"], ["--data.url", "['s3://***@host']"]),
         (["--data.range={a: 1}", "12:30"], ["--data.range={a: 1}", "12:30"]),
+        (["--data.url=https://S@host/x"], ["--data.url=https://***@host/x"]),
+        (["https://host/a?b=1&api_key=S&c=2#d"], ["https://host/a?b=1&api_key=***&c=2#d"]),
+        (["s3://b/x?X-Amz-Signature=S"], ["s3://b/x?X-Amz-Signature=***"]),
+        (["--data.header", "Bearer S"], ["--data.header", "Bearer ***"]),
+        (["--x=['Authorization: Basic S']"], ["--x=['Authorization: Basic ***']"]),
+        (["--data={headers: {Authorization: S}}"], ["--data={headers: {Authorization: '***'}}"]),
         (["--config", "a: [", "--model.key_of={"], ["--config", "a: [", "--model.key_of={"]),
     ],
 )

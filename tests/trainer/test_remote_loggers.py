@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.project import fit as fit_words
 from tests.project import run
 
 import mlflow_server
 from my_project import trainer
+from processes import at_root
 
 AT_4 = "runs/run/checkpoints/step-00000004"
 
@@ -136,6 +138,21 @@ def test_wandb_s_newest_offline_folder_has_the_whole_run(tmp_path: Path) -> None
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [row["step"] for row in rows if "val_loss" in row] == [4, 6, 8]
     assert [row["loss"] for row in rows if "loss" in row] == logged(tmp_path, "loss")
+
+
+@pytest.mark.needs("wandb")
+def test_wandb_records_no_secret_of_the_command(tmp_path: Path) -> None:
+    into = ["--trainer.default_root_dir", tmp_path, "--trainer.run_name", "run"]
+    short = ["--trainer.max_steps", "1", "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+    secret = ["--model", "redaction_subject.Secretive", "--model.token=my-secret"]
+    offline = {"WANDB_MODE": "offline"} | at_root()
+    words = fit_words(*into, *short, *secret, "--trainer.loggers", "[wandb]")
+    done = run(words, cwd=tmp_path, extra=offline)
+    assert done.returncode == 0, done.stderr
+    assert "not used any more" not in done.stderr
+    files = {path for path in (tmp_path / "run" / "wandb").rglob("*") if path.is_file()}
+    assert any(b"--model.token=***" in path.read_bytes() for path in files)
+    assert not [path for path in files if b"my-secret" in path.read_bytes()]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

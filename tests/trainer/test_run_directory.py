@@ -11,6 +11,7 @@ import torch
 
 from my_project.trainer import errors
 from my_project.trainer.checkpoint import run_directory as runs
+from my_project.trainer.checkpoint.run_lock import RunLock
 from my_project.trainer.launch import files
 from my_project.trainer.launch.cluster import Layout
 
@@ -60,6 +61,16 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         runs.create(tmp_path / "file" / "runs", None)
     (line,) = raised.value.problems
     assert line.endswith("cannot be created (Not a directory)")
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) -> None:
+    target, lock = tmp_path / "target", tmp_path / ".lock"
+    target.write_text("precious")
+    lock.symlink_to(target)
+    with pytest.raises(errors.UserError) as raised:
+        RunLock().acquire(tmp_path)
+    assert raised.value.problems == [f"{lock}: cannot be written (it is a link; remove it)"]
+    assert target.read_text() == "precious"
 
 
 # --- what is written -------------------------------------------------------------------------

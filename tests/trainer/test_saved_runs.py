@@ -59,6 +59,15 @@ def test_options_of_the_command_line_replace_those_of_the_run(trained: Path) -> 
     command("test", "--checkpoint", "none", "--config", str(trained / "config.yaml"))
 
 
+def test_a_recorded_configuration_starts_a_new_run(trained: Path) -> None:
+    recorded = ("fit", "--config", str(trained / "config.yaml"))
+    command(*recorded, "--trainer.resume", "auto", "--trainer.run_name", "other")
+    command("fit", "--config", "runs/other/config.yaml")
+    [new] = set(Path("runs").iterdir()) - {trained, Path("runs/other")}
+    assert (new / "config.yaml").read_text() == (trained / "config.yaml").read_text()
+    assert json.loads((new / "run.json").read_text())["attempts"][0]["resumed_from"] is None
+
+
 def test_links_follow_the_checkpoints(trained: Path) -> None:
     assert (trained / "last").resolve().name == "step-00000003"
     assert (trained / "best").resolve().name < "step-00000003"

@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from fsspec.implementations.local import LocalFileSystem
 import callback_subject as subject
 from my_project.trainer import ConfigurationError, Trainer, callbacks, checkpoint
 from my_project.trainer.callbacks import BestCheckpoint, UploadCheckpoints
+from my_project.trainer.callbacks.upload_checkpoints import _Store
 from my_project.trainer.launch import preemption
+from my_project.trainer.launch.files import write_private
 
 pytestmark = pytest.mark.usefixtures("apart")
 Names = list[str]
@@ -46,6 +49,14 @@ def fit(*given: callbacks.Callback, **options: Any) -> Trainer:
     )
     trainer.fit(subject.Net())
     return trainer
+
+
+class WritesConfiguration(callbacks.Callback):
+    """Writes what the command line writes."""
+
+    def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
+        text = "model:\n  token: my-secret\n  b: 1\n"
+        write_private(trainer.run_directory / "config.yaml", text)
 
 
 def files(folder: Path) -> Names:
@@ -124,6 +135,28 @@ def test_a_store_that_fails_is_tried_again_and_then_named_once(
     assert bool(checkpoint.complete(tmp_path / "store" / "run" / "checkpoints")) == (not lines)
 
 
+def test_records_are_uploaded_before_the_checkpoint_and_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: Names = []
+    upload = _Store.put
+
+    def put(store: Any, file: Path, name: str) -> None:
+        order.append(name)
+        upload(store, file, name)
+
+    monkeypatch.setattr(_Store, "put", put)
+    fit(UploadCheckpoints(f"{tmp_path}/store"), WritesConfiguration(), max_steps=2)
+    ours, theirs = tmp_path / "runs" / "run", tmp_path / "store" / "run"
+    assert order.index("metrics.csv") < order.index("checkpoints/step-00000002/state.json")
+    assert (theirs / "config.yaml").read_text() == "model:\n  token: '***'\n  b: 1\n"
+    assert "my-secret" in (ours / "config.yaml").read_text()
+    for name in ("config.yaml", "run.json", "metrics.csv"):
+        assert stat.S_IMODE((theirs / name).stat().st_mode) == stat.S_IMODE(
+            (ours / name).stat().st_mode
+        )
+
+
 def test_a_preempted_run_uploads_what_it_has_saved(tmp_path: Path) -> None:
     class Preempt(callbacks.Callback):
         def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
@@ -146,6 +179,10 @@ def test_a_preempted_run_uploads_what_it_has_saved(tmp_path: Path) -> None:
             ["every_n_seconds=0: give", "timeout_seconds=-1.0: give", "attempts=0: give at least"],
         ),
         ({"url": "unknown://me:secret@x"}, ["url='unknown://***@x'"]),
+        *(
+            ({"url": url}, [f"url={url!r}: name a folder, as 's3://bucket/runs', 'file:///home/"])
+            for url in ("", "/", "file://", "file:///", "memory://", "s3:/bucket", "memory:x")
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_a_line_each(given: dict[str, Any], lines: Names) -> None:

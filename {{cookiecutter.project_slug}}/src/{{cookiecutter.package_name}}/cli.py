@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import configuration, export, strategy_help
+from . import configuration, export, imports, strategy_help
 from .configuration import Work
 from .trainer.errors import ConfigurationError, UserError, nearest, shorten
 from .trainer.launch import (
@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     outcome.make_path_absolute(Path.cwd())
     code: int | None = 0
     try:
-        _end_with_a_code(words)
+        with imports.checked():
+            _end_with_a_code(words)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int | None) else 1
         raise

@@ -13,7 +13,7 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from . import mistakes, saved_runs, strategy_help
+from . import imports, mistakes, saved_runs, strategy_help
 from .mistakes import AVERAGED, CHECKPOINT, SECTIONS
 from .results import Results
 from .trainer import DataModule, Trainer, TrainingModule
@@ -74,6 +74,9 @@ def make_parser(program: str, command: str) -> ArgumentParser:
         parser.add_argument(f"--{CHECKPOINT}", type=str | None, default=None, help=help_text)
         help_text = "false: the weights of training, where the checkpoint has their average (EMA)"
         parser.add_argument(f"--{AVERAGED}", type=bool, default=True, help=help_text)
+    # For the help only: read_work takes it out.
+    trust = "let the configuration of a run name classes of the working directory, too"
+    parser.add_argument(imports.TRUST, action="store_true", default=argparse.SUPPRESS, help=trust)
     _tidy_help(parser)
     return parser
 
@@ -99,20 +102,32 @@ COMMANDS = {
     "find_batch_size": "Find the largest batch that a device can train on.",
     "find_learning_rate": "Find the learning rate at which the loss falls most steeply.",
 }
+# Not recorded, so that a recorded configuration starts a new run.
+_OF_ONE_RUN = ("run_name", "resume", "resume_from_checkpoint", "overwrite")
 _WITH_CHECKPOINT = ("validate", "test", "predict")
 
 
-def read_work(program: str, command: str, arguments: Sequence[str]) -> Work:
+def read_work(program: str, command: str, given: Sequence[str]) -> Work:
     """Parse and check the arguments, and create the objects of a command.
 
     Raises:
         ConfigurationError: One line per error, in all sections.
         SystemExit: After ``--help`` or ``--print_config``.
     """
-    sections = list(SECTIONS)
+    # On the command line only: a configuration cannot say that it is trusted.
+    own = [word for word in given if word != imports.TRUST]
+    sections, arguments = list(SECTIONS), own
     if command in _WITH_CHECKPOINT:
         sections += [CHECKPOINT, AVERAGED]
-        arguments = saved_runs.with_saved_classes(arguments)
+        arguments = saved_runs.with_saved_classes(own)
+    from_run = arguments != own or saved_runs.reads_config_of_run(own)
+    with imports.checked(from_run and own == list(given)):
+        return _read_work(program, command, arguments, sections)
+
+
+def _read_work(
+    program: str, command: str, arguments: Sequence[str], sections: Sequence[str]
+) -> Work:
     shapes = Problems()
     mistakes.gather(arguments, sections, shapes)
     if shapes.lines:
@@ -141,6 +156,8 @@ def read_work(program: str, command: str, arguments: Sequence[str]) -> Work:
             root = made["trainer"].default_root_dir
             checkpoint = saved_runs.find_checkpoint(parsed.get(CHECKPOINT), root, name)
     problems.raise_any()
+    for own in _OF_ONE_RUN:
+        parsed.trainer.pop(own, None)
     made["trainer"].configuration = parser.dump(parsed, skip_unset=False)
     # Absolute, like the trainer's: user code may change the working directory.
     results = Results(checkpoint, Path(made["trainer"].default_root_dir).absolute(), name)

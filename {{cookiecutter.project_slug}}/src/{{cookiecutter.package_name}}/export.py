@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from . import saved_runs
+from . import imports, saved_runs
 from .loading import load_module, read_weights
 from .trainer import ConfigurationError, TrainingModule, UserError
 from .trainer.arguments import paths
@@ -30,13 +30,14 @@ _ONNX_BYTES = 2**31
 
 @dataclass(frozen=True)
 class _Source:
-    """The checkpoint to export, and whether its average is used."""
+    """The checkpoint to export, whether its average is used, and whether its class is trusted."""
 
     checkpoint: Checkpoint
     averaged: bool
+    trust: bool
 
     def module(self) -> TrainingModule:
-        return load_module(self.checkpoint.path, averaged=self.averaged)
+        return load_module(self.checkpoint.path, averaged=self.averaged, trust=self.trust)
 
     def metadata(self) -> dict[str, str]:
         model = saved_runs.classes_of(self.checkpoint.path).get("model")
@@ -72,7 +73,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     checkpoint = Checkpoint(path)
     try:
         with files.replacing(file) as beside:
-            kind.write(_Source(checkpoint, given.averaged == "true"), beside)
+            kind.write(_Source(checkpoint, given.averaged == "true", given.trust), beside)
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({one_line(error)})") from None
     print(f"step {checkpoint.step} exported to {files.shown(file, Path.cwd())}", flush=True)
@@ -96,6 +97,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--output", metavar="FILE", help=where)
     averaged = "false: the weights of training, where the checkpoint has an average of them (EMA)"
     parser.add_argument("--averaged", choices=("true", "false"), default="true", help=averaged)
+    trust = "let the configuration of the run name a class of the working directory, too"
+    parser.add_argument(imports.TRUST, action="store_true", help=trust)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     return parser
 

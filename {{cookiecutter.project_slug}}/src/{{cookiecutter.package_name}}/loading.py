@@ -6,13 +6,13 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from . import configuration, mistakes, saved_runs
+from . import configuration, imports, mistakes, saved_runs
 from .trainer import CheckpointError, ConfigurationError, TrainingModule
 from .trainer.checkpoint import Checkpoint, read_all, resolve
 from .trainer.errors import one_line
 
 
-def load_module(run: str | Path, *, averaged: bool = True) -> TrainingModule:
+def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) -> TrainingModule:
     """Create the model of a run, with its class, arguments and trained weights.
 
     Args:
@@ -20,6 +20,8 @@ def load_module(run: str | Path, *, averaged: bool = True) -> TrainingModule:
             ``"runs/RUN/best"``.
         averaged: Use the average (EMA) of a checkpoint that has one; False: the weights of
             training.
+        trust: Import the class also from the working directory, not only from this package and
+            installed ones. Modules that are imported already need no trust.
 
     Returns:
         The module on the CPU, in evaluation mode.
@@ -42,6 +44,14 @@ def load_module(run: str | Path, *, averaged: bool = True) -> TrainingModule:
             f"{path}: its run has no config.yaml with a model, because a script has started it; "
             "create the module, and use load_weights"
         )
+    with imports.checked(from_run=not trust):
+        module = _create(path, section)
+    load_weights(module, path, averaged=averaged)
+    return module.eval()
+
+
+def _create(path: Path, section: dict[str, Any]) -> TrainingModule:
+    """Create the model of a run's configuration."""
     cls = mistakes.find_class("model", section["class_path"])
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(TrainingModule, "model")
@@ -53,8 +63,7 @@ def load_module(run: str | Path, *, averaged: bool = True) -> TrainingModule:
             f"({one_line(error)}); create the module, and use load_weights"
         ) from None
     module: TrainingModule = configuration.create("model", cls, parsed)
-    load_weights(module, path, averaged=averaged)
-    return module.eval()
+    return module
 
 
 def load_weights(module: TrainingModule, run: str | Path, *, averaged: bool = True) -> None:

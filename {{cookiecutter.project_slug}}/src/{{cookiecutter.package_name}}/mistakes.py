@@ -33,15 +33,15 @@ def gather(arguments: Sequence[str], sections: Collection[str], problems: Proble
     """
     given: dict[str, Any] = {}
     unreadable = Problems()
-    options = list(_options(arguments, problems))
-    for key, text in options:
+    given_options = list(options(arguments, problems))
+    for key, text in given_options:
         if key == "config":
             with unreadable:
                 _merge(given, _sections(config_files.read(text), sections, problems))
     problems.lines += unreadable.lines
     if unreadable.lines:
         return given  # other errors may be caused by the unreadable files
-    for key, text in options:
+    for key, text in given_options:
         name, *rest = key.split(".")
         if name not in sections:
             if name != "config":
@@ -98,7 +98,7 @@ def _sections(
     return good
 
 
-def _options(arguments: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]:
+def options(arguments: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]:
     """Split ``--key value`` and ``--key=value`` into pairs."""
     position = 0
     while position < len(arguments):

@@ -8,7 +8,7 @@ from typing import Any
 from . import config_files, mistakes
 from .mistakes import CHECKPOINT, SECTIONS
 from .trainer.arguments import paths
-from .trainer.checkpoint import BEST, LAST, find_link, resolve, run_of
+from .trainer.checkpoint import BEST, LAST, find_link, resolve, run_directory, run_of
 from .trainer.errors import CheckpointError, ConfigurationError, Problems, shown
 
 NO_CHECKPOINT = "none"
@@ -77,7 +77,18 @@ def classes_of(checkpoint: Path) -> dict[str, Any]:
     if run is None or not (run / "config.yaml").is_file():
         return {}
     found = config_files.read(str(run / "config.yaml"))
-    return {name: found[name] for name in ("model", "data") if found.get(name) is not None}
+    return {
+        name: each
+        for name in ("model", "data")
+        if isinstance(each := found.get(name), Mapping) and isinstance(each.get("class_path"), str)
+    }
+
+
+def reads_config_of_run(arguments: Sequence[str]) -> bool:
+    """Whether a ``--config`` of a command line is in a run directory."""
+    files = [text for key, text in mistakes.options(arguments, Problems()) if key == "config"]
+    folders = (Path(paths.expand("--config", each)).resolve().parent for each in files)
+    return any(map(run_directory.is_run, folders))
 
 
 def with_saved_classes(arguments: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from . import launch
 from .arguments import legacy, paths, values
-from .arguments.keywords import Keywords, collects_keywords
+from .arguments.keywords import Keywords, collects_keywords, explains_keywords
 from .arguments.plugin import Plugin
 from .checkpoint import BEST, LAST, find_link
 from .data import Data, randomness, sources
@@ -30,6 +30,7 @@ from .run.rank import RankRun, RunResult
 from .strategies import Strategy
 
 
+@explains_keywords
 class Trainer:
     """Trains a module with any strategy.
 

@@ -7,7 +7,7 @@ defaults; it is read here once.
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -55,18 +55,45 @@ def collects_keywords(
     }
 
     def __init__(self: T, /, *arguments: P.args, **given: P.kwargs) -> None:
-        if unknown := [name for name in given if name not in defaults]:
-            raise ConfigurationError(
-                [
-                    f"{name}: {type(self).__name__} has no such argument"
-                    f"{other_trainers.instead_of(name, defaults)}"
-                    for name in unknown
-                ]
-            )
+        _refuse_unknown(type(self).__name__, given, defaults, other_trainers.instead_of)
         declare(self, *arguments, **given)
         self._configure(Keywords({**defaults, **given}, defaults, types))
 
     return functools.update_wrapper(__init__, declare)
+
+
+C = TypeVar("C", bound=type)
+
+
+def explains_keywords(cls: C) -> C:
+    """Decorate a class: an unknown keyword of a public method is one line with the known ones."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, _explained(method))
+    return cls
+
+
+def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
+    known = list(inspect.signature(method).parameters)[1:]
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **given: Any) -> Any:
+        _refuse_unknown(method.__qualname__, given, known, other_trainers.instead_of_keyword)
+        return method(*arguments, **given)
+
+    return call
+
+
+def _refuse_unknown(
+    owner: str, given: Iterable[str], known: Collection[str], suggest: values.Suggest
+) -> None:
+    lines = [
+        f"{name}: {owner} has no such argument{suggest(name, known)}"
+        for name in given
+        if name not in known
+    ]
+    if lines:
+        raise ConfigurationError(lines)
 
 
 def read(keywords: Keywords, problems: Problems) -> Options:

@@ -153,6 +153,19 @@ ARGUMENTS: Mapping[str, str] = {
     "inference_mode": "evaluation runs under torch.no_grad(); leave it out",
 }
 
+# Arguments of the methods of other trainers.
+_KEYWORDS: Mapping[str, tuple[str, ...]] = {
+    "model": ("module",),
+    "lightning_module": ("module",),
+    **dict.fromkeys(("val_dataloaders", "val_data"), ("val_dataloader", "data")),
+    **dict.fromkeys(("datamodule", "loader", "dataloader", "dataloaders"), ("data",)),
+    **dict.fromkeys(("train_dataloader", "train_dataloaders", "test_dataloaders"), ("data",)),
+    **dict.fromkeys(("ckpt_path", "checkpoint_path"), ("checkpoint",)),
+    "min_lr": ("lowest",),
+    "max_lr": ("highest",),
+    "num_training": ("steps",),
+}
+
 _NONFINITE = "use nonfinite_loss: stop, skip, rollback or ignore"
 _AVERAGE = "use EMA or StochasticWeightAveraging of trainer.callbacks"
 _DEVICES = "use SystemMonitor of trainer.callbacks"
@@ -192,6 +205,15 @@ def instead_of(argument: str, known: Iterable[str]) -> str:
     """What to use instead of an argument that the trainer does not have, as ``; …``."""
     hint = ARGUMENTS.get(argument)
     return nearest(argument, known) if hint is None else f"; {hint}"
+
+
+def instead_of_keyword(keyword: str, known: Iterable[str]) -> str:
+    """What to use instead of a keyword that a method does not have, as ``; …``."""
+    names = list(known)
+    hint = next((f"; use {name}" for name in _KEYWORDS.get(keyword, ()) if name in names), "")
+    if not hint and keyword in ARGUMENTS:
+        hint = f"; {ARGUMENTS[keyword]}"
+    return f"{hint}; known: {', '.join(names)}" if names else hint
 
 
 def about(option: str, name: object) -> str | None:

@@ -1,7 +1,8 @@
-"""Redact secrets in a command line before it is written or printed.
+"""Redact secrets before a command line, a configuration or a message is written or printed.
 
-Options are secret by name: ``--model.api_key``, ``--data.init_args.password``. Passwords in URLs
-(``https://name:password@host``) are redacted too.
+Options are secret by name: ``--model.api_key``, ``--data.init_args.accessToken``. Inside of values,
+users and passwords of URLs (``https://name:password@host``), their parameters with such names
+(``?api_key=…``) and ``Authorization`` headers are redacted too.
 """
 
 import re
@@ -12,14 +13,20 @@ import yaml
 
 HIDDEN = "***"
 _SECRET = re.compile(
-    r"secret|passw(or)?d|passphrase|credential|(^|_)(token|key|apikey|pwd|auth)$", re.IGNORECASE
+    r"secret|passw(or)?d|passphrase|credential|webhook|authorization"
+    r"|(^|_)(token|key|apikey|pwd|auth|bearer|jwt|sig|signature)$",
+    re.IGNORECASE,
 )
-_ADDRESS = re.compile(r"(?<=://)[^/\s@]*:[^/\s@]*(?=@)")
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_USER = re.compile(r"(?<=://)[^/\s]+(?=@)")
+_PARAMETER = re.compile(r"(?<=[?&;#])([^=?&;#\s]+)=[^&;#\s]+")
+_HEADER = re.compile(r"(authorization\W+(\w+ +)?|bearer +)[^\s\"',}]+", re.IGNORECASE)
 
 
 def is_secret(name: str) -> bool:
     """Whether the value of an option with this name, including its sections, is a secret."""
-    return _SECRET.search(name.rpartition(".")[2].replace("-", "_")) is not None
+    words = _WORD_START.sub("_", name.rpartition(".")[2]).replace("-", "_")
+    return _SECRET.search(words) is not None
 
 
 def command(words: Sequence[str]) -> list[str]:
@@ -42,14 +49,32 @@ def command(words: Sequence[str]) -> list[str]:
 def text(given: str) -> str:
     """A command-line value with secrets inside it redacted."""
     if ":" not in given:
-        return given
+        return message(given)
     try:
         parsed = yaml.safe_load(given)
     except yaml.YAMLError:
         parsed = given
     if isinstance(parsed, Mapping | list) and (shown := value(parsed)) != parsed:
         return yaml.safe_dump(shown, default_flow_style=True, width=10**6).strip()
-    return _ADDRESS.sub(HIDDEN, given)
+    return message(given)
+
+
+def document(given: str) -> str:
+    """A YAML document with secrets inside it redacted."""
+    try:
+        parsed = yaml.safe_load(given)
+    except yaml.YAMLError:
+        return message(given)
+    shown = value(parsed)
+    return given if shown == parsed else yaml.safe_dump(shown, sort_keys=False)
+
+
+def message(given: str) -> str:
+    """A text with secrets inside it redacted."""
+    given = _HEADER.sub(rf"\1{HIDDEN}", _USER.sub(HIDDEN, given))
+    return _PARAMETER.sub(
+        lambda found: f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0], given
+    )
 
 
 def value(given: Any) -> Any:
@@ -61,4 +86,4 @@ def value(given: Any) -> Any:
         }
     if isinstance(given, list):
         return [value(each) for each in given]
-    return _ADDRESS.sub(HIDDEN, given) if isinstance(given, str) else given
+    return message(given) if isinstance(given, str) else given

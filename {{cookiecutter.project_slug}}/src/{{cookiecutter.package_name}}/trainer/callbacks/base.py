@@ -49,9 +49,12 @@ class Callback:
         """Called before a micro-batch's forward."""
 
     def on_train_batch_end(
-        self, trainer: Run, module: TrainingModule, batch: Any, batch_idx: int
+        self, trainer: Run, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Called after a micro-batch's backward, and after the step that it ends."""
+        """Called after a micro-batch's backward, and after the step that it ends.
+
+        ``outputs`` is what ``training_step`` returned, as in the module's own hook.
+        """
 
     def on_before_optimizer_step(
         self, trainer: Run, module: TrainingModule, optimizer: Optimizer

@@ -1,6 +1,8 @@
 """Upload the checkpoints of a run to a store, such as S3."""
 
+import re
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -23,24 +25,25 @@ class UploadCheckpoints(Callback):
     """Upload the newest checkpoint and those of ``BestCheckpoint`` while training continues.
 
     A thread of rank 0 looks for new checkpoints every ``every_n_seconds``, and at the end of the
-    fit. ``url/RUN`` then has the checkpoints, the configuration and the CSV files of the run
-    directory ``RUN``, which rank 0 must see as a whole: a download of it can be resumed. What the
-    run directory no longer has is removed there. A checkpoint is complete there when its
-    ``state.json``, the last file, is.
+    fit. ``url/RUN`` then has the checkpoints, the configuration without its secrets, and the CSV
+    files of the run directory ``RUN``, which rank 0 must see as a whole: a download of it can be
+    resumed. What the run directory no longer has is removed there. A checkpoint is complete there
+    when its ``state.json``, the last file, is.
 
     An upload that fails is tried again; if that fails too, one line says so, training continues,
     and the next checkpoint is tried. Nothing is uploaded if a new run finds checkpoints of another
     run of this name.
 
     Args:
-        url: A folder, by an address of fsspec: ``"s3://bucket/runs"`` (with s3fs installed),
-            ``"gs://…"``, ``"file:///…"``. Credentials come from the environment.
+        url: A folder, by its path or an address of fsspec: ``"s3://bucket/runs"`` (with s3fs
+            installed), ``"gs://…"``, ``"file:///…"``. Credentials come from the environment.
         every_n_seconds: Seconds between two looks.
         attempts: Attempts to upload a file, with pauses of 1, 2, 4, … seconds between them.
         timeout_seconds: How long the end of the fit waits for the last upload.
 
     Raises:
-        ConfigurationError: An argument is out of range, or fsspec has no file system for the URL.
+        ConfigurationError: An argument is out of range, the URL names no folder, or fsspec has no
+            file system for it.
 
     Source: https://filesystem-spec.readthedocs.io
     """
@@ -65,9 +68,10 @@ class UploadCheckpoints(Callback):
         if attempts < 1:
             problems.append(f"UploadCheckpoints: attempts={attempts!r}: give at least 1")
         try:
+            _check_url(url)
             fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
         except (ImportError, ValueError) as error:
-            problems.append(f"UploadCheckpoints: url={redaction.text(url)!r}: {one_line(error)}")
+            problems.append(f"UploadCheckpoints: url={redaction.message(url)!r}: {one_line(error)}")
         if problems:
             raise ConfigurationError(problems)
         self.url, self.every_n_seconds = url, every_n_seconds
@@ -106,11 +110,17 @@ class _Store:
         self._attempts = attempts
 
     def put(self, file: Path, name: str) -> None:
-        """Upload a file."""
+        """Upload a file; on a local file system with its permissions, YAML without secrets."""
+        from fsspec.implementations.local import LocalFileSystem
 
         def put(system: Any, root: str) -> None:
             system.makedirs(str(PurePosixPath(root, name).parent), exist_ok=True)
-            system.put_file(str(file), f"{root}/{name}")
+            if isinstance(system, LocalFileSystem):
+                Path(root, name).touch(stat.S_IMODE(file.stat().st_mode))
+            if file.suffix == ".yaml":
+                system.pipe_file(f"{root}/{name}", redaction.document(file.read_text()).encode())
+            else:
+                system.put_file(str(file), f"{root}/{name}")
 
         self._try(put)
 
@@ -178,25 +188,26 @@ class _Uploader(threading.Thread):
         except Exception as error:
             if not self._has_warned:
                 self._has_warned = True
-                _warn(
-                    f"{redaction.text(self._store.url)}: cannot be uploaded to "
-                    f"({type(error).__name__}: {one_line(error)}); training continues, and later "
-                    "checkpoints are tried"
+                line = (
+                    f"{self._store.url}: cannot be uploaded to ({type(error).__name__}: "
+                    f"{one_line(error)}); training continues, and later checkpoints are tried"
                 )
+                _warn(redaction.message(line))
 
     def _upload_new(self) -> None:
         folders = (DIRECTORY, f"{DIRECTORY}/{BEST}")
         if self._may_be_others and any(self._store.checkpoints(each) for each in folders):
             raise FileExistsError("it has checkpoints of another run; choose another run_name")
         newest = complete(self._run / DIRECTORY)[-1:]
-        for checkpoint in [*newest, *complete(self._run / DIRECTORY / BEST)]:
-            self._upload_checkpoint(checkpoint)
         if not newest:
             return
         self._may_be_others = False
-        for pattern in _RECORDS:
+        best = complete(self._run / DIRECTORY / BEST)
+        for pattern in _RECORDS:  # first: they must have the rows of the steps before a checkpoint
             for file in self._run.glob(pattern):
                 self._store.put(file, file.name)
+        for checkpoint in [*newest, *best]:
+            self._upload_checkpoint(checkpoint)
         for folder in folders:
             kept = {f"{folder}/{each.name}" for each in complete(self._run / folder)}
             for name in self._store.checkpoints(folder):
@@ -224,3 +235,10 @@ class _Uploader(threading.Thread):
 
 def _warn(line: str) -> None:
     print(f"warning: UploadCheckpoints: {line}", file=sys.stderr, flush=True)
+
+
+def _check_url(url: str) -> None:
+    """Raise ValueError if a URL names no folder below the root, or is neither URL nor path."""
+    path = url.rpartition("://")[2]
+    if not path.strip("/ ") or re.match(r"[\w+.-]+:(?!//|:)", url):
+        raise ValueError("name a folder, as 's3://bucket/runs', 'file:///home/me/runs' or a path")

@@ -81,6 +81,12 @@ def holds_run(directory: Path) -> bool:
     return any((directory / name).exists() for name in (_RECORD, *_OUTPUTS))
 
 
+def is_run(directory: Path) -> bool:
+    """Whether a directory is a run directory: it has a run's record, or what is loaded as a run."""
+    is_loadable = (directory / "config.yaml").exists() and (directory / "checkpoints").is_dir()
+    return is_loadable or (directory / _RECORD).exists()
+
+
 def clear(directory: Path, with_records: bool) -> None:
     """Remove the files of an earlier training run, except the output of its ranks.
 

@@ -38,9 +38,12 @@ class RunLock:
         """
         path = directory / _FILE
         try:
-            file = path.open("a+")
+            # Through a link, another file would be truncated.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+            reason = "it is a link; remove it" if error.errno == errno.ELOOP else error.strerror
+            raise UserError(f"{path}: cannot be written ({reason})") from None
+        file = os.fdopen(descriptor, "a+")
         deadline = time.monotonic() + _SECONDS
         while (problem := _try(file)) in _TAKEN:
             if time.monotonic() > deadline:

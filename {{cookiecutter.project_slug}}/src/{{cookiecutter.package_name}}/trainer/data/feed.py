@@ -13,6 +13,7 @@ from ..errors import Problems, UserError, nearest
 from ..launch import collectives
 from . import loader_state, randomness
 from .batch_limit import ALL, BatchLimit
+from .first_batches import compared
 from .iteration import read
 from .samples import batch_length
 from .sampling import BatchPlan, GlobalOrder
@@ -135,7 +136,7 @@ class OrderedFeed(Feed):
         last, accumulate = plan.batches - 1, plan.accumulate
         first_irregular = plan.samples_used // plan.global_batch * accumulate
         self._order.set_position(0 if self._repeats else epoch, start)
-        batches = read(self._loader)
+        batches = compared(read(self._loader), replica, replicas=plan.replicas, tells=False)
         for index, data in enumerate(_isolated(batches, self._stream), start):
             if index < first_irregular:
                 samples, weight = plan.batch_size, 1.0 / accumulate
@@ -177,9 +178,11 @@ class ReplayFeed(Feed):
         limit: BatchLimit = ALL,
     ) -> None:
         self._loader = loader
-        self._replica = share.replica
+        self._replica, self._replicas = share.replica, share.replicas
         self._seed = share.seed
         self._uneven = uneven
+        self._tells = True
+        """Whether to tell if replicas read the same samples: once."""
         self.accumulate = accumulate
         self.batches = _length(loader)
         self._most = limit.of_loader(self.batches, accumulate)
@@ -257,7 +260,10 @@ class ReplayFeed(Feed):
         if saved is not None and self._positions is not None:
             self._positions.load(saved)
         with stream:
-            batches = read(self._loader)
+            batches = compared(
+                read(self._loader), self._replica, replicas=self._replicas, tells=self._tells
+            )
+            self._tells = False
         if first and saved is not None:  # not before: a new iterator draws a seed for its workers
             stream.load_state(saved.random)
         most = None if self._most is None else max(0, self._most - first)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from ..errors import UserError
 from . import files, interfaces
-from .cluster import STORE, Layout
+from .cluster import STORE, STORE_FILE, Layout
 
 _POLL_SECONDS = 0.02
 _STOPPED = (
@@ -108,7 +108,7 @@ def _private_file(layout: Layout, timeout: datetime.timedelta) -> Path | None:
     else:
         folder = Path(_await_address(address_file, timeout))
         check_private(folder)
-    return folder / "store"
+    return folder / STORE_FILE
 
 
 def check_private(folder: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ..arguments import redaction
 from ..errors import one_line
 from .base import LoggedRun, Logger
 from .callers import Caller, LoggerHangs, caller_of
@@ -93,5 +94,5 @@ class Outputs:
 
     def _drop(self, name: str, reason: str) -> None:
         self.loggers.pop(name).end()
-        line = f"warning: logger {name!r} is not used any more: {reason}"
+        line = f"warning: logger {name!r} is not used any more: {redaction.message(reason)}"
         print(line, file=sys.stderr, flush=True)

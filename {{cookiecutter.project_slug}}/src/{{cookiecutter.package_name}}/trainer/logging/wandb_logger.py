@@ -1,8 +1,11 @@
 """Weights & Biases."""
 
-from collections.abc import Mapping
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from ..arguments import redaction
 from .base import LoggedRun
 from .remote import RemoteLogger, require
 
@@ -32,15 +35,16 @@ class WandbLogger(RemoteLogger):
         """Open the run."""
         import wandb
 
-        self._run = wandb.init(
-            project=self.project,
-            name=run.name,
-            id=known,
-            resume="allow",
-            config=dict(run.configuration),
-            dir=str(run.directory),
-            mode=self.mode,
-        )
+        with _redacted_command():
+            self._run = wandb.init(
+                project=self.project,
+                name=run.name,
+                id=known,
+                resume="allow",
+                config=dict(run.configuration),
+                dir=str(run.directory),
+                mode=self.mode,
+            )
         # W&B's own step cannot stand still, as for a validation after the values of a step.
         self._run.define_metric("*", step_metric="step")
         if self._run.offline:
@@ -56,3 +60,14 @@ class WandbLogger(RemoteLogger):
         """Finish the run."""
         super().close()
         self._run.finish()
+
+
+@contextlib.contextmanager
+def _redacted_command() -> Iterator[None]:
+    """Redact secrets in ``sys.argv``, which W&B records and uploads."""
+    words = sys.argv
+    sys.argv = redaction.command(words)
+    try:
+        yield
+    finally:
+        sys.argv = words

@@ -38,7 +38,7 @@ class Trial:
     use_manual: Callable[[ManualOptimization | None], None]
 
 
-def find_batch_size(trial: Trial, replicas: int) -> int:
+def find_batch_size(trial: Trial, replicas: int) -> tuple[int, str]:
     """Find the largest batch on which a device can train, the same on every process.
 
     Each process tries on its own, on a copy of the module and without collectives, so that one that
@@ -48,6 +48,9 @@ def find_batch_size(trial: Trial, replicas: int) -> int:
     Args:
         trial: What steps are tried on.
         replicas: Number of data-parallel replicas, which bounds the batch.
+
+    Returns:
+        The size, and why no larger one was tried, if that is so.
 
     Raises:
         UserError: Not even one sample fits, or batches cannot be made from the loader.
@@ -59,14 +62,19 @@ def find_batch_size(trial: Trial, replicas: int) -> int:
             "be indexed"
         )
     samples = len(loader.dataset)  # type: ignore[arg-type]
+    largest = max(1, samples // replicas)
 
     def fits(size: int) -> bool:
         return fits_in_memory(lambda: _try(trial, loader, size))
 
     try:  # not one sample first, which BatchNorm refuses in training
-        return largest_that_fits(fits, 2, max(1, samples // replicas))
+        found = largest_that_fits(fits, 2, largest)
     finally:
         trial.use_manual(None)
+    if found < largest:
+        return found, ""
+    of_all = f" for {replicas} replicas" if replicas > 1 else ""
+    return found, f"; no larger one was tried: the dataset has {samples} samples{of_all}"
 
 
 def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:

@@ -21,6 +21,7 @@ from .nonfinite import NonfinitePolicy
 from .parts import FitParts
 from .position import is_logged, is_planned_end
 from .skipped_batches import SkippedBatches
+from .step_outputs import StepOutputs
 from .throughput import speed_of
 
 
@@ -62,6 +63,9 @@ class FitLoop:
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
         self._nonfinite = NonfinitePolicy(fit, checkpoints)
+        self._outputs = StepOutputs(strategy.device)
+        if fit.calls.on_train_batch_end:
+            strategy.note_outputs = self._outputs.note
 
     def run(self) -> None:
         """Train to the end, save a checkpoint, and write all values.
@@ -104,7 +108,7 @@ class FitLoop:
 
     def close(self) -> None:
         """Wait for pending checkpoints, and close the loggers."""
-        self.fit.strategy.note_loss = None
+        self.fit.strategy.note_loss = self.fit.strategy.note_outputs = None
         try:
             self.checkpoints.close()
         finally:
@@ -131,8 +135,10 @@ class FitLoop:
             position.batch += 1
             if context.ends_step:
                 self._step(context)
-            for call in fit.calls.on_train_batch_end:
-                call(batch.data, batch.number)
+            if fit.calls.on_train_batch_end:
+                outputs = self._outputs.take()
+                for call in fit.calls.on_train_batch_end:
+                    call(outputs, batch.data, batch.number)
             if context.ends_step:
                 self._after_step(context)
                 if not context.ends_epoch and self._is_finished():

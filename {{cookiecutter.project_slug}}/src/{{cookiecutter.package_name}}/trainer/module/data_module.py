@@ -17,8 +17,16 @@ class DataModule(StageHooks):
     logged by name, such as ``val_loss/clean``, each over the samples of its own loader.
 
     The trainer replaces the samplers: training data is reshuffled each epoch; validation and test
-    data is read in order, each sample once, on any number of processes.
+    data is read in order, each sample once, on any number of processes. It reads other loaders as
+    they are (iterable datasets, own samplers): split their samples by :attr:`data_index`.
     """
+
+    data_replicas: int = 1
+    """Number of data-parallel replicas, which read different samples. The trainer sets it before
+    :meth:`setup`."""
+    data_index: int = 0
+    """Index of the replica of this process. Several ranks of one replica, as in a pipeline, must
+    read the same batches."""
 
     def train_dataloader(self) -> Loader | None:
         """Loader of training batches."""

@@ -48,8 +48,13 @@ class Hooks(StageHooks):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Called before a micro-batch's forward."""
 
-    def on_train_batch_end(self, batch: Any, batch_idx: int) -> None:
-        """Called after a micro-batch's backward, and after the step that it ends."""
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Called after a micro-batch's backward, and after the step that it ends.
+
+        ``outputs`` is what ``training_step`` returned, without gradients; ``{"loss": loss}`` if
+        that was the loss alone. Several replicas' or micro-batches' of a process are gathered. In a
+        pipeline, it is ``None`` in a process without the last stage.
+        """
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Called before each optimizer's step, after gradients are averaged and clipped.

@@ -259,6 +259,18 @@ class TrainingModule(Hooks, nn.Module):
         return 1 if run is None else run.world_size
 
     @property
+    def data_replicas(self) -> int:
+        """Number of data-parallel replicas, which read different samples; 1 outside of a run."""
+        run = self.trainer_state.run
+        return 1 if run is None else run.data_replicas
+
+    @property
+    def data_index(self) -> int:
+        """Index of this process' data-parallel replica, whose ranks read the same batches."""
+        run = self.trainer_state.run
+        return 0 if run is None else run.data_index
+
+    @property
     def is_global_zero(self) -> bool:
         """Whether this is global rank 0, as it is outside of a run."""
         return self.global_rank == 0

@@ -61,14 +61,18 @@ def _warm_up(plan: Plan) -> str:
     return f", reached after {steps} steps" if steps else ""
 
 
+def early_end(loop: FitLoop) -> list[str]:
+    """The line that says that time has run out."""
+    fit = loop.fit
+    is_late = fit.position.is_stopped and fit.position.is_out_of_time(fit.options)
+    return [f"training stops after step {fit.position.global_step}: max_time"] if is_late else []
+
+
 def closing(loop: FitLoop, directory: Path) -> list[str]:
     """Number of steps, latest values, and run directory."""
     values = "  ".join(f"{name} {value:.4g}" for name, value in loop.fit.outputs.latest.items())
     rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
-    fit = loop.fit
-    is_late = fit.position.is_stopped and fit.position.is_out_of_time(fit.options)
     return [
-        *([f"training stops after step {fit.position.global_step}: max_time"] if is_late else []),
         f"done after {loop.fit.position.global_step} steps{rate}: {values}",
         where(directory),
     ]

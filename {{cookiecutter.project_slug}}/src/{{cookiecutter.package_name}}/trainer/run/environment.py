@@ -1,5 +1,6 @@
 """Check the environment variables that the trainer reads, before any process starts."""
 
+import contextlib
 import math
 import os
 import socket
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ..errors import ConfigurationError, Problems, nearest, shown
-from ..launch import cluster, outcome
+from ..errors import ConfigurationError, Problems, UserError, nearest, shown
+from ..launch import cluster, outcome, rendezvous
 from ..launch.failures import leftover_threads, reports, watchdog, watcher
 from ..strategies import process_group, registry
 
@@ -104,6 +105,17 @@ def _check_outcome(name: str, value: str) -> None:
         raise ConfigurationError(f"{name}={shown(value)} cannot be written; name another file")
 
 
+def _check_store(name: str, value: str) -> None:
+    path = Path(value)
+    with contextlib.suppress(OSError, UserError):
+        rendezvous.check_private(path.parent)
+        if path.is_absolute() and path.name == cluster.STORE_FILE:
+            return
+    raise ConfigurationError(
+        f"{name}={shown(value)}: not a store of the trainer, which sets it for its ranks: unset it"
+    )
+
+
 def _check_number(name: str, value: str) -> None:
     if not value.isdecimal() or len(value) > 10:
         raise ConfigurationError(
@@ -126,10 +138,11 @@ _CHECKS: Mapping[str, Callable[[str, str], None]] = {
     watcher.SAVE_SECONDS: _check_seconds,
     leftover_threads.SECONDS: _check_seconds,
     outcome.FILE: _check_outcome,
+    cluster.STORE: _check_store,
     reports.PARENT: _check_number,
     reports.RANK_PROCESS: _check_number,
 }
 KNOWN = {
     *(name for name in (*_CHECKS, *registry.variables) if name.startswith(_PREFIX)),
-    *(cluster.OVERRIDE, cluster.STORE, watchdog.DIRECTORY, GPUS),
+    *(cluster.OVERRIDE, watchdog.DIRECTORY, GPUS),
 }

@@ -73,6 +73,16 @@ class RunInterface:
         return self.plan.layout.world_size
 
     @property
+    def data_replicas(self) -> int:
+        """Number of data-parallel replicas."""
+        return self.strategy.data_replicas
+
+    @property
+    def data_index(self) -> int:
+        """Index of this process' data-parallel replica, whose ranks read the same batches."""
+        return self.strategy.data_index
+
+    @property
     def seed(self) -> int:
         """Seed of data order, workers, augmentation and weights."""
         return self.plan.options.seed

@@ -38,7 +38,7 @@ from ..loop import (
     saving,
 )
 from ..memory import activation_checkpointing
-from ..module import Loaders, TrainingModule
+from ..module import DataModule, Loaders, TrainingModule
 from . import announcements
 from .assembly import Assembly
 from .console import Console
@@ -135,6 +135,7 @@ class RankRun(RunInterface):
             self._note_overwritten(chosen.directory)
             raise
         self._metrics = dict(loop.fit.outputs.latest)
+        self._console.note(*announcements.early_end(loop))
         closing = announcements.closing(loop, self.plan.shown(chosen.directory))
         self._console.say(*closing)
 
@@ -314,8 +315,8 @@ class RankRun(RunInterface):
                 self._use_manual,
             )
             with activation_checkpointing.applied(module, names):
-                found = batch_size_trial.find_batch_size(trial, self.strategy.data_replicas)
-        self._console.say(f"the largest batch that fits on every device: {found}")
+                found, why = batch_size_trial.find_batch_size(trial, self.strategy.data_replicas)
+        self._console.say(f"the largest batch that fits on every device: {found}{why}")
         return found
 
     def find_learning_rate(
@@ -347,6 +348,8 @@ class RankRun(RunInterface):
     def _attached(self, module: TrainingModule, stage: StageName, data: Data) -> Iterator[None]:
         """Make this run the module's ``trainer`` in this context, with its data prepared."""
         module.trainer_state = replace(module.trainer_state, run=self)
+        if isinstance(data, DataModule):  # not the run: a loader with workers may pickle it
+            data.data_replicas, data.data_index = self.data_replicas, self.data_index
         try:
             with prepared(self.plan, stage, module, data, is_started=self._is_started):
                 yield

@@ -5,6 +5,7 @@ starts the processes, and the cluster gives this process its rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -72,6 +73,9 @@ class Strategy:
 
     note_loss: Callable[[Tensor], None] | None = None
     """Receives each loss before its backward; stops a fit whose losses are not finite."""
+
+    note_outputs: Callable[[Any], None] | None = None
+    """Receives what each ``training_step`` and its ``training_step_end`` returned."""
 
     records_directory: Path | None = None
     """Where records of what has failed may be written: the logs of a fit's run directory."""
@@ -217,10 +221,11 @@ class Strategy:
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         """Run a step of a stage, and its ``*_step_end`` hook."""
         batch = self.move(batch)
-        if self.precision.dtype is None:
-            return self._step(stage, batch, batch_idx)
-        with self.precision.autocast():
-            return self._step(stage, batch, batch_idx)
+        with nullcontext() if self.precision.dtype is None else self.precision.autocast():
+            outputs = self._step(stage, batch, batch_idx)
+        if stage == "training" and self.note_outputs is not None:
+            self.note_outputs(outputs)
+        return outputs
 
     def _step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         outputs = self.call_step(stage, batch, batch_idx)

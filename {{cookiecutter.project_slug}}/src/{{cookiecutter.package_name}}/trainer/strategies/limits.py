@@ -66,6 +66,7 @@ FEATURES = {
     "log_gradient_norm": "log_gradient_norm",
     "skipping": "nonfinite_loss='skip'",
     "rollback": "nonfinite_loss='rollback'",
+    "uneven_inputs": "uneven_inputs='join'",
     "skipped_batches": "may_skip_batches",
     "skipped_batches_of_a_step": "may_skip_batches with accumulate_grad_batches",
     "parameter_averaging": "averages of the parameters (EMA)",

@@ -31,7 +31,7 @@ def read_loss(outputs: Any) -> Tensor:
     """Get the loss from the output of a training step.
 
     Raises:
-        UserError: There is none, it is not a scalar, or there are other values.
+        UserError: There is none, it is not a scalar, or there are values to log beside it.
     """
     if isinstance(outputs, Tensor) and outputs.numel() == 1:
         return outputs
@@ -46,11 +46,11 @@ def read_loss(outputs: Any) -> Tensor:
         raise UserError(
             f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
         )
-    if others := [key for key in outputs if key != "loss"]:
-        raise UserError(
-            f"training_step returned {others[0]!r} beside 'loss', which is not used: log it with "
-            "self.log, or keep it in an attribute"
-        )
+    for key in ("log", "progress_bar"):
+        if key in outputs:
+            raise UserError(
+                f"training_step returned {key!r} beside 'loss', which is not logged: use self.log"
+            )
     return loss
 
 

@@ -8,13 +8,24 @@ without a step means an interactive allocation or a batch script, not a launch.
 """
 
 from .detection import detect, register, without_appended
-from .layout import NODES, OVERRIDE, STORE, Environment, Layout, Source, check_filled, read_size
+from .layout import (
+    NODES,
+    OVERRIDE,
+    STORE,
+    STORE_FILE,
+    Environment,
+    Layout,
+    Source,
+    check_filled,
+    read_size,
+)
 from .srun import first_host
 
 __all__ = [
     "NODES",
     "OVERRIDE",
     "STORE",
+    "STORE_FILE",
     "Environment",
     "Layout",
     "Source",

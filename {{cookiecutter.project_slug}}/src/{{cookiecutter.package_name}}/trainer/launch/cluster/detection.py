@@ -9,6 +9,8 @@ from . import environment as plain
 from . import mpi, nodes, srun, torchelastic
 from .layout import OVERRIDE, Environment, Layout, Source
 
+# Of a larger number, ranks would wait in vain.
+_MOST_PROCESSES = 2**20
 _ALONE = Source("none", 90, lambda environment: Layout())
 _SOURCES = [
     *(torchelastic.SOURCE, mpi.OPEN_MPI, mpi.HYDRA, srun.SOURCE, plain.SOURCE, nodes.SOURCE),
@@ -83,6 +85,13 @@ def _no_number(environment: Environment, error: ValueError) -> str:
 
 
 def _check_ranks(layout: Layout) -> None:
+    parts = max(layout.local_world_size, layout.num_nodes)
+    if not parts <= layout.world_size <= _MOST_PROCESSES:
+        raise ConfigurationError(
+            f"{layout.source}: {layout.world_size} processes on {layout.num_nodes} nodes, "
+            f"{layout.local_world_size} of them on this one, are impossible (at most "
+            f"{_MOST_PROCESSES}); the launch is broken"
+        )
     places = {
         "rank": (layout.rank, layout.world_size),
         "local rank": (layout.local_rank, layout.local_world_size),

@@ -5,6 +5,11 @@ from .layout import STORE, Environment, Layout, Source, read_size
 
 
 def _read(env: Environment) -> Layout | None:
+    # As older Lightning starts its ranks. With a number of nodes, it is one command per node.
+    is_older = {"NODE_RANK", "LOCAL_RANK"} <= env.keys()
+    if is_older and not {"RANK", "NUM_NODES", "NNODES"} & env.keys():
+        on_node = int(env.get("LOCAL_WORLD_SIZE", "1"))
+        env = {**env, "RANK": str(int(env["NODE_RANK"]) * on_node + int(env["LOCAL_RANK"]))}
     return read_ranks(env, "environment") if {"RANK", "WORLD_SIZE"} <= env.keys() else None
 
 

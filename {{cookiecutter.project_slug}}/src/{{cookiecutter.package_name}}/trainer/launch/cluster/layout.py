@@ -8,6 +8,7 @@ from ...errors import ConfigurationError
 OVERRIDE = "TRAINER_CLUSTER"
 # Set by our launcher on one node: path of the file store of its ranks.
 STORE = "TRAINER_STORE"
+STORE_FILE = "store"
 NODES = "nodes"
 
 Environment = Mapping[str, str]

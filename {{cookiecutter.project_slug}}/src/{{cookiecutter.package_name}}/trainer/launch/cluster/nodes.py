@@ -33,4 +33,4 @@ def _read(env: Environment) -> Layout | None:
     )
 
 
-SOURCE = Source(NODES, 80, _read)
+SOURCE = Source(NODES, 80, _read, "NNODES|NUM_NODES|NODE_RANK")

@@ -72,7 +72,7 @@ class Place:
             reports.RANK_PROCESS: "",  # each rank's own
         }
         if layout.num_nodes == 1:
-            variables[cluster.STORE] = str(self.directory / "store")
+            variables[cluster.STORE] = str(self.directory / cluster.STORE_FILE)
         return variables
 
 

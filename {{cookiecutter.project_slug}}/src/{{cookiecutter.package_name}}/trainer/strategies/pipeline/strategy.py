@@ -39,6 +39,7 @@ _REFUSED = {
     "sync_batchnorm": "a stage normalizes micro-batches, at another time than its replicas; use "
     "strategy='ddp'",
     "compile": "a stage is a part of the module; use strategy='fsdp'",
+    "uneven_inputs": "all stages must run the same micro-batches; use strategy='fsdp'",
     "activation_checkpointing": "stages checkpoint whole: use strategy_options.checkpoint",
 }
 

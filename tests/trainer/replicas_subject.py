@@ -1,0 +1,99 @@
+"""Two ranks that read loaders of their own: split by replica, by rank, or not at all.
+
+``python -m replicas_subject FOLDER STRATEGY:SPLIT …`` fits once for each, and prints the loss.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+from my_project import trainer
+
+OPTIONS: dict[str, Any] = {"sequential": {"microbatches": 2}, "mesh": {"context": 2}}
+
+
+class Stream(IterableDataset[Tensor]):
+    """Every n-th of 16 samples."""
+
+    def __init__(self, first: int, step: int) -> None:
+        self.samples = range(first, 16, step)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for number in self.samples:
+            yield torch.full((6, 2), float(number))
+
+
+class Model(trainer.TrainingModule):
+    """Can be sharded in any way."""
+
+    splits_sequences = True
+    parallelize_plan = {  # noqa: RUF012
+        "sequential_module.0": ColwiseParallel(),
+        "sequential_module.1": RowwiseParallel(),
+    }
+
+    def __init__(self, split: str) -> None:
+        super().__init__()
+        self.split = split
+        self.sequential_module = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
+        self.seen = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = trainer.sequence.split(batch[0] if isinstance(batch, list) else batch, 1)
+        self.seen = self.seen + x[:, 0, 0].sum()
+        return trainer.sequence.mean(self.sequential_module(x).square())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Data(trainer.DataModule):
+    def __init__(self, split: str) -> None:
+        self.split = split
+
+    def train_dataloader(self) -> Any:
+        of_all = {
+            "whole": (0, 1),
+            "replica": (self.data_index, self.data_replicas),
+            "rank": (torch.distributed.get_rank(), 2),
+        }
+        first, step = of_all[self.split.removesuffix("-sampler")]
+        if self.split.endswith("-sampler"):
+            data = TensorDataset(torch.stack(list(Stream(0, 1))))
+            return DataLoader(data, 4, sampler=DistributedSampler(data, step, first, shuffle=False))
+        return DataLoader(Stream(first, step), batch_size=4)
+
+
+def main(folder: Path, names: list[str]) -> None:
+    for name in names:
+        strategy, split = name.split(":")
+        torch.manual_seed(0)
+        module = Model(split)
+        run = trainer.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=strategy,
+            strategy_options={**OPTIONS.get(strategy, {}), "timeout_seconds": 60},
+            max_epochs=1,
+            default_root_dir=folder,
+            run_name=name.replace(":", "-"),
+            enable_progress_bar=False,
+        )
+        print(f"{name} begins", file=sys.stderr, flush=True)
+        run.fit(module, Data(split))
+        rank = os.environ.get("RANK", "0")
+        assert (module.data_index, module.data_replicas) == (0, 1)  # outside of a run
+        print(f"{name} rank {rank} saw {float(module.seen):g}", flush=True)
+        print(f"{name} ends", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,81 @@
+"""From which files classes are imported: never from a run directory.
+
+A configuration names classes, and the working directory is on ``sys.path``: without this, testing
+a run of somebody else would import the code that they put into its directory.
+"""
+
+import contextlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from .trainer.checkpoint import run_directory
+from .trainer.launch import files
+
+TRUST = "--trust"
+_PACKAGE = Path(__file__).resolve().parent
+_KINDS = ("stdlib", "platstdlib", "purelib", "platlib")
+# Thousands of modules, which need no check.
+_INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in _KINDS)
+
+
+class _Finder(MetaPathFinder):
+    """Finds what Python's own finder finds, and refuses some of it.
+
+    Args:
+        from_run: Whether the configuration of a run names the classes: files that are found by the
+            working directory are then refused too, unless they are in this package.
+    """
+
+    def __init__(self, from_run: bool) -> None:
+        self._from_run = from_run
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target)
+        origin = spec.origin if spec is not None and spec.has_location else None
+        if origin is not None and not origin.startswith(_INSTALLED):
+            self._check(name, Path(origin).absolute())
+        return spec
+
+    def _check(self, name: str, file: Path) -> None:
+        entries = [Path(each).absolute() for each in sys.path]
+        entry = max((each for each in entries if each in file.parents), default=file.parent)
+        real, found_by = file.resolve(), entry.resolve()
+        above = {entry, *entry.parents, found_by, *found_by.parents, _PACKAGE, *_PACKAGE.parents}
+        folders = {*file.parents, *real.parents} - above
+        shown = files.shown(file, Path.cwd())
+        if run := next(filter(run_directory.is_run, sorted(folders)), None):
+            raise ImportError(
+                f"{shown} is in a run directory ({run.name}), and code of a run is never imported; "
+                "move it to where your code is, if you trust it"
+            )
+        is_here = Path.cwd().is_relative_to(found_by) and _PACKAGE not in real.parents
+        if self._from_run and is_here:
+            raise ImportError(
+                f"{shown} is neither in this package nor installed, and is named by a run's "
+                f"configuration; if you trust it, add {TRUST} (in Python trust=True)"
+            )
+
+
+@contextlib.contextmanager
+def checked(from_run: bool = False) -> Iterator[None]:
+    """Refuse to import code of run directories in this context, by an ``ImportError``.
+
+    Args:
+        from_run: Whether the configuration of a run names classes: they must be in this package,
+            or installed.
+    """
+    finder, found = _Finder(from_run), sys.meta_path
+    ours = (each is PathFinder or isinstance(each, _Finder) for each in found)
+    found.insert(list(ours).index(True), finder)
+    try:
+        yield
+    finally:
+        found.remove(finder)

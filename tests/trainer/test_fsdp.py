@@ -171,7 +171,7 @@ def test_a_gradient_of_a_gradient_needs_gathered_units(apart):
         return float(run_of.metrics["loss"])
 
     by_layer = {"unit_parameters": 1}
-    with pytest.raises(UserError, match="create_graph=True.*find_unused_parameters true"):
+    with pytest.raises(UserError, match=r"create_graph=True.*find_unused_parameters true"):
         loss(strategy="fsdp", strategy_options=by_layer)
     gathered = {**by_layer, "find_unused_parameters": True}
     expected = loss(strategy="single_device")

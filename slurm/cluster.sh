@@ -153,14 +153,14 @@ up() { # N [GPUS]
     for number in $(seq "$count"); do
         name=node$number
         names+=("$name")
-        lines+="NodeName=$name NodeAddr=$subnet.$number CPUs=8 CoresPerSocket=8 Gres=gpu:$gpus\\n"
+        lines+="NodeName=$name NodeAddr=$subnet.$number CPUs=8 CoresPerSocket=8 RealMemory=4096 Features=fake Gres=gpu:fake:$gpus\\n"
         mkdir "$dir/spool/$name"
         add_host "$name" "$subnet.$number"
     done
     # Any device that can be opened: SLURM does not check that it is a GPU.
     for number in $(seq 0 $((gpus - 1))); do
         mknod -m 666 "$dir/dev/gpu$number" c 1 3
-        echo "Name=gpu File=$link/dev/gpu$number" >> "$dir/gres.conf"
+        echo "Name=gpu Type=fake File=$link/dev/gpu$number" >> "$dir/gres.conf"
     done
     sed "s|@DIR@|$link|; s|@CONTROLLER@|$subnet.253|; s|@NODES@|$lines|" "$root/slurm/slurm.conf.in" > "$dir/slurm.conf"
 

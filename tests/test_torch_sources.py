@@ -243,6 +243,7 @@ def test_torchvision_comes_from_where_torch_comes_from(place: Place) -> None:
     place.offer("pip", CPU)
     add_torchvision(place, "pytorch-cpu")
     said = "what pip is configured with: no torchvision 0.28.0+cpu for this Python, or no answer"
+    said += f"; it has torch {CPU}"
     assert place.install() == (0, [said])
     assert (place.installed(), place.installed("torchvision")) == (CPU, "0.28.0+cpu")
     assert place.install("cuda") == (0, [])
@@ -273,8 +274,10 @@ def test_another_build_of_pytorch_s_is_taken_from_its_index(place: Place) -> Non
         *(f"{VERSION}+cu126", "0.28.0+cu126"),
     )
     assert place.installed("smalllib") == "1.0"
+    place.offer("pytorch-rocm6.4", "2.12.1+rocm6.4")
     code, lines = place.install("rocm6.4")
     assert code == 1
+    assert lines[-2].endswith("no answer; it has torch 2.12.1+rocm6.4")
     assert lines[-1] == (
         f"torch=={VERSION}+rocm6.4 torchvision==0.28.0+rocm6.4 could not be installed; "
         "another version of torch: write it into requirements/cpu.in, and `make lock`"

@@ -191,8 +191,9 @@ def test_an_added_question_is_asked_where_cruft_is_to_ask(template: Path, tmp_pa
         for name, prompt in PROMPTS.items():
             terminal.answer(f"] {prompt.splitlines()[0][:50]}", "")
             assert name in DEFAULTS
-        terminal.answer("/18] Favorite color", "blue")
-        said = terminal.answer("/18] Favorite color", "red")
+        question = f"/{len(PROMPTS) + 1}] Favorite color"
+        terminal.answer(question, "blue")
+        said = terminal.answer(question, "red")
         code, _ = terminal.end()
     assert said.split("\n")[1] == "favorite_color 'blue' is refused: choose from red, green"
     assert code == 0

@@ -86,6 +86,7 @@ def test_the_variant_is_chosen_once_and_changed_only_when_asked(maker: Maker) ->
 def test_an_installation_that_failed_keeps_its_variant(maker: Maker) -> None:
     assert maker.setup("VARIANT=cu126", code=1)[0] == ["cu126"]
     assert maker.setup() == (["cu126"], "")
+    assert "--trainer.accelerator cpu --trainer.devices 2" in maker.dry("train")
     assert "build_image.py 'my-project:0.1.0-cu126' 'cu126'" in maker.dry("docker")
 
 

@@ -99,7 +99,7 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
     assert subprocess.run([str(PYTHON), "-c", "import etcd"], check=False).returncode == 0
     alone = on_cluster.fit_alone("alone-elastic", *FIT)
     # Both take a GPU of each node, so that only a node that is back has room for more.
-    sbatch = ("--nodes=3", "--gpus-per-node=1")
+    sbatch = ("--nodes=3", "--gpus-per-node=fake:1")
     pace = on_cluster.folder / "pace"
 
     def train_at(seconds: float) -> None:
@@ -129,6 +129,7 @@ def test_a_lost_node_shrinks_a_run_and_grows_it_again(on_cluster: Project, etcd:
     for job in jobs:
         # SLURM has given the node up, and a job waits for another.
         assert replacement(job).ask("JobState") == "PENDING"
+        assert replacement(job).ask("TresPerNode") == "gres:gpu:fake:1"
         job.reach(job.step() + 1)
     assert on_cluster.cluster.control("start", "node3").returncode == 0
     for job in jobs:

@@ -99,7 +99,7 @@ def test_without_gpus_tasks_are_counted(on_cluster: Project) -> None:
 def test_a_wrong_setting_is_one_line(
     on_cluster: Project, variables: dict[str, str], line: str
 ) -> None:
-    job = on_cluster.submit("train.sh", sbatch=(), **variables)
+    job = on_cluster.submit("train.sh", "--trainer.accelerator=cpu", sbatch=(), **variables)
     assert job.finish() == "FAILED after 0 restarts"
     assert job.log.startswith(line)
     assert job.log.count("\n") == 1

@@ -90,6 +90,17 @@ def test_a_child_that_is_killed_leaves_the_outcome(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """An environment whose torch is said to be of the version in a file."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/bash\ncat "{tmp_path}/version"\n')
+    python.chmod(0o755)
+    (tmp_path / "version").write_text("2.13.0\n")
+    return tmp_path / "venv"
+
+
 @pytest.mark.parametrize(
     ("variables", "options", "asks"),
     [
@@ -102,18 +113,63 @@ def test_a_child_that_is_killed_leaves_the_outcome(tmp_path: Path) -> None:
     ],
 )
 def test_where_slurm_gave_gpus_they_are_asked_for(
-    tmp_path: Path, variables: dict[str, str], options: str, asks: bool
+    tmp_path: Path, venv: Path, variables: dict[str, str], options: str, asks: bool
 ) -> None:
     lines = [
         f"set -- {options}",
         "source slurm/settings.sh; source slurm/job.sh",
         'echo "${fit[@]:2}"',
     ]
-    done = source_job(tmp_path, lines, **variables)
+    done = source_job(tmp_path, lines, VENV=str(venv), **variables)
     assert (done.returncode, done.stderr) == (0, "")
     first = "--trainer.accelerator gpu --config " if asks else "--config "
     assert done.stdout.startswith(first)
     assert done.stdout.rstrip("\n").endswith(f"--trainer.resume auto {options}".rstrip())
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ("", True),
+        ("--trainer.accelerator=cuda", True),
+        ("--trainer.accelerator auto", False),
+        ("--trainer.gpus 0", False),
+        ("--config own.yaml", False),
+    ],
+)
+def test_a_cpu_build_of_torch_is_refused_where_slurm_gave_gpus(
+    tmp_path: Path, venv: Path, options: str, refused: bool
+) -> None:
+    (tmp_path / "version").write_text("2.13.0+cpu\n")
+    (tmp_path / "own.yaml").write_text("trainer:\n  accelerator: cpu\n")
+    lines = [f"set -- {options}", "source slurm/settings.sh; source slurm/job.sh"]
+    done = source_job(tmp_path, lines, VENV=str(venv), SLURM_GPUS_ON_NODE="2")
+    assert done.returncode == (2 if refused else 0)
+    said = f"torch 2.13.0+cpu in {venv} is a CPU build: `make setup VARIANT=cuda`, or "
+    assert (said in done.stderr) == refused
+    assert done.stderr.count("\n") == refused
+
+
+def test_prepare_runs_before_the_environment_is_looked_for(tmp_path: Path, venv: Path) -> None:
+    body = "prepare() {{ VENV={}; export LOADED=$NOT_SET; {}; }}"
+    lines = ["source slurm/settings.sh", body.format(venv, "true"), "source slurm/job.sh"]
+    done = source_job(tmp_path / "works", [*lines, 'echo "${python[@]} $-"'], VENV="nowhere")
+    assert (done.returncode, done.stdout.split()[0]) == (0, f"{venv}/bin/python")
+    assert "u" in done.stdout.split()[1]
+    lines[1] = body.format(venv, "false")
+    done = source_job(tmp_path / "fails", lines, SLURMD_NODENAME="node7")
+    assert done.returncode == 2
+    assert done.stderr == "fit: `prepare` in slurm/settings.sh has failed on node7\n"
+
+
+def test_options_that_sbatch_did_not_read_are_said(tmp_path: Path) -> None:
+    lines = ["sed -i 's/^# export SBATCH_QOS/export SBATCH_QOS/' slurm/settings.sh"]
+    lines += ["source slurm/settings.sh; source slurm/job.sh"]
+    said = "fit: note: sbatch does not read the SBATCH_ variables in slurm/settings.sh; "
+    done = source_job(tmp_path / "sbatch", lines)
+    assert (done.returncode, done.stderr) == (0, f"{said}slurm/submit.sh does\n")
+    done = source_job(tmp_path / "submit", lines, SUBMITTED_BY="submit.sh")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_config_that_comes_later_says_otherwise(tmp_path: Path) -> None:

@@ -180,9 +180,12 @@ def install_builds(variant: str, wanted: dict[str, str], options: list[str], *wo
     # What the user names goes first.
     sources.insert(len(sources) - 1, OWN)
     for source in sources if missing else []:
-        lacks = [f"{n} {b}" for n, b in missing.items() if b not in versions(source, options, n)]
+        has = {name: versions(source, options, name) for name in missing}
+        lacks = [f"{name} {build}" for name, build in missing.items() if build not in has[name]]
         if lacks:
-            say(f"{source.name}: no {', no '.join(lacks)} for this Python, or no answer")
+            newest = [f"; it has torch {v}" for v in has.get("torch", []) if v.endswith(variant)]
+            why = f"no {', no '.join(lacks)} for this Python, or no answer"
+            say(f"{source.name}: {why}{''.join(newest[:1])}")
         elif error := install(*words, *options, source=source):
             say(f"{source.name}: {' and '.join(missing)} not installed: {error}")
         else:

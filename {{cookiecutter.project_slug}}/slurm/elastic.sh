@@ -2,7 +2,7 @@
 # Train on the nodes that are available: torchrun's elastic launch. If a node is lost, the run
 # continues on fewer nodes from its newest checkpoint, and SLURM replaces the node when one is free.
 #
-#   NODES_MIN=2 sbatch --nodes=4 slurm/elastic.sh --trainer.checkpoint_every_n_steps 100
+#   NODES_MIN=2 bash slurm/submit.sh --nodes=4 slurm/elastic.sh --trainer.checkpoint_every_n_steps 100
 #
 # SLURM removes a lost node from a job permanently. A replacement job therefore waits in the queue
 # for one node, joins the run, and ends with it. If the first node, which runs this script, is lost,
@@ -116,7 +116,7 @@ submit_replacement() { # OPTION …
         --output="slurm-$SLURM_JOB_ID-%j.out" --partition="$SLURM_JOB_PARTITION"
         --time="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l)")
     if [ -n "${SLURM_GPUS_ON_NODE-}" ]; then
-        options+=(--gpus-per-node="$SLURM_GPUS_ON_NODE" --cpus-per-gpu="$((SLURM_CPUS_ON_NODE / SLURM_GPUS_ON_NODE))")
+        options+=(--gpus-per-node="${SLURM_GPUS_PER_NODE:-$SLURM_GPUS_ON_NODE}" --cpus-per-gpu="$((SLURM_CPUS_ON_NODE / SLURM_GPUS_ON_NODE))")
     fi
     if [ -n "${SLURM_JOB_ACCOUNT-}" ]; then options+=(--account="$SLURM_JOB_ACCOUNT"); fi
     read -r -a more <<< "$REPLACEMENT_OPTIONS"

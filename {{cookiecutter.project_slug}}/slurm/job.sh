@@ -11,6 +11,16 @@ fail() {
 # found, SLURM_SUBMIT_DIR is the project's folder.
 cd "$SLURM_SUBMIT_DIR" || fail "cannot enter $SLURM_SUBMIT_DIR on $SLURMD_NODENAME"
 
+# shellcheck source=SCRIPTDIR/checks.sh
+source slurm/checks.sh
+if [ -z "${SUBMITTED_BY-}" ] && grep -q '^ *export SBATCH_' slurm/settings.sh; then
+    echo "$SLURM_JOB_NAME: note: sbatch does not read the SBATCH_ variables in slurm/settings.sh; slurm/submit.sh does" >&2
+fi
+# Scripts of modules and conda read variables that are not set.
+set +u
+prepare || fail "\`prepare\` in slurm/settings.sh has failed on $SLURMD_NODENAME"
+set -u
+
 restarts=${SLURM_RESTART_COUNT:-0}
 # A requeued job keeps its name. The last task of an array has the id of the array, which SLURM would
 # take for all tasks.
@@ -35,7 +45,7 @@ read -r -a srun_options <<< "$SRUN_OPTIONS"
 python=()
 case $CONTAINER in
     none)
-        [ -x "$VENV/bin/python" ] || fail "there is no $VENV/bin/python in $PWD; \`make setup\`, or set VENV (slurm/settings.sh)"
+        check_venv
         python=("$VENV/bin/python")
         ;;
     apptainer)
@@ -51,28 +61,14 @@ case $CONTAINER in
     *) fail "CONTAINER=$CONTAINER is unknown; use none, apptainer or pyxis" ;;
 esac
 
-# Print the value of the last `--NAME VALUE` or `--NAME=VALUE` in options; fail if there is none.
-option() { # NAME OPTION …
-    local name=$1 found='' is_there=1
-    shift
-    while [ $# -gt 0 ]; do
-        case $1 in
-            "$name") is_there=0 found=${2-} ;;
-            "$name="*) is_there=0 found=${1#*=} ;;
-        esac
-        shift
-    done
-    printf %s "$found"
-    return "$is_there"
-}
-
 # Each job has its own run, the same after each requeue. Options of the user come last and override.
 run_name=job-${job//_/-}
 fit=("$PACKAGE" fit)
 # With GPUs from SLURM, torch must not fall back to CPUs. A config or an option overrides this.
 if [ "${SLURM_GPUS_ON_NODE:-0}" != 0 ] || [ -n "${SLURM_JOB_GPUS-}" ]; then
-    if ! { option --trainer.gpus "$@" || option --trainer.num_processes "$@"; } > /dev/null; then
+    if ! names_devices "$@"; then
         fit+=(--trainer.accelerator gpu)
+        check_torch "$@"
     fi
 fi
 if ! option --config "$@" > /dev/null; then fit+=(--config "$CONFIG"); fi

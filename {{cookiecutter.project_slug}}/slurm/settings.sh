@@ -1,9 +1,31 @@
 # shellcheck shell=bash disable=SC2034
 # Settings of these scripts. Options of SLURM (nodes, GPUs, time, partition, account) are in the
-# #SBATCH lines of train.sh and elastic.sh. Override both for a single job: variables before `sbatch`,
-# options of SLURM after it.
+# #SBATCH lines of train.sh and elastic.sh, or below. Override all of them for a single job: variables
+# before the command, options of SLURM before the script.
 #
-#   LAUNCH=torchrun MAX_REQUEUES=3 sbatch --nodes=4 --time=02:00:00 slurm/train.sh --model.width 64
+#   LAUNCH=torchrun MAX_REQUEUES=3 bash slurm/submit.sh --nodes=4 --time=02:00:00 slurm/train.sh --model.width 64
+
+# --- what your cluster needs ---------------------------------------------------------------------
+
+# Options of sbatch for all jobs, as its variables (see `man sbatch`). They override the #SBATCH lines.
+# Only submit.sh and sweep.sh pass them on: sbatch itself does not read this file.
+#
+# export SBATCH_MEM_PER_NODE=64G        # memory per node; 0 for all of it
+# export SBATCH_QOS=long                # quality of service
+# export SBATCH_CONSTRAINT='a100&ib'    # features that the nodes must have
+# export SBATCH_GPUS_PER_NODE=a100:4    # GPUs of a type (GRES)
+# export SBATCH_TIMELIMIT=12:00:00
+
+# Commands that each job runs first, in the project's folder; all ranks get the resulting environment.
+prepare() {
+    : # Keep this line.
+    # source /etc/profile               # if `module` is not found
+    # module load cuda nccl
+    # source ~/miniconda3/etc/profile.d/conda.sh && conda activate NAME && VENV=$CONDA_PREFIX
+    # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0    # the network between the nodes
+}
+
+# --- how jobs run --------------------------------------------------------------------------------
 
 PACKAGE={{ cookiecutter.package_name }}
 

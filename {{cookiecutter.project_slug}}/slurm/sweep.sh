@@ -50,4 +50,4 @@ if [ "$count" = 0 ]; then
 fi
 
 export SWEEP_PLAN=$plan
-sbatch --array="1-$count${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "$@"
+bash slurm/submit.sh --array="1-$count${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "$@"

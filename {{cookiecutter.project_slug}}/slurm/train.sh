@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on one or several nodes; options of `fit` follow the script's name:
 #
-#   sbatch --nodes=2 --gpus-per-node=4 slurm/train.sh --config configs/gpt.yaml --trainer.max_epochs 3
+#   bash slurm/submit.sh --nodes=2 --gpus-per-node=4 slurm/train.sh --config configs/gpt.yaml --trainer.max_epochs 3
 #
 # Options of sbatch override the lines below. For other settings see slurm/settings.sh.
 #

@@ -1,0 +1,39 @@
+# shellcheck shell=bash disable=SC2153
+# Shared by submit.sh, before a job is submitted, and job.sh: what would end it at its start. The caller defines `fail`.
+
+# Print the value of the last `--NAME VALUE` or `--NAME=VALUE` in options; fail if there is none.
+option() { # NAME OPTION …
+    local name=$1 found='' is_there=1
+    shift
+    while [ $# -gt 0 ]; do
+        case $1 in
+            "$name") is_there=0 found=${2-} ;;
+            "$name="*) is_there=0 found=${1#*=} ;;
+        esac
+        shift
+    done
+    printf %s "$found"
+    return "$is_there"
+}
+
+# Whether options name the devices in an older way.
+names_devices() { # OPTION of fit …
+    { option --trainer.gpus "$@" || option --trainer.num_processes "$@"; } > /dev/null
+}
+
+check_venv() {
+    if [ "$CONTAINER" != none ] || [ -x "$VENV/bin/python" ]; then return; fi
+    fail "there is no $VENV/bin/python in $PWD; \`make setup\`, or set VENV (slurm/settings.sh)"
+}
+
+# A job with GPUs trains on them, unless an option or its config says otherwise.
+check_torch() { # OPTION of fit …
+    local accelerator config version
+    config=$(option --config "$@") || config=$CONFIG
+    accelerator=$(option --trainer.accelerator "$@") || accelerator=$(sed -n 's/^ *accelerator: *//p' "$config" 2> /dev/null)
+    if [ "$CONTAINER" != none ] || names_devices "$@" || [[ $accelerator != @(|gpu|cuda) ]]; then return; fi
+    version=$("$VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2> /dev/null)
+    if [[ $version == *+cpu ]]; then
+        fail "the job asks for GPUs, and torch $version in $VENV is a CPU build: \`make setup VARIANT=cuda\`, or --trainer.accelerator cpu"
+    fi
+}

@@ -63,7 +63,7 @@ project: $(TOOLS)  ## render a project into build/test, with its environment in 
 	@touch '$(TRAINER_TOOLS)'
 
 test: lint test-template project  ## check and test the template, then a rendered project and its trainer
-	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
+	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV) ARGS=--strict
 	$(TRAINER_TESTS) -m "not slow and not gpu" tests/trainer
 
 test-template: $(TOOLS)  ## run the template's own tests

@@ -31,7 +31,8 @@ define install
 { command -v uv > /dev/null && uv pip install --quiet --python $(1)/bin/python --compile-bytecode --require-hashes --no-deps -r $(2); } || \
 	$(1)/bin/python -m pip install -qq --require-hashes --no-deps -r $(2)
 endef
-CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "Python 3.11 to 3.13 is needed: make PYTHON=python3.11 …")'
+# The + lets `make -n` check it too.
+CHECK_PYTHON = +@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "Python 3.11 to 3.13 is needed: make PYTHON=python3.11 …")'
 # Ignore the user's cookiecutter configuration: these renders use the template's defaults.
 RENDER = DISTRIBUTED_TORCH_QUIET=1 $(BIN)/cookiecutter --no-input --default-config . --output-dir
 # Not called MAKE: `make -n` would run $(MAKE), in a folder that has not been rendered yet.
@@ -43,7 +44,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
+.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -65,7 +66,7 @@ project: $(TOOLS)  ## render a project into build/test, with its environment in 
 	@touch '$(TRAINER_TOOLS)'
 
 test: lint test-template project  ## check and test the template, then a rendered project and its trainer
-	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV)
+	$(IN_PROJECT) build/test/my-project lint typecheck test VENV=$(PROJECT_VENV) ARGS=--strict
 	$(TRAINER_TESTS) -m "not slow and not gpu" tests/trainer
 
 test-template: $(TOOLS)  ## run the template's own tests
@@ -94,6 +95,9 @@ test-slow: project  ## run the tests that are slow or need an engine, and train 
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "$(TESTS)" tests/trainer
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py
+
+conformance: project  ## compare every strategy with one process in all combinations, and print the table
+	$(IN_PROJECT) build/test/my-project conformance VENV=$(PROJECT_VENV)
 
 # PyTorch/XLA has an environment of its own, with another torch.
 XLA_VENV := $(CURDIR)/build/venv-xla

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Print the name of a base image for the rendered Dockerfile: the one that it names if it can be pulled, otherwise one built
-# from the packages of this distribution, with the apt sources of this machine (root and Debian 12 only).
+# from the packages of Debian 12 by debian.sh (as root).
 # usage: base.sh DOCKER DOCKERFILE CACHE_DIRECTORY
 set -euo pipefail
 

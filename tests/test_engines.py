@@ -14,7 +14,7 @@ from history import missing
 from rendering import DEFAULTS, braces_left, check_works, expected_files, render, tree
 from renders_table import kept, name_of, sets_of_engines, size
 from test_update import PYTHON
-from tools import lint, lint_all
+from tools import lint_all, lint_python
 
 from local_extensions import APART, ENGINES
 
@@ -93,8 +93,7 @@ def test_make_lists_its_engines_and_no_others(rendered: Path, answers: dict[str,
 
 
 def test_its_files_are_clean(rendered: Path) -> None:
-    assert lint("ruff", "check", "--no-cache", ".", cwd=rendered) == ""
-    assert lint("ruff", "format", "--no-cache", "--check", ".", cwd=rendered) == ""
+    assert lint_python(rendered) == ""
     assert lint_all(rendered) == ""
 
 
@@ -147,7 +146,7 @@ def test_its_types_are_right_and_its_tests_can_be_collected(
     place = tmp_path_factory.getbasetemp() / "types"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(rendered, place)
-    in_project(place, "mypy", "--cache-dir", str(place.with_name("mypy")))
+    in_project(place, "mypy", "--strict", "--cache-dir", str(place.with_name("mypy")))
     collected = in_project(rendered, *PYTEST, "--collect-only", "-q")
     rows = {engine for engine in ENGINES if f"::test_equals_one_process[{engine}-" in collected}
     assert rows == {"deepspeed", "horovod"} & set(kept(answers))

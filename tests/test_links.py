@@ -14,8 +14,8 @@ PAGES = (
     ROOT / "benchmarks" / "README.md",
     TEMPLATE / "README.md",
 )
-# What users create: examples of files.
-EXAMPLES = {"tasks/line.py", "strategies/sign.py"}
+# Examples of what users create, or had.
+EXAMPLES = {"tasks/line.py", "strategies/sign.py", "trainer/loop.py"}
 
 
 def anchors(page: Path) -> set[str]:

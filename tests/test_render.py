@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +22,7 @@ from rendering import (
     render,
     template_files,
 )
-from tools import lint
+from tools import lint_python
 
 import local_extensions
 
@@ -52,14 +50,7 @@ def test_python_files_hold_no_jinja() -> None:
 
 
 def test_python_is_clean_and_compiles(project: Path) -> None:
-    for arguments in (["check"], ["format", "--check"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *arguments, "--no-cache", "."],
-            cwd=project,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert lint_python(project) == ""
     for file in project.rglob("*.py"):  # in memory: other tests look at the same render
         compile(file.read_bytes(), file, "exec")
 
@@ -148,8 +139,7 @@ def test_tests_are_in_form_whatever_the_package_is_called(tmp_path: Path, packag
     assert f"\nfrom {package} import trainer\n" in (project / "tests" / "test_tasks.py").read_text(
         "utf-8"
     )
-    assert lint("ruff", "check", "--no-cache", "tests", cwd=project) == ""
-    assert lint("ruff", "format", "--no-cache", "--check", "tests", cwd=project) == ""
+    assert lint_python(project) == ""
 
 
 def test_a_user_s_tests_are_few_and_no_file_of_tests_is_long(project: Path) -> None:

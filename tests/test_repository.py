@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -84,6 +85,20 @@ def test_cruft_s_file_is_in_the_first_commit(folder: Path) -> None:
     (folder / ".cruft.json").write_text("{}\n", encoding="utf-8")
     assert run(folder).returncode == 0
     assert git(folder, "ls-files").splitlines() == [".cruft.json", *FILES]
+
+
+@pytest.mark.parametrize("template", ["/home/me/it's & \\1", "https://example.org/x.git"])
+def test_a_template_that_others_cannot_reach_is_said(folder: Path, template: str) -> None:
+    stored = json.dumps({"template": template, "commit": "0"}, indent=2)
+    (folder / ".cruft.json").write_text(stored, encoding="utf-8")
+    note = (
+        f"note: in .cruft.json, replace {json.dumps(template)[1:-1]} by the URL of the template's "
+        "repository, so that others can update\n"
+    )
+    for out in (MADE, ""):
+        done = run(folder)
+        assert (done.returncode, done.stdout) == (0, out)
+        assert done.stderr == ("" if template.startswith("https:") else note)
 
 
 def author(folder: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cookiecutter.main import cookiecutter
 from history import clone_with_working_tree, commit, earlier_commits, missing
-from rendering import DEFAULTS, ROOT, git, make_repository, tree
+from rendering import DEFAULTS, ROOT, TEMPLATE, git, make_repository, tree
 from terminal import Terminal
 from test_prompts import PROMPTS
 
@@ -181,6 +181,32 @@ def test_an_update_leaves_out_and_brings_engines(
     given = GIVEN | (begin or {}) | switch | {QUESTION: "green"}
     assert answers(project) == DEFAULTS | given
     assert git(project, "ls-files", "--unmerged") == ""
+
+
+def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_path: Path) -> None:
+    """`trainer/loop.py` is now a folder, and Python would import nothing of the user's file."""
+    name = "src/my_project/trainer/loop.py"
+    there = f"{TEMPLATE.name}/src/{{{{cookiecutter.package_name}}}}/trainer/loop.py"
+    moved = git(ROOT, "log", "-1", "--format=%H", "--diff-filter=D", "--", there).strip()
+    project = start(template, tmp_path, f"{moved}~1")
+    with (project / name).open("a", encoding="utf-8") as file:
+        file.write("EDITED = True\n")
+    commit(project, "Edit the loop")
+    subprocess.run(
+        [sys.executable, "-m", "cruft", "update", "--skip-apply-ask"], cwd=project, timeout=600
+    )
+    assert (project / name).read_text(encoding="utf-8").endswith("EDITED = True\n")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "pip").symlink_to("/bin/true")
+    settings = ("READY=README.md", f"BIN={bin_folder}", f"VENV={tmp_path}")
+    done = subprocess.run(
+        ["make", "setup", *settings], cwd=project, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"note: Python imports the folder of the same name instead of {name}"
+    )
 
 
 def test_an_added_question_is_asked_where_cruft_is_to_ask(template: Path, tmp_path: Path) -> None:

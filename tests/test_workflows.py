@@ -226,9 +226,13 @@ def test_each_test_runs_in_the_stages_or_once_a_week() -> None:
     text = (ROOT / ".ci" / "run").read_text()
     functions = dict(re.findall(r"^run_(\w+)\(\) \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
     assert "TESTS='(slow or needs) and not (gpu or exhaustive)'" in functions["slow"]
-    for name in ("exhaustive_project", "exhaustive_trainer"):
-        assert '"exhaustive and not gpu"' in functions[name]
-        assert name in functions["exhaustive"]
+    assert "exhaustive_project\n" in functions["exhaustive"]
+    assert "exhaustive_trainer\n" in functions["exhaustive"]
+    assert '"exhaustive and not gpu" tests/trainer' in functions["exhaustive_trainer"]
+    assert "make conformance " in functions["exhaustive_project"]
+    tests = (TEMPLATE / "tests").rglob("*.py")
+    marked = {file.parent.name for file in tests if "mark.exhaustive" in file.read_text("utf-8")}
+    assert marked == {"conformance"}
 
 
 def assert_same_commands(github: dict[str, Any], gitlab: dict[str, Any]) -> None:

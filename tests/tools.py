@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,16 @@ def lint(tool: str, *arguments: str | Path, cwd: Path, stdin: str = "") -> str:
     said = done.stdout + done.stderr
     assert not done.returncode or said.strip()
     return said if done.returncode else ""
+
+
+def lint_python(project: Path) -> str:
+    """Return all complaints about a render's Python files, all checked like the trainer."""
+    settings = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["tool"]["ruff"]
+    ignores = settings["lint"]["per-file-ignores"].items()
+    table = ", ".join(f"{json.dumps(name)} = {rules}" for name, rules in ignores if name[0] != "!")
+    config = ("--config", f"lint.per-file-ignores = {{{table}}}")
+    said = lint("ruff", "check", "--no-cache", *config, ".", cwd=project)
+    return said + lint("ruff", "format", "--no-cache", "--check", ".", cwd=project)
 
 
 def scripts(project: Path) -> list[Path]:

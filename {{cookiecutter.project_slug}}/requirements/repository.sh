@@ -6,6 +6,10 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+template=$(sed -n 's|^ *"template": "\(/.*\)",$|\1|p' .cruft.json 2> /dev/null || true)
+if [ -n "$template" ]; then
+    echo "note: in .cruft.json, replace $template by the URL of the template's repository, so that others can update" >&2
+fi
 if [ -e .git ]; then exit 0; fi
 if ! command -v git > /dev/null; then
     echo "note: git is not installed, so this folder is not a git repository yet" >&2

@@ -192,7 +192,7 @@ def test_manual_optimizers_may_share_parameters(tmp_path: Path) -> None:
     fit(tmp_path, Manual(two, lambda module, x: None))
 
 
-@pytest.mark.parametrize("strategy", ["single_device", "dp"])
+@pytest.mark.parametrize("strategy", ["single_device", "dp", "fsdp"])
 def test_a_loss_that_no_parameter_reaches_is_refused(tmp_path: Path, strategy: str) -> None:
     def loss(module: Net, x: Tensor) -> Tensor:
         return x.requires_grad_().square().sum()

@@ -67,7 +67,9 @@ _READ: Mapping[str, tuple[Callable[[Read], bool], str]] = {
 
 def check_planned(run: Planned, problems: Problems) -> None:
     """Check the options; ``problems`` collects one line per option without effect."""
-    problems.lines += _without_effect(run.options, run, _PLANNED)
+    invalid = {line.partition("=")[0] for line in problems.lines}
+    table = {name: each for name, each in _PLANNED.items() if name not in invalid}
+    problems.lines += _without_effect(run.options, run, table)
 
 
 def check_read(options: Options, callbacks: Sequence[Callback], run: Read) -> None:

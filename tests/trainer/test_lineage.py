@@ -32,7 +32,7 @@ class Model(trainer.TrainingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = mse_loss(self.network(batch[0]), batch[0].sum(1, keepdim=True))
-        self.log("loss", loss)
+        self.log("loss", loss, on_epoch=False)
         return loss
 
     def configure_optimizers(self) -> Any:

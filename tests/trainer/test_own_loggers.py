@@ -67,7 +67,7 @@ def test_a_resumed_logger_writes_no_step_twice() -> None:
     assert made.run_directory is not None
     log = made.run_directory / "Lines.txt"
     whole = log.read_text()
-    size = whole.index("4 0 val_loss")  # the epoch is saved before its validation
+    size = whole.index("4 0 loss_epoch")  # the epoch is saved before its validation
     fit(given, run_name="run", max_steps=6, resume="runs/run/checkpoints/step-00000004")
     assert log.read_text() == whole
     calls = (made.run_directory / "calls.txt").read_text().splitlines()

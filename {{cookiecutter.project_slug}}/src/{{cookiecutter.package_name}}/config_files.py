@@ -4,6 +4,7 @@ A few lines of YAML can expand to gigabytes (aliases of aliases), or to more nes
 supports. So size, depth and the expansion of aliases are checked before any value is created.
 """
 
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from .trainer.errors import ConfigurationError, shorten
 _MOST_BYTES = 256 * 1024
 _MOST_LEVELS = 50
 _MOST_VALUES = 100_000
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+# Base 60, and base 8.
+_MISREAD = re.compile(r"[-+]?([0-9_]+(:[0-5]?[0-9])+(\.[0-9_]*)?|0[0-7_]*[1-7][0-7_]*)")
 
 
 def read(path: str) -> dict[str, Any]:
@@ -74,6 +78,8 @@ def _loaded(name: str, text: str) -> Any:
             node = loader.get_single_node()
             if node is None:
                 return None
+            if isinstance(node, yaml.ScalarNode) and _MISREAD.fullmatch(node.value):
+                raise _NotYAMLError(name)  # a value of an option, which is read as it is written
             _refuse_repeated(name, node, set())
             return loader.construct_document(node)
         finally:
@@ -110,9 +116,21 @@ def _check_bounds(name: str, text: str) -> None:
             raise ConfigurationError(f"{name}: aliases expand to more than {_MOST_VALUES} values")
 
 
+def _refuse_misread(name: str, node: yaml.ScalarNode) -> None:
+    """Reject numbers that are not what they look like: YAML 1.1 reads 017 as 15, 1:30 as 90."""
+    if node.style is None and node.tag in _NUMBERS and _MISREAD.fullmatch(node.value):
+        raise ConfigurationError(
+            f"{name}: line {node.start_mark.line + 1}: {shorten(node.value)} would be read as "
+            f"{yaml.safe_load(node.value)}; quote it, or write the number"
+        )
+
+
 def _refuse_repeated(name: str, node: yaml.Node, seen: set[int]) -> None:
     """Reject keys that are repeated in a mapping: YAML silently uses the last."""
-    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+    if isinstance(node, yaml.ScalarNode):
+        _refuse_misread(name, node)
+        return
+    if id(node) in seen:
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
@@ -129,4 +147,5 @@ def _refuse_repeated(name: str, node: yaml.Node, seen: set[int]) -> None:
             )
         if isinstance(key, yaml.ScalarNode):
             lines[key.value] = line
+            _refuse_misread(name, key)
         _refuse_repeated(name, below, seen)

@@ -31,6 +31,9 @@ class Callback:
     belongs_to_weights: ClassVar[bool] = False
     """Whether its state is loaded again after a rollback (``nonfinite_loss="rollback"``)."""
 
+    monitored: str | None = None
+    """Name of a logged value that :meth:`on_validation_end` reads, for checks before training."""
+
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         """Called before the first step, before a checkpoint is loaded."""
 

@@ -35,6 +35,7 @@ class BestCheckpoint(Callback):
         if k < 1:
             raise ConfigurationError(f"BestCheckpoint: k={k}: give at least 1")
         self._monitor = Monitor(monitor, mode, 0.0, "BestCheckpoint")
+        self.monitored = monitor
         self.k = k
         self.kept: list[tuple[float, int]] = []
         """Value and step of each kept checkpoint, the best first."""

@@ -31,6 +31,7 @@ class EarlyStopping(Callback):
         if patience < 1:
             raise ConfigurationError(f"EarlyStopping: patience={patience}: give at least 1")
         self._monitor = Monitor(monitor, mode, min_delta, "EarlyStopping")
+        self.monitored = monitor
         self.patience = patience
         self.best: float | None = None
         """The best value so far."""

@@ -171,7 +171,7 @@ class Recorder:
         try:
             number = _number(_whole(value), self._device)
             if number.numel() == 1:
-                return totals[name].add(number.reshape(()), samples)
+                return totals[name].add(number.reshape(()) if number.ndim else number, samples)
         except (TypeError, ValueError, RuntimeError):
             raise UserError(f"log({name!r}): give one number, not {shown(value)}") from None
         shape = tuple(number.shape)

@@ -13,7 +13,7 @@ from ..launch.cluster import Layout
 from ..memory import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
 from ..strategies import BatchSkipped, SingleDevice
-from ..strategies.optimizers import read_optimization
+from ..strategies.optimizers import configured
 from ..strategies.precision import Precision
 from .manual_optimization import ManualOptimization
 
@@ -81,7 +81,7 @@ def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
     alone = SingleDevice()
     alone.connect(Layout(), [trial.device], Precision(trial.precision, trial.device.type))
     tried = copied(trial.module)
-    optimization = alone.setup(tried, lambda: read_optimization(tried.configure_optimizers()))
+    optimization = alone.setup(tried, lambda: configured(tried))
     manual: ManualOptimization | None = None
     if not tried.automatic_optimization:
         manual = ManualOptimization(alone, optimization)

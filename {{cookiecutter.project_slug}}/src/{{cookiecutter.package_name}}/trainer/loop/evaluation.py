@@ -72,18 +72,18 @@ def _run_batches(
 
 def check_validation(
     module: TrainingModule, strategy: Strategy, recorder: Recorder, feeds: Mapping[str, Feed]
-) -> None:
+) -> dict[str, float]:
     """Run some validation batches before training, and restore all that they have changed.
 
     Args:
         module: A module that the strategy has set up.
         strategy: The strategy.
-        recorder: Records the values, which are dropped.
+        recorder: Records the values, which are only returned.
         feeds: The batches, as in :func:`evaluate`; every replica has the same number.
     """
     with torchmetrics_state.unchanged(module), _same_buffers(module):
         try:
-            evaluate(module, strategy, recorder, feeds, "validation")
+            return evaluate(module, strategy, recorder, feeds, "validation")
         except Exception as error:
             error.add_note("in a check of validation before the first step; see sanity_check")
             raise

@@ -15,7 +15,7 @@ from ..data import MicroBatch
 from ..launch.preemption import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
-from ..strategies.optimizers import rates_to_log
+from ..strategies.optimizers import check_gradients, rates_to_log
 from . import saving
 from .nonfinite import NonfinitePolicy
 from .parts import FitParts
@@ -32,7 +32,7 @@ class FitLoop:
         fit: The parts of the fit.
         checkpoints: Writes checkpoints.
         validate: Runs a validation; ``None``: no validation.
-        check_validation: Runs some validation batches, whose values are dropped; or ``None``.
+        check_validation: Runs some validation batches, whose values are not logged; or ``None``.
         rate_factor: Factor of the learning rates at a step, counted from 0.
     """
 
@@ -41,7 +41,7 @@ class FitLoop:
         fit: FitParts,
         checkpoints: Checkpoints,
         validate: Callable[[], dict[str, float]] | None,
-        check_validation: Callable[[], None] | None,
+        check_validation: Callable[[], dict[str, float]] | None,
         rate_factor: Callable[[int], float],
     ) -> None:
         self.fit = fit
@@ -59,6 +59,7 @@ class FitLoop:
         """Before the schedulers stepped, if there are any."""
         self._has_gradients = False
         """Whether a batch of the current step was not skipped."""
+        self._has_trained = False
         self._skipped_batches = SkippedBatches()
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
@@ -234,6 +235,9 @@ class FitLoop:
         strategy, optimization = self.fit.strategy, self.fit.optimization
         self._gradient_norm = None
         has_gradients, self._has_gradients = self._has_gradients, False
+        if has_gradients and strategy.keeps_gradients and not self._has_trained:
+            check_gradients(optimization)
+            self._has_trained = True
         if has_gradients:
             self._clip(context.is_recorded)
         if not has_gradients or self._nonfinite.skips(self._gradient_norm):

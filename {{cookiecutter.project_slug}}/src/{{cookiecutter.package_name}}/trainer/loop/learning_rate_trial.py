@@ -16,7 +16,7 @@ from ..launch import collectives
 from ..launch.cluster import Layout
 from ..module import TrainingModule
 from ..strategies import BatchSkipped, SingleDevice, Strategy
-from ..strategies.optimizers import Optimization, read_optimization
+from ..strategies.optimizers import Optimization, configured
 from ..strategies.precision import Precision
 from .batch_size_trial import copied
 
@@ -102,7 +102,7 @@ def try_rates(
     """
     trained, untrained = _alone(device, options), _alone(device, options)
     tried = copied(module)
-    optimization = trained.setup(tried, lambda: read_optimization(tried.configure_optimizers()))
+    optimization = trained.setup(tried, lambda: configured(tried))
     if collectives.world_size() > 1:
         for each in tried.state_dict().values():
             collectives.broadcast_in_place(each)

@@ -83,7 +83,10 @@ class Run(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The latest logged value of each name, the same on every rank."""
+        """The latest logged value of each name, the same on every rank.
+
+        At the end of an epoch, ``NAME`` is ``NAME_epoch``, the value over the epoch.
+        """
 
     def measure(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Log what a function returns with the speed of each logged step of this fit.

@@ -53,9 +53,10 @@ class TrainingModule(Hooks, nn.Module):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | Mapping[str, Any] | None:
         """Compute the loss of a batch: a scalar (mean over samples), or a dict with key ``loss``.
 
-        With dp and ddp2, it may return any value from which ``training_step_end`` computes the
-        loss; with manual optimization, nothing. With :attr:`may_skip_batches`, ``None`` skips the
-        batch on all ranks: it counts as zero in its step, which is left out if all its batches are.
+        Hooks get the whole dict as ``outputs`` of ``on_train_batch_end``. With dp and ddp2, it may
+        return any value from which ``training_step_end`` computes the loss; with manual
+        optimization, nothing. With :attr:`may_skip_batches`, ``None`` skips the batch on all ranks:
+        it counts as zero in its step, which is left out if all its batches are.
         """
         raise NotImplementedError(f"{type(self).__name__} has no training_step")
 
@@ -198,7 +199,8 @@ class TrainingModule(Hooks, nn.Module):
             value: The value; tensors stay on their device, and are read only when they are shown.
             on_step: Log the value of each step; default in training. With gradient accumulation, it
                 is reduced over the step's micro-batches.
-            on_epoch: Log the reduction over the epoch; default in validation and test.
+            on_epoch: Log the reduction over the epoch; default in validation and test. In training,
+                the steps' values are reduced too, as ``NAME_epoch``, unless it is False.
             prog_bar: Show it in the progress bar.
             sync_dist: Reduce over all ranks, each sample counted once, so that every rank has the
                 same value; every rank must then log it. False: keep each rank's own value.

@@ -31,7 +31,7 @@ from ..loop import (
 )
 from ..module import Loader, TrainingModule
 from ..strategies import sync_batchnorm
-from ..strategies.optimizers import read_optimization
+from ..strategies.optimizers import configured
 from .plan import Plan
 
 
@@ -137,9 +137,7 @@ class Assembly:
         if options.sync_batchnorm:
             sync_batchnorm.convert(module, self._plan.device.type)
         strategy.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
-        optimization = strategy.setup(
-            module, lambda: read_optimization(module.configure_optimizers())
-        )
+        optimization = strategy.setup(module, lambda: configured(module))
         strategy.read_sample = None
         manual: ManualOptimization | None = None
         if not module.automatic_optimization:
@@ -182,7 +180,7 @@ class Assembly:
 
     def _validation_check(
         self, module: TrainingModule, loaders: LoadersByName
-    ) -> Callable[[], None] | None:
+    ) -> Callable[[], dict[str, float]] | None:
         options, strategy, recorder = self._plan.options, self._plan.strategy, self._recorder
         if not options.sanity_check:
             return None

@@ -40,7 +40,7 @@ from ..module import (
 )
 from ..strategies import Strategy, clipping
 from ..strategies.precision import Precision
-from . import device_choice, environment, placement, strategy_choice
+from . import device_choice, effects, environment, placement, strategy_choice
 from .placement import Placement
 
 
@@ -109,6 +109,8 @@ def make(given: Keywords) -> Plan:
     for logger in loggers.values():
         problems.lines += problems_of_signatures(logger, Logger)
     problems.lines += placement.check(options, where, name, strategy)
+    if is_placed:
+        effects.check_planned(effects.Planned(options, where.accelerator, strategy), problems)
     asked = strategy_choice.asked(options, where, callbacks)
     problems.lines += strategy.limits.problems(name, asked)
     if options.log_gradient_norm and not strategy.steps_together:

@@ -39,7 +39,7 @@ from ..loop import (
 )
 from ..memory import activation_checkpointing
 from ..module import DataModule, Loaders, TrainingModule
-from . import announcements
+from . import announcements, effects
 from .assembly import Assembly
 from .console import Console
 from .interface import RunInterface
@@ -116,6 +116,8 @@ class RankRun(RunInterface):
             with output, self._attached(module, "fit", data):
                 check_created_layers(self.plan, module)
                 feed, validation = self._read(module, data, val_dataloader)
+                read = effects.Read(validates=bool(validation), orders=feed.has_plan)
+                effects.check_read(options, self.plan.callbacks, read)
                 self._console.say(*self._assembly.count_flops(module, feed))
                 if chosen.checkpoint is not None:  # before schedulers ask for total_steps
                     checkpoint = Checkpoint(chosen.checkpoint)
@@ -195,7 +197,8 @@ class RankRun(RunInterface):
         self._console.say_where(chosen.directory)
         check, loop.check_validation = loop.check_validation, None  # and its workers
         if chosen.checkpoint is None and check is not None:
-            check()
+            entries = loop.fit.optimization.schedulers
+            say(*effects.unlogged(self.plan.callbacks, entries, check()))
 
     def _write_records(self, loop: FitLoop, chosen: Chosen) -> None:
         """Write records and open logs: after the last check that can refuse the run."""

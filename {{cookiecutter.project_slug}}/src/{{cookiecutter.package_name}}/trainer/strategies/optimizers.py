@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import ConfigurationError, UserError
+from ..module import TrainingModule
 
 # Modules that step schedulers: this one, and torch's, for schedulers inside schedulers.
 _STEPPING = rf"{re.escape(__name__)}|torch\.optim\.lr_scheduler"
@@ -130,6 +131,18 @@ def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> 
         _replace_optimizers(inner, optimizers)
 
 
+def configured(module: TrainingModule) -> Optimization:
+    """What ``configure_optimizers`` of a module returns.
+
+    Raises:
+        ConfigurationError: As in :func:`read_optimization`, or it would not train the module.
+    """
+    found = read_optimization(module.configure_optimizers())
+    if lines := _without_effect(found, module):
+        raise ConfigurationError([f"configure_optimizers: {line}" for line in lines])
+    return found
+
+
 def read_optimization(returned: Any) -> Optimization:
     """Normalize the result of ``configure_optimizers``.
 
@@ -149,6 +162,48 @@ def read_optimization(returned: Any) -> Optimization:
                 "optimizer, such as torch.optim.AdamW"
             )
     return found
+
+
+def _without_effect(found: Optimization, module: TrainingModule) -> list[str]:
+    """One line for each optimizer or scheduler that does not do what it seems to."""
+    own, lines = {id(each) for each in module.parameters()}, []
+    stepped: dict[int, int] = {}
+    for index, optimizer in enumerate(found.optimizers):
+        name = f"optimizer {index} ({type(optimizer).__name__})"
+        given = [each for group in optimizer.param_groups for each in group["params"]]
+        if foreign := [each for each in given if id(each) not in own]:
+            lines.append(
+                f"{name} has a parameter of shape {tuple(foreign[0].shape)} that is not one of "
+                f"{type(module).__name__}, and is neither moved nor saved: make it an attribute"
+            )
+        others = {stepped.get(id(each)) for each in given} - {None}
+        if others and module.automatic_optimization:
+            lines.append(
+                f"{name} has parameters of optimizer {others.pop()} too, and both would step them: "
+                "give each parameter to one optimizer, or use manual optimization"
+            )
+        stepped |= {id(each): index for each in given}
+    groups = {id(group) for each in found.optimizers for group in each.param_groups}
+    lines += [
+        f"{type(each.scheduler).__name__} is of an optimizer that is not returned, and changes no "
+        "rate: return both"
+        for each in found.schedulers
+        if not {id(group) for group in each.scheduler.optimizer.param_groups} <= groups
+    ]
+    return lines
+
+
+def check_gradients(optimization: Optimization) -> None:
+    """Check, after the first backward, that it reached a parameter.
+
+    Raises:
+        UserError: No parameter has a gradient.
+    """
+    if all(each.grad is None for each in optimization.parameters):
+        raise UserError(
+            "the loss of training_step depends on no parameter of the optimizers: compute it from "
+            "the module's own parameters"
+        )
 
 
 def _read(returned: Any) -> Optimization:

@@ -1,5 +1,7 @@
 """``single_device``: one process on one device."""
 
+from typing import ClassVar
+
 from ..base import Strategy
 from ..limits import Limits
 
@@ -8,3 +10,4 @@ class SingleDevice(Strategy):
     """One process on one device."""
 
     limits: Limits = Limits(max_devices=1)
+    keeps_gradients: ClassVar[bool] = True

@@ -15,7 +15,7 @@ PAGES = (
     TEMPLATE / "README.md",
 )
 # What users create: examples of files.
-EXAMPLES = {"tasks/line.py", "strategies/sign.py"}
+EXAMPLES = {"tasks/line.py", "strategies/sign.py", "lora.py"}
 
 
 def anchors(page: Path) -> set[str]:

@@ -98,6 +98,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "x" * 300,
     ),
     "resume": ("gone", "auto", "[a]", "{a: 1}", "~nobody.here", "$NOT_SET", "/dev/null", "x" * 300),
+    "weights": ("gone", "5", "[a]", "{a: 1}", "~nobody.here", "$NOT_SET", "/dev/null", "x" * 300),
+    "weights_strict": (*_SWITCHES, "false"),
     "loggers": ("cvs", "csv", "[cvs]", "[5]", "5", "{a: 1}", "null", "[aim]", "true"),
     "gpus": ("two", "1.5", "{a: 1}", "true", "auto"),
     "num_processes": ("0", "-1", "two", "1.5", "[1]", "true"),

@@ -25,6 +25,7 @@ NARROWER = {
     "devices": (int | str | list[int] | None, int | str | list[int]),
     "precision": (int | str, str),
     "default_root_dir": (str | os.PathLike[str], str),
+    "weights": (str | os.PathLike[str] | None, str | None),
     "strategy": (str | Strategy | Plugin | None, object),
     "max_time": (str | timedelta | dict[str, float] | None, float | None),
     "fast_dev_run": (bool | int, int),

@@ -119,6 +119,11 @@ class Trainer:
         async_checkpoints: Write checkpoints while training continues.
         resume: A run directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
             of ``run_name``, which is then required, or a new run if there is none.
+        weights: Weights that a new run starts from, with new optimizers, at step 0: a run directory
+            or a checkpoint, whose average (EMA) is used if it has one; or a ``.safetensors`` file,
+            or a directory of them. A run that is resumed does not use it.
+        weights_strict: Whether names and shapes must be those of the module. False: start from the
+            weights that fit, and say which do not.
         default_root_dir: Directory that contains run directories.
         run_name: Name of the run directory; default: the time. A directory that contains a run is
             an error, unless it is resumed or overwritten.
@@ -194,6 +199,8 @@ class Trainer:
         nonfinite_loss: str = "stop",
         async_checkpoints: bool = False,
         resume: str | None = None,
+        weights: str | os.PathLike[str] | None = None,
+        weights_strict: bool = True,
         default_root_dir: str | os.PathLike[str] = "runs",
         run_name: str | None = None,
         overwrite: bool = False,

@@ -16,7 +16,7 @@ from . import legacy, max_time, other_trainers, paths, values
 from .options import Options
 
 # Paths, and what replaces those that cannot be expanded.
-_PATHS = {"default_root_dir": ".", "resume": None}
+_PATHS = {"default_root_dir": ".", "resume": None, "weights": None}
 # Replaces options that could not be translated, which already have their own lines.
 _PLAIN = {"accelerator": "auto", "devices": "auto", "strategy": "auto", "precision": "32-true"}
 

@@ -61,6 +61,8 @@ class Options:
     nonfinite_loss: str = "stop"
     async_checkpoints: bool = False
     resume: str | None = None
+    weights: str | None = None
+    weights_strict: bool = True
     default_root_dir: str = "runs"
     run_name: str | None = None
     overwrite: bool = False

@@ -10,7 +10,7 @@ from .reading import AVERAGE, DIRECTORY, Checkpoint, complete, resolve, run_of, 
 from .run_choice import Chosen, Request
 from .run_lock import RunLock
 from .state_file import MOST_STEPS, Spread, check_count
-from .stored_tensors import Stored, fill, read_all
+from .stored_tensors import Stored, StoredTensors, fill, read_all
 from .writing import Checkpoints, set_aside
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "RunLock",
     "Spread",
     "Stored",
+    "StoredTensors",
     "check_count",
     "complete",
     "copy_linked",

@@ -1,20 +1,28 @@
 """Read tensors from a checkpoint's safetensors files, whose headers are parsed at most once."""
 
+import os
 from pathlib import Path
 
 from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
+
+
+class _Files(FileSystem):
+    def ls(self, path: str | os.PathLike[str]) -> list[str]:
+        return [str(path)] if Path(path).is_file() else super().ls(path)
 
 
 class SafetensorsReader(HuggingFaceStorageReader):
     """A storage reader for repeated calls of ``torch.distributed.checkpoint.load``.
 
     Args:
-        directory: Directory of the files.
+        path: A file, or a directory of files.
     """
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(str(directory))
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.fs = _Files()
         self._metadata: Metadata | None = None
 
     def read_metadata(self) -> Metadata:

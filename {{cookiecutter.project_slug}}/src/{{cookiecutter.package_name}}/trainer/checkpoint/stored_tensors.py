@@ -18,10 +18,10 @@ from . import dtensors
 
 
 class StoredTensors(Mapping[str, "Stored"]):
-    """The tensors of a checkpoint's safetensors files, by name.
+    """The tensors of safetensors files, by name.
 
     Args:
-        path: The checkpoint directory.
+        path: A checkpoint directory, or a file.
 
     Raises:
         CheckpointError: Its files are corrupt.

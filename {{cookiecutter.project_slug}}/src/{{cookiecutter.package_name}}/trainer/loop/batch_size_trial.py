@@ -111,7 +111,7 @@ def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
 def copied(module: TrainingModule) -> TrainingModule:
     """Copy a module, with the same run."""
     state = module.trainer_state
-    module.trainer_state = replace(state, run=None)  # the run cannot be copied
+    module.trainer_state = replace(state, run=None, weights={})  # neither can be copied
     try:
         copied = copy.deepcopy(module)
     finally:

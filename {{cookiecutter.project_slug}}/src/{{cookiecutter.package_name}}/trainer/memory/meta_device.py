@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from ..checkpoint import fill
 from ..data import randomness
 from ..module import TrainingModule
 
@@ -66,6 +67,10 @@ def materialize_layers(owner: TrainingModule, layers: Iterable[nn.Module]) -> No
             seed = randomness.mix(owner.trainer.seed, zlib.crc32(name.encode()))
             with randomness.Stream(seed):
                 owner.initialize(name, layer)
+            weights = owner.trainer_state.weights
+            for own, parameter in layer.named_parameters(name, recurse=False):
+                if own in weights:
+                    fill(parameter.detach(), weights[own])
 
 
 def _allocate(layer: nn.Module, made: dict[int, nn.Parameter]) -> None:

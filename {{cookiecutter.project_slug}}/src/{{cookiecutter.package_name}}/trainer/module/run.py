@@ -136,10 +136,12 @@ class TrainerState:
 
     ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
     batches. ``samples``: default ``batch_size`` of logged values; ``None``: that of the batch.
-    ``shards``: parameters that are still slices after a run.
+    ``shards``: parameters that are still slices after a run. ``weights``: by name, the values of
+    parameters that are on the meta device until a strategy allocates them.
     """
 
     run: Run | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     samples: int | None = None
     shards: Sequence[Shard] = ()
+    weights: Mapping[str, Any] = field(default_factory=dict)

@@ -40,7 +40,14 @@ from ..module import (
 )
 from ..strategies import Strategy, clipping
 from ..strategies.precision import Precision
-from . import device_choice, effects, environment, placement, strategy_choice
+from . import (
+    device_choice,
+    effects,
+    environment,
+    initial_weights,
+    placement,
+    strategy_choice,
+)
 from .placement import Placement
 
 
@@ -166,6 +173,7 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     feed.check_uneven(options.uneven_inputs, problems)
     finite.check_policy(options, problems)
     run_choice.check(options, where.layout, problems)
+    initial_weights.check(options, problems)
 
 
 def _check_batch(options: Options, replicas: int) -> None:
@@ -231,6 +239,7 @@ def _check_layers(plan: Plan, module: TrainingModule, problems: Problems) -> Non
         activation_checkpointing.select(module, options.activation_checkpointing)
         compilation.select(module, options.compile, options.activation_checkpointing)
     problems.lines += plan.strategy.problems_of(module)
+    initial_weights.check_module(options, plan.started_in, module, problems)
     if options.peak_flops is not None and not _has_flops(module):
         problems.add(
             f"peak_flops: the operations of {type(module).__name__}, which uses manual "

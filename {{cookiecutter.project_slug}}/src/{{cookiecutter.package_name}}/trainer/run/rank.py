@@ -39,7 +39,7 @@ from ..loop import (
 )
 from ..memory import activation_checkpointing
 from ..module import DataModule, Loaders, TrainingModule
-from . import announcements, effects
+from . import announcements, effects, initial_weights
 from .assembly import Assembly
 from .console import Console
 from .interface import RunInterface
@@ -115,6 +115,7 @@ class RankRun(RunInterface):
             output = self._console.output_of(chosen.directory)
             with output, self._attached(module, "fit", data):
                 check_created_layers(self.plan, module)
+                self._start_from_weights(module, chosen.checkpoint)
                 feed, validation = self._read(module, data, val_dataloader)
                 read = effects.Read(validates=bool(validation), orders=feed.has_plan)
                 effects.check_read(options, self.plan.callbacks, read)
@@ -214,6 +215,7 @@ class RankRun(RunInterface):
         self._note_overwritten(directory)
         facts = {
             "resumed_from": str(chosen.checkpoint) if chosen.checkpoint else None,
+            "weights": plan.options.weights if chosen.checkpoint is None else None,
             "strategy": plan.strategy_name,
             "precision": plan.precision.name,
             "device": str(plan.device),
@@ -344,6 +346,7 @@ class RankRun(RunInterface):
         """The rate at which the loss falls most steeply, the same on all ranks."""
         options, request = self.plan.options, self.plan.request
         with self._attached(module, "fit", data):
+            self._start_from_weights(module)
             feed = self._assembly.training_feed(sources.training_loader(data, module))
             with activation_checkpointing.applied(module, options.activation_checkpointing):
                 tried = learning_rate_trial.try_rates(
@@ -357,6 +360,13 @@ class RankRun(RunInterface):
         found = learning_rate_trial.suggest(tried)
         self._console.say(f"the loss falls most steeply at the learning rate {found:.3g}")
         return found
+
+    def _start_from_weights(self, module: TrainingModule, resumed: Path | None = None) -> None:
+        options = self.plan.options
+        if resumed is None:
+            self._console.say(*initial_weights.load(options, self.plan.started_in, module))
+        elif options.weights is not None:
+            self._console.say(f"note: weights={options.weights} is not used: the run is resumed")
 
     def _use_manual(self, manual: ManualOptimization | None) -> None:
         self.manual = manual
@@ -373,4 +383,4 @@ class RankRun(RunInterface):
             with prepared(self.plan, stage, module, data, is_started=self._is_started):
                 yield
         finally:
-            module.trainer_state = replace(module.trainer_state, run=None)
+            module.trainer_state = replace(module.trainer_state, run=None, weights={})

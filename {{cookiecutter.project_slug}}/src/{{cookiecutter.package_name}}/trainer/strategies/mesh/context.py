@@ -26,6 +26,7 @@ from ...data import sequence
 from ...errors import UserError
 from ...module import TrainingModule
 from ..step import Stage
+from .second_order import refuse
 from .sizes import Sizes
 
 
@@ -186,6 +187,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        refuse()
         longest = max(ctx.lengths)
         parts = [_padded(part, ctx.dim, longest) for part in gradient.split(ctx.lengths, ctx.dim)]
         own = torch.empty_like(parts[0])
@@ -212,6 +214,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        refuse()
         total = gradient.clone()
         dist.all_reduce(total, group=ctx.group)
         return total, None

@@ -254,9 +254,9 @@ def test_a_resume_with_another_batch_size_continues_at_the_same_sample(
     make(tmp_path, **options, global_batch_size=6, resume="auto").fit(after)
     assert len(before.read) == len(after.read) == 12
     assert sorted(before.read + after.read) == list(range(24))
-    assert "read again" not in capsys.readouterr().out
+    assert "read again" not in capsys.readouterr().err
     again = Reads()
     make(tmp_path, **options, global_batch_size=8, run_name="other", max_steps=1).fit(Reads())
     make(tmp_path, **options, global_batch_size=6, run_name="other", resume="auto").fit(again)
     assert len(again.read) == 18  # 2 of the 8 samples are read again
-    assert re.search("2 samples of this epoch are read again", capsys.readouterr().out)
+    assert re.search("2 samples of this epoch are read again", capsys.readouterr().err)

@@ -145,7 +145,7 @@ def test_what_cannot_be_used_is_told(tmp_path: Path, capfd: pytest.CaptureFixtur
     dataset = Noisy()
     fit(tmp_path, Net(dataset), run_name="run", resume="auto", accumulate_grad_batches=2)
     told = "the first 2 batches of the epoch are read again and skipped"
-    assert told in capfd.readouterr().out
+    assert told in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("apart")
@@ -153,7 +153,7 @@ def test_a_dataset_that_workers_copy_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fit(tmp_path, Net(Noisy(), lambda dataset: DataLoader(dataset, SIZE, num_workers=1)))
-    assert "use torchdata's StatefulDataLoader" in capfd.readouterr().out
+    assert "use torchdata's StatefulDataLoader" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("apart")

@@ -9,6 +9,7 @@ from tests.project import PACKAGE, fit, run
 
 from my_project import cli
 from my_project.trainer.arguments import redaction
+from my_project.trainer.launch import describe
 from processes import at_root
 
 
@@ -79,6 +80,13 @@ def test_a_run_tells_no_other_user_its_secrets(tmp_path: Path) -> None:
     more = run([*again, "--trainer.run_name", "again"], cwd=tmp_path, extra=at_root())
     assert more.returncode == 0, more.stderr
     assert "my-secret" in (tmp_path / "again" / "config.yaml").read_text()
+
+
+def test_an_error_does_not_show_a_token() -> None:
+    error = OSError("401 for url: https://me:S@host/a?api_key=S (Authorization: Bearer S)")
+    text = describe(error, "rank 1: ")
+    shown = "401 for url: https://***@host/a?api_key=*** (Authorization: Bearer ***"
+    assert text.splitlines()[-1] == f"rank 1: OSError: {shown}"
 
 
 def test_a_wrong_value_of_a_secret_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -255,16 +255,16 @@ def test_a_resume_with_another_batch_size_continues_at_the_same_sample(
     make(tmp_path, **options, global_batch_size=6, resume="auto").fit(after)
     assert len(before.read) == len(after.read) == 12
     assert sorted(before.read + after.read) == list(range(24))
-    printed = capsys.readouterr().out
-    assert "read again" not in printed
-    assert "note: the effective batch size is 6; it was 4\n" in printed
+    printed, told = capsys.readouterr()
+    assert "read again" not in told
+    assert "note: the effective batch size is 6; it was 4\n" in told
     assert (before.total_steps, after.total_steps) == (3, 5)  # 3 of 4 samples, and 2 of 6
     assert re.findall(r"total steps (\d+)", printed) == ["3", "5"]
     again = Reads()
     make(tmp_path, **options, global_batch_size=8, run_name="other", max_steps=1).fit(Reads())
     make(tmp_path, **options, global_batch_size=6, run_name="other", resume="auto").fit(again)
     assert len(again.read) == 18  # 2 of the 8 samples are read again
-    assert re.search("it was 8: 2 samples of this epoch are read again", capsys.readouterr().out)
+    assert re.search("it was 8: 2 samples of this epoch are read again", capsys.readouterr().err)
 
 
 def test_the_total_steps_of_a_resume_with_another_batch_size_at_the_end_of_an_epoch(

@@ -105,6 +105,21 @@ def test_what_the_run_no_longer_has_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in left] == ["step-00000008"]
 
 
+def test_an_overwritten_run_is_replaced_there_too(tmp_path: Path) -> None:
+    class Fails(callbacks.Callback):
+        def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
+            raise RuntimeError("planted")
+
+    upload = UploadCheckpoints(f"file://{tmp_path}/store")
+    fit(upload, max_steps=2)
+    with pytest.raises(RuntimeError, match="planted"):
+        fit(upload, Fails(), overwrite=True)
+    there = tmp_path / "store" / "run" / "checkpoints"
+    assert [path.name for path in checkpoint.complete(there)] == ["step-00000002"]
+    fit(upload, max_steps=4, checkpoint_every_n_steps=4, overwrite=True)
+    assert [path.name for path in checkpoint.complete(there)] == ["step-00000004"]
+
+
 def test_checkpoints_of_another_run_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

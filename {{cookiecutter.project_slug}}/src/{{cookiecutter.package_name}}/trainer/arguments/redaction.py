@@ -20,7 +20,9 @@ _SECRET = re.compile(
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _USER = re.compile(r"(?<=://)[^/\s]+(?=@)")
 _PARAMETER = re.compile(r"(?<=[?&;#])([^=?&;#\s]+)=[^&;#\s]+")
-_HEADER = re.compile(r"(authorization\W+(\w+ +)?|bearer +)[^\s\"',}]+", re.IGNORECASE)
+_HEADER = re.compile(
+    r"(authorization[\"' ]*[:=][\"' ]*(\w+ +)?|bearer +)[^\s\"',}]+", re.IGNORECASE
+)
 
 
 def is_secret(name: str) -> bool:

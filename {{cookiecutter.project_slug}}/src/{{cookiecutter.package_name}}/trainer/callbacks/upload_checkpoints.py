@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from ..arguments import redaction
-from ..checkpoint import BEST, DIRECTORY, complete, copy_linked, step_of
+from ..checkpoint import BEST, DIRECTORY, complete, copy_linked, run_directory, step_of
 from ..checkpoint.state_file import FILE
 from ..errors import ConfigurationError, one_line
 from ..module import Run, TrainingModule
@@ -166,7 +166,8 @@ class _Uploader(threading.Thread):
         super().__init__(name="upload-checkpoints", daemon=True)
         self._run, self._store, self._every_n_seconds = run, store, every_n_seconds
         # Of a run of this name that is not in this directory.
-        self._may_be_others = not complete(run / DIRECTORY)
+        is_known = complete(run / DIRECTORY) or (run / run_directory.OVERWRITTEN).exists()
+        self._may_be_others = not is_known
         self._ended = threading.Event()
         self._uploaded: set[str] = set()
         self._has_warned = False

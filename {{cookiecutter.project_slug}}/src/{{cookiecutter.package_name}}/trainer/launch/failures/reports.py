@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from ...arguments import redaction
 from ...errors import EarlyExit, UserError
 from .. import collectives, files, interruption, outcome, preemption
 from ..interruption import Interrupted
@@ -312,7 +313,14 @@ def _directory() -> Path | None:
 
 
 def describe(error: BaseException, prefix: str = "") -> str:
-    """Format an error: one line per problem for a ``UserError``, else the traceback."""
+    """Format an error: one line per problem for a ``UserError``, else the traceback.
+
+    Secrets inside it are redacted.
+    """
+    return redaction.message(_text_of(error, prefix))
+
+
+def _text_of(error: BaseException, prefix: str) -> str:
     if isinstance(error, UserError):
         return "\n".join(f"{prefix}error: {line}" for line in error.problems)
     if isinstance(error, EarlyExit):

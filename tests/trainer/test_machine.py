@@ -50,6 +50,13 @@ class Removes(Model):
         return super().training_step(batch, batch_idx)
 
 
+class Crowded(Model):
+    """Asks for far more workers than a machine can start."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(16, 1)), batch_size=2, num_workers=99_999)
+
+
 class Fragile(Dataset[Tensor]):
     """Kills the worker that reads its sixth sample."""
 
@@ -143,3 +150,9 @@ def test_torch_s_messages_are_known(tmp_path: Path, message: str, start: str) ->
     assert line is not None
     assert line.startswith(start)
     assert machine.explain(RuntimeError("bad"), tmp_path) is None
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_more_workers_than_a_machine_can_start_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="num_workers=99999: each is a process, and this machine"):
+        train(Crowded(), tmp_path)

@@ -50,6 +50,13 @@ class Removes(Model):
         return super().training_step(batch, batch_idx)
 
 
+class Crowded(Model):
+    """Asks for far more workers than a machine can start."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(16, 1)), batch_size=2, num_workers=99_999)
+
+
 class Fragile(Dataset[Tensor]):
     """Kills the worker that reads its sixth sample."""
 
@@ -70,10 +77,14 @@ class Workers(Model):
 
 
 def train(module: TrainingModule, root: Path, **options: Any) -> None:
-    defaults = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "run_name": "run"}
-    Trainer(
-        **defaults, enable_progress_bar=False, default_root_dir=root, deterministic=True, **options
-    ).fit(module)
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 1,
+        "run_name": "run",
+    }
+    defaults |= {"enable_progress_bar": False, "default_root_dir": root, "deterministic": True}
+    Trainer(**{**defaults, **options}).fit(module)
 
 
 @contextlib.contextmanager
@@ -143,3 +154,19 @@ def test_torch_s_messages_are_known(tmp_path: Path, message: str, start: str) ->
     assert line is not None
     assert line.startswith(start)
     assert machine.explain(RuntimeError("bad"), tmp_path) is None
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_more_workers_than_a_machine_can_start_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="num_workers=99999: each is a process, and this machine"):
+        train(Crowded(), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("g++")
+@pytest.mark.parametrize("meta_device", [False, True])
+def test_what_takes_minutes_is_said_first(tmp_path: Path, capsys: Any, meta_device: bool) -> None:
+    options = {"compile": True, "meta_device": meta_device, "enable_progress_bar": True}
+    train(Model(), tmp_path, max_steps=1, **options)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "compile: the first step compiles the model, which may take minutes"

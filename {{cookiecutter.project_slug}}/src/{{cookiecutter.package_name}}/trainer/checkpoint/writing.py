@@ -59,6 +59,7 @@ class Checkpoints:
             # A separate group: the writer's collectives must not mix with those of the step.
             timeout = datetime.timedelta(seconds=timeout_seconds)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
+        directory.parent.mkdir(parents=True, exist_ok=True)  # so that a save finds its removal
         # Here, not before each save: another rank may have started to write by then.
         if collectives.rank() == 0:
             for partial in directory.glob(f".{PREFIX}*"):

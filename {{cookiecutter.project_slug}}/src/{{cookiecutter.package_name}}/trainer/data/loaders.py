@@ -4,6 +4,7 @@ For evaluation there may be several, in a dict by name.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
@@ -13,6 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UserError, shown
+
+_MOST_WORKERS = 64
+"""For each core. Workers that wait for a network may be many more than cores."""
 
 
 def by_name(loader: Any, source: str) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def check(loader: Any, source: str) -> None:
         source: Where it comes from: ``"Digits.train_dataloader returned"``.
 
     Raises:
-        UserError: It is not an iterable of batches.
+        UserError: It is not an iterable of batches, or has too many workers.
     """
     kind = type(loader).__name__
     if isinstance(loader, Dataset):
@@ -67,6 +71,12 @@ def check(loader: Any, source: str) -> None:
         raise UserError(
             f"{source} {kind}, which is not an iterable of batches: return a DataLoader, or "
             "another iterable whose every element is a batch"
+        )
+    workers, most = getattr(loader, "num_workers", 0), _MOST_WORKERS * (os.cpu_count() or 1)
+    if isinstance(workers, int) and workers > most:
+        raise UserError(
+            f"{source} a loader with num_workers={workers}: each is a process, and this machine "
+            f"has {os.cpu_count()} cores; give at most {most}"
         )
 
 

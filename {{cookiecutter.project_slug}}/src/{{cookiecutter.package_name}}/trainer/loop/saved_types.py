@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint import Stored
+from ..strategies.optimizer_state import implementation
 
 _TENSORS = Tensor | Stored
 _KINDS: Sequence[tuple[Any, str]] = (
@@ -78,8 +79,13 @@ def numbers(saved: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a group that are no tensors; a learning rate may be one, or a number."""
-    return {key: each for key, each in group.items() if not isinstance(each, _TENSORS)}
+    """The options of a group that a checkpoint sets; a learning rate may also be a tensor."""
+    own = implementation(group)
+    return {
+        key: each
+        for key, each in group.items()
+        if key not in own and not isinstance(each, _TENSORS)
+    }
 
 
 def _kind(value: Any) -> str:

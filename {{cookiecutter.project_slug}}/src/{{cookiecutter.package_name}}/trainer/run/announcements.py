@@ -24,6 +24,8 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
         f"strategy {plan.strategy_name} on {plan.device.type}, precision "
         f"{plan.precision.name}, {processes} process{'es' * (processes > 1)}"
     ]
+    if plan.options.compile:
+        lines.append("compile: the first step compiles the model, which may take minutes")
     lines += gpu_backends.notes(plan.device.type, plan.precision.name)
     replicas, accumulate = plan.strategy.data_replicas, feed.accumulate
     if feed.samples_per_step:

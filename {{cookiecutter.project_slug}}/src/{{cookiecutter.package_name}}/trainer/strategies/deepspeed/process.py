@@ -8,17 +8,20 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...errors import UserError, one_line
 from ...launch.cluster import Layout
 
 # Attributes that stage 3 sets on every module; the first two refer to its engine.
@@ -186,10 +189,44 @@ def forget_process_group() -> None:
     comm.cdb = None
 
 
-def gathered(module: Any) -> dict[str, Any]:
-    """Modules, by name, whose own parameters stage 3 gathers when they are called."""
+def gathered(module: nn.Module) -> dict[str, nn.Module]:
+    """Modules, by name, whose own parameters stage 3 gathers when they are called.
+
+    Small ones too: they stay whole only once they have been gathered.
+    """
     return {
         name: each
         for name, each in module.named_modules()
-        if any(not parameter.ds_persist for parameter in each.parameters(recurse=False))
+        if next(each.parameters(recurse=False), None) is not None
     }
+
+
+def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
+    """Call ``note`` before stage 3 gathers a parameter that a step uses outside of its module."""
+
+    def noted(name: str, gather: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        note(name)
+        return gather(*given, **options)
+
+    for name, parameter in module.named_parameters():
+        each: Any = parameter  # DeepSpeed's methods are its attributes
+        each.all_gather = partial(noted, name, each.all_gather)
+
+
+@contextlib.contextmanager
+def explain_second_order() -> Iterator[None]:
+    """Explain torch's error if the gradient of a gradient needs parameters that are freed.
+
+    Raises:
+        UserError: With the explanation.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search("must be a matrix|size|shape|dimension", str(error)):
+            raise
+        raise UserError(
+            f"a backward failed ({one_line(error)}): stage 3 frees a parameter after its first "
+            "backward, and the gradient of a gradient (create_graph=True) needs it again; use "
+            "strategy='deepspeed_stage_2'"
+        ) from error

@@ -157,7 +157,20 @@ class DeepSpeed(ProcessGroupStrategy):
         return settings.kind(self.config, "optimizer") is None
 
     def problems_of(self, module: TrainingModule) -> list[str]:
-        return sparse.problems_of(module, "ZeRO flattens gradients")
+        unfit = [
+            f"{name} {what}; use strategy={instead!r}"
+            for name, each in module.named_parameters()
+            for is_unfit, what, instead in (
+                (each.is_complex(), "is complex, which DeepSpeed does not support", "fsdp"),
+                (self.stage == 3 and not each.numel(), "is empty: stage 3 cannot shard it", "fsdp"),
+            )
+            if is_unfit
+        ]
+        dtypes = {str(each.dtype) for _, each in trained(module) if not each.is_complex()}
+        if self.stage == 3 and len(dtypes) > 1:
+            found = " and ".join(sorted(dtypes))
+            unfit.append(f"stage 3 needs parameters of one dtype, not {found}; use strategy='ddp'")
+        return sparse.problems_of(module, "ZeRO flattens gradients") + unfit
 
     def connect(
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
@@ -170,6 +183,8 @@ class DeepSpeed(ProcessGroupStrategy):
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
+        for each in module.parameters():
+            each.data = each.data.contiguous()  # DeepSpeed broadcasts no others
         self.step = _AutocastStep(module, self.precision, self.shards_parameters)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
@@ -230,7 +245,9 @@ class DeepSpeed(ProcessGroupStrategy):
         self.slices = ParameterSlices(self.zero) if self.stage == 3 else FlatSlices(self.zero)
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
-        self.same_use.watch(process.gathered(module) if self.stage == 3 else {})
+        if self.stage == 3:
+            self.same_use.watch(process.gathered(module))
+            process.note_uses(module, self.same_use.note)
         return optimizer
 
     # --- steps -----------------------------------------------------------------------------------
@@ -266,7 +283,8 @@ class DeepSpeed(ProcessGroupStrategy):
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
             self.same_use.check(loss)
-        self.engine.backward(loss, scale_wrt_gas=False)
+        with process.explain_second_order() if self.stage == 3 else nullcontext():
+            self.engine.backward(loss, scale_wrt_gas=False)
         if synchronize and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()
         self._accumulates = not synchronize

@@ -151,6 +151,11 @@ class FairScaleFSDP(ProcessGroupStrategy):
                     f"strategy='fairscale_fsdp': {name} is {parameter.dtype}; FairScale requires "
                     "parameters in torch.float32"
                 )
+            if not parameter.numel():
+                raise ConfigurationError(
+                    f"strategy='fairscale_fsdp': {name} is empty, and FairScale cannot shard it; "
+                    "use strategy='fsdp'"
+                )
 
     def _reduce_group(self) -> dist.ProcessGroup | None:
         """A separate group on GPUs: gradients are reduced while parameters are gathered."""

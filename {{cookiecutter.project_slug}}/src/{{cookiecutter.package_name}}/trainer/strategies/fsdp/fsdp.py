@@ -36,7 +36,14 @@ from ..step import Stage, StepModule
 from ..weights import LocalWeights
 from . import state as sharded_state
 from .precision import AutocastCalls, gather_as_autocast
-from .units import CONTAINERS, choose_units, explain_sharded_use
+from .units import (
+    can_shard,
+    check_dtypes,
+    choose_units,
+    explain_sharded_use,
+    outer_modules,
+    unsharded,
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
@@ -142,19 +149,24 @@ class FSDP(ProcessGroupStrategy):
                 "FSDP; "
                 "use strategy='ddp', which needs no such option for it"
             )
-        roots = _children(module)
+        roots = outer_modules(module)
         holders = Counter(id(each) for root in roots for each in root.parameters())
         return lines + [
             f"{name} is in {holders[id(each)] or 'none'} of the model's children; a model with "
             "manual optimization is sharded child by child, so move it into one, or use "
             "strategy='ddp'"
             for name, each in module.named_parameters()
-            if each.dim() > 0 and holders[id(each)] != 1
+            if can_shard(each) and holders[id(each)] != 1
         ]
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
-        return configure()
+        found = configure()
+        if any(isinstance(each, torch.optim.Adafactor) for each in found.optimizers):
+            raise ConfigurationError(
+                "torch's Adafactor cannot step sharded parameters; use AdamW, or strategy='ddp'"
+            )
+        return found
 
     def place(self, module: TrainingModule) -> None:
         if any(dtensors.is_sharded(each) for each in module.parameters()):
@@ -176,7 +188,7 @@ class FSDP(ProcessGroupStrategy):
         """Choose units, and shard them."""
         # A backward inside a step reshards what the root unit has gathered, which later
         # operations in the step may still use.
-        self.roots = [self.step] if module.automatic_optimization else _children(module)
+        self.roots = [self.step] if module.automatic_optimization else outer_modules(module)
         units = self._choose_units(module)
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
@@ -201,7 +213,7 @@ class FSDP(ProcessGroupStrategy):
 
     def whole_parameters(self) -> list[nn.Parameter]:
         """The parameters that every process holds."""
-        return _unsharded(self.module)
+        return unsharded(self.module)
 
     def _place_rest(self) -> None:
         """Place parameters that are in no unit, if the model is sharded unit by unit: scalars."""
@@ -223,7 +235,7 @@ class FSDP(ProcessGroupStrategy):
         self.precision.cast(part)
         whole = [each for each in part.parameters() if not dtensors.is_sharded(each)]
         for each in whole:
-            each.data = each.data.to(self.device)
+            each.data = each.data.to(self.device).contiguous()  # torch shards no others
         self.start_equal(whole)
 
     def _shard(self, unit: nn.Module) -> None:
@@ -236,7 +248,7 @@ class FSDP(ProcessGroupStrategy):
             reshard_after_forward=self.reshard_after_forward and not self.find_unused_parameters,
             mp_policy=policy,
             offload_policy=on_cpu if self.offload else OffloadPolicy(),
-            ignored_params=set(_unsharded(unit)),
+            ignored_params=set(unsharded(unit)),
         )
         if policy is not self.mixed_precision and self.precision.dtype is not None:
             for group in _groups(sharded):
@@ -245,7 +257,8 @@ class FSDP(ProcessGroupStrategy):
     def _policy(self, unit: nn.Module) -> MixedPrecisionPolicy:
         """The given policy; or with autocast, by default, gradients in float32."""
         given = self.mixed_precision
-        own = (each for each in unit.parameters() if not dtensors.is_sharded(each) and each.dim())
+        own = [p for p in unit.parameters() if not dtensors.is_sharded(p) and can_shard(p)]
+        check_dtypes(own)
         if self._casts and all(each.dtype == torch.float32 for each in own):
             return dataclasses.replace(given, reduce_dtype=given.reduce_dtype or torch.float32)
         return given
@@ -351,21 +364,6 @@ class FSDP(ProcessGroupStrategy):
     def _units(self) -> list[FSDPModule]:
         modules = () if self.step is None else self.step.modules()
         return [each for each in modules if isinstance(each, FSDPModule)]
-
-
-def _children(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules in it that have parameters and are called."""
-    found: list[nn.Module] = []
-    for each in module.children():
-        if isinstance(each, CONTAINERS):
-            found += _children(each)
-        elif next(each.parameters(), None) is not None:
-            found.append(each)
-    return found
-
-
-def _unsharded(module: nn.Module) -> list[nn.Parameter]:
-    return [each for each in module.parameters() if each.dim() == 0]
 
 
 def _groups(unit: FSDPModule) -> list[Any]:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ...checkpoint import fill, stored_tensors
 from ..optimizer_state import load_optimizer_state, parameter_names, state_like
+from .units import can_shard
 
 
 def move_rest(module: nn.Module, device: torch.device) -> None:
@@ -28,7 +29,7 @@ def move_rest(module: nn.Module, device: torch.device) -> None:
         each.grad = None  # it would move without its parameter, and is not sharded with it
 
     def move(tensor: Tensor) -> Tensor:
-        is_sharded_later = isinstance(tensor, nn.Parameter) and tensor.dim() > 0
+        is_sharded_later = isinstance(tensor, nn.Parameter) and can_shard(tensor)
         return tensor if is_sharded_later or tensor.is_meta else tensor.to(device)
 
     module._apply(move)

@@ -7,13 +7,39 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import UserError, nearest
 from ...memory import repeated_blocks
 
 _TORCH = Path(torch.__file__).parent
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def can_shard(parameter: Tensor) -> bool:
+    """Whether torch can shard it; parameters without dimensions or elements, and complex ones, no.
+
+    These are replicated.
+    """
+    return parameter.dim() > 0 and parameter.numel() > 0 and not parameter.is_complex()
+
+
+def unsharded(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module that are replicated."""
+    return [each for each in module.parameters() if not can_shard(each)]
+
+
+def check_dtypes(parameters: Sequence[Tensor]) -> None:
+    """Check that the trainable parameters of a unit have one dtype.
+
+    Raises:
+        UserError: They have not.
+    """
+    if len(found := sorted({str(each.dtype) for each in parameters if each.requires_grad})) > 1:
+        raise UserError(
+            f"a unit of FSDP has parameters of {' and '.join(found)}; give those of one dtype a "
+            "module, and name its class in strategy_options.unit_classes, or use strategy='ddp'"
+        )
 
 
 def choose_units(
@@ -78,6 +104,17 @@ def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
         if each is not module and id(each) not in inside
     ]
     return sorted(found, key=lambda entry: -entry[0].count("."))
+
+
+def outer_modules(module: nn.Module) -> list[nn.Module]:
+    """The outermost modules in it that have parameters and are called."""
+    found: list[nn.Module] = []
+    for each in module.children():
+        if isinstance(each, CONTAINERS):
+            found += outer_modules(each)
+        elif next(each.parameters(), None) is not None:
+            found.append(each)
+    return found
 
 
 @contextlib.contextmanager

@@ -43,7 +43,9 @@ class GradientAverage:
     ) -> None:
         self._group = group
         self._add_up = add_up
-        self._parameters = [each for each in parameters if each.is_floating_point()]
+        self._parameters = [
+            each for each in parameters if each.is_floating_point() or each.is_complex()
+        ]
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
         for index, parameter in enumerate(self._parameters):

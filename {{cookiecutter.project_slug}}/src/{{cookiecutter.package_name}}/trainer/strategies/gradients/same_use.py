@@ -96,19 +96,22 @@ class SameUse:
 
     def watch(self, units: Mapping[str, nn.Module]) -> None:
         """Also compare calls of modules whose parameters are gathered when they are called."""
-        agreement = self._agreement
-        if agreement is None:
-            return
-
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def note(name: str, *_: Any) -> None:
-            agreement.check(_CALLS, name)
-
         self._handles += [
             # Before the engine's own hook, which gathers.
-            unit.register_forward_pre_hook(partial(note, name), prepend=True)
+            unit.register_forward_pre_hook(partial(self.note, name), prepend=True)
             for name, unit in units.items()
+            if self._agreement is not None
         ]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def note(self, name: str, *_: Any) -> None:
+        """Compare the call of a module, or a use of a parameter, before it is gathered.
+
+        Raises:
+            UserError: Another rank does something else.
+        """
+        if self._agreement is not None:
+            self._agreement.check(_CALLS, name)
 
     def check(self, loss: Tensor) -> None:
         """Compare which gradients the backward of a loss will compute; call this before backward.
@@ -142,7 +145,7 @@ class SameUse:
 
 
 def _does(event: Event) -> str:
-    return f"calls {event[1]}" if event[0] == _CALLS else "ends its forward"
+    return f"uses {event[1]}" if event[0] == _CALLS else "ends its forward"
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -67,22 +67,28 @@ class DDP(Replicated):
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         if module.automatic_optimization:
-            sparse = self._exclude_sparse(module)
+            excluded = self._exclude(module)
             # They may be unfrozen later, which DDP does not notice.
             frozen = [each for each in module.parameters() if not each.requires_grad]
-            self.averaged = GradientAverage([*frozen, *sparse])
+            self.averaged = GradientAverage([*frozen, *excluded])
             # DDP raises an error for a module without trainable parameters.
-            if not sparse or len(sparse) < len(trained(module)):
+            if not excluded or len(excluded) < len(trained(module)):
                 self.wrapped = self.wrap(self.step)
         else:
             self.start_equal((*module.parameters(), *module.buffers()))
             self.averaged = GradientAverage(module.parameters())
         return configure()
 
-    def _exclude_sparse(self, module: TrainingModule) -> Sequence[Tensor]:
-        """Exclude sparse gradients from DDP: NCCL and communication hooks cannot reduce them."""
+    def _exclude(self, module: TrainingModule) -> Sequence[Tensor]:
+        """Exclude sparse and complex gradients from DDP.
+
+        NCCL and communication hooks cannot reduce the former, gloo and hooks not the latter.
+        """
+        unfit = sparse_parameters(module)
         found = {
-            name: each for name, each in sparse_parameters(module).items() if each.requires_grad
+            name: each
+            for name, each in module.named_parameters()
+            if each.requires_grad and (name in unfit or each.is_complex())
         }
         self.start_equal(found.values())
         self._ignored = list(found.values())

@@ -1,0 +1,96 @@
+"""Unusual parameters, optimizers and losses: trained as in one process, or refused in one line."""
+
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.conformance.rows import ROUNDING
+from tests.project import missing, require, run
+
+slow = pytest.mark.slow
+exhaustive = [slow, pytest.mark.exhaustive]
+
+
+def fit(
+    folder: Path, subject: str, strategy: str, devices: int = 2
+) -> "subprocess.CompletedProcess[str]":
+    by_fairscale = "sharded" in strategy or "fairscale" in strategy
+    named = "deepspeed" if "deepspeed" in strategy else "torch"
+    engine = "fairscale" if by_fairscale else named
+    require(missing(engine))
+    arguments = ["-m", "unusual_subject", folder, subject, strategy, str(devices)]
+    return run(arguments, engine=engine)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, torch.Tensor]]:
+    """Weights that one process trains."""
+
+    @cache
+    def weights(subject: str) -> dict[str, torch.Tensor]:
+        folder = tmp_path_factory.mktemp(subject)
+        done = fit(folder, subject, "single_device", 1)
+        assert done.returncode == 0, done.stderr
+        return load_file(folder / "weights.safetensors")
+
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("subject", "strategy"),
+    [
+        ("Complex", "ddp"),
+        ("Complex", "fsdp"),
+        pytest.param("Complex", "hsdp", marks=exhaustive),
+        # Its gradients were not averaged.
+        pytest.param("ComplexManual", "ddp", marks=slow),
+        pytest.param("ComplexManual", "fsdp", marks=slow),
+        pytest.param("Strided", "fsdp", marks=slow),
+        pytest.param("Strided", "hsdp", marks=exhaustive),
+        *(pytest.param("Strided", f"deepspeed_stage_{each}", marks=slow) for each in (2, 3)),
+        pytest.param("Strided", "fairscale_fsdp", marks=slow),
+        pytest.param("Empty", "fsdp", marks=slow),
+        pytest.param("Empty", "hsdp", marks=exhaustive),
+        pytest.param("Penalty", "deepspeed_stage_2", marks=slow),
+    ],
+)
+def test_weights_are_those_of_one_process(tmp_path, alone, subject, strategy):
+    done = fit(tmp_path, subject, strategy)
+    assert done.returncode == 0, done.stderr
+    found, expected = load_file(tmp_path / "weights.safetensors"), alone(subject)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("subject", "strategy", "part"),
+    [
+        ("Factored", "fsdp", "torch's Adafactor cannot step sharded parameters"),
+        ("Mixed", "fsdp", "a unit of FSDP has parameters of torch.float32 and torch.float64; give"),
+        ("Mixed", "ddp_zero1", "Adam has parameters of torch.float32, torch.float64, and torch"),
+        pytest.param("Complex", "ddp_zero1", "of torch.complex64, torch.float32", marks=slow),
+        *(
+            pytest.param("Complex", f"deepspeed_stage_{each}", "factor is complex", marks=slow)
+            for each in (1, 3)
+        ),
+        pytest.param("Empty", "deepspeed_stage_3", "weight is empty: stage 3 cannot", marks=slow),
+        pytest.param("Empty", "fairscale_fsdp", "weight is empty, and FairScale", marks=slow),
+        pytest.param("Mixed", "deepspeed_stage_3", "stage 3 needs parameters of one", marks=slow),
+        pytest.param("Penalty", "deepspeed_stage_3", "(create_graph=True) needs it", marks=slow),
+        pytest.param("Routed", "deepspeed_stage_3", "ranks use different", marks=slow),
+        pytest.param("RoutedRaw", "deepspeed_stage_3", "ranks use different", marks=slow),
+    ],
+)
+def test_a_line_refuses_it(tmp_path, subject, strategy, part):
+    done = fit(tmp_path, subject, strategy)
+    # A script shows the traceback of what is refused before processes start.
+    last = done.stderr.splitlines()[-1]
+    assert part in last, done.stderr
+    assert "strategy=" in last
+    assert done.returncode == (2 if last.startswith("rank ") else 1)
+    assert done.returncode == 1 or len(done.stderr.splitlines()) == 1, done.stderr

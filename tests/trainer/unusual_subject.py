@@ -1,0 +1,156 @@
+"""Modules with unusual parameters, optimizers and losses; rank 0 writes the trained weights.
+
+``python -m unusual_subject FOLDER SUBJECT STRATEGY DEVICES``
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from my_project.trainer import Trainer, TrainingModule
+from my_project.trainer.checkpoint import reading
+
+WIDTH = 4
+
+
+class Base(TrainingModule):
+    """A layer, and what a subject adds to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def train_dataloader(self) -> Any:
+        x = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(2))
+        return DataLoader(TensorDataset(x), batch_size=4)
+
+
+class Complex(Base):
+    """Complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.view_as_complex(torch.arange(8.0).view(4, 2) / 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layer(x) * self.factor).abs()
+
+
+class ComplexManual(Complex):
+    """The same with manual optimization."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Strided(Base):
+    """A weight that is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((torch.arange(12.0).view(3, WIDTH) / 12).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) @ self.weight
+
+
+class Empty(Base):
+    """A weight without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.weight.sum()
+
+
+class Mixed(Base):
+    """A layer in float64 beside one in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(WIDTH, WIDTH).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x).double())
+
+
+class Factored(Base):
+    """Adafactor looks at the rows and columns of weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adafactor(self.parameters(), lr=0.01)
+
+
+class Penalty(Factored):
+    """A gradient penalty: the gradient of a gradient."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch[0].requires_grad_()
+        (gradient,) = torch.autograd.grad(self(x).tanh().sum(), x, create_graph=True)
+        return self(x).square().mean() + gradient.norm(dim=1).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Routed(Base):
+    """Each rank uses an expert of its own, and these have different sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide = nn.Sequential(nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH))
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH), wide])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts[self.global_rank](self.layer(x))
+
+
+class RoutedRaw(Base):
+    """Each rank uses a parameter of its own, of no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.ones(WIDTH, WIDTH))
+        self.second = nn.Parameter(torch.ones(WIDTH, 3 * WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) @ (self.second if self.global_rank else self.first)
+
+
+def main(folder: Path, subject: str, strategy: str, devices: int) -> None:
+    """Train three steps."""
+    trainer = Trainer(
+        **{"accelerator": "cpu", "devices": devices, "strategy": strategy, "max_steps": 3},
+        **{"global_batch_size": 8, "default_root_dir": folder, "run_name": "run", "loggers": []},
+        enable_progress_bar=False,
+    )
+    trainer.fit(globals()[subject]())
+    if trainer.global_rank == 0:
+        state = reading.Checkpoint(reading.resolve(folder / "run")).state()
+        save_file(state["model"], folder / "weights.safetensors")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:4], int(sys.argv[4]))

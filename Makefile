@@ -25,6 +25,9 @@ MODELS := build/model-packages/.ready-$(shell cksum < tests/trainer/models.txt |
 # A package index with torch's CPU build, tried before all others, and for torch only.
 TORCH_INDEX ?=
 export TORCH_INDEX
+# The variant of torch in environments of rendered projects, whatever the driver of this machine.
+VARIANT ?= cpu
+export VARIANT
 # Use uv if it is on PATH, otherwise pip; also if uv fails, because it does not read pip's settings. Both check hashes, and
 # the locks list every dependency.
 define install

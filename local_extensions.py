@@ -37,6 +37,7 @@ from jinja2.ext import Extension
 from jinja2.runtime import Context
 
 LICENSES = ("MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary")
+TORCH_VARIANTS = ("auto", "cpu", "cuda")
 CONTAINER_RUNTIMES = ("none", "apptainer", "pyxis")
 CI_SERVICES = ("github", "gitlab", "none")
 # Libraries behind some strategies. Each is a question: "no" leaves all of it out.
@@ -164,8 +165,8 @@ class Rule:
     """What one question takes; `says` is the wording in docs/options.md.
 
     `choices` are all answers that it takes, where these are few; nothing where they are not.
-    Where they are a `menu`, the number of a choice, from 1, stands for it. `y`, `n`, and other cases
-    stand for `yes` and `no`.
+    Where they are a `menu`, the number of a choice, from 1, stands for it; `y` and `n`, in any
+    case, stand for `yes` and `no`.
     """
 
     says: str
@@ -217,6 +218,7 @@ RULES: dict[str, Rule] = {
     "version": Rule("a version in PEP 440's normal form", 50, _version_fault),
     "license": one_of(*LICENSES),
     **{engine: one_of(*YES_NO) for engine in ENGINES},
+    "torch_variant": one_of(*TORCH_VARIANTS),
     "slurm_partition": Rule(
         "letters, digits, `_`, `.`, `-`, a letter, digit or `_` at both ends; "
         "several separated by commas; or nothing",

@@ -49,7 +49,7 @@ fetch_wheels() {
     # The base has Python 3.11; pip would evaluate markers for the Python that runs it.
     { grep -A 1 "'3.11' .*'$(uname -m)'" "$locks/torch-cpu.txt" || true; } | sed 's/ ;.*/ \\/' > "$CACHE/torch.txt"
     download ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement "$CACHE/torch.txt" ||
-        download --index-url "$(sed -n 's/^PYTORCH_INDEX = "\(.*\)"/\1/p' "$locks/install_torch.py")" --retries 0 \
+        download --index-url "$(sed -n 's/^PYTORCH_INDEX = "\(.*\)"/\1/p' "$locks/install_torch.py")cpu" --retries 0 \
             --requirement "$CACHE/torch.txt" || {
         echo "docker/smoke.sh: no CPU build of torch is available; the image gets the larger build of pip's own index" >&2
         download --requirement "$locks/torch.txt" --requirement "$locks/cuda.txt"

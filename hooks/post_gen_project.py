@@ -31,6 +31,7 @@ NEXT_STEPS = """
 The project is ready. Next:
   cd %s
   make setup    # install it into .venv, and make a git repository with a first commit
+                # on a machine without a GPU, for a cluster with GPUs: make setup VARIANT=cuda
   make train    # train a classifier of handwritten digits, in under a minute
 README.md has the rest.
 """

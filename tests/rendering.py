@@ -47,6 +47,7 @@ DEFAULTS = {
     "fairscale": "yes",
     "horovod": "yes",
     "xla": "yes",
+    "torch_variant": "auto",
     "slurm_partition": "",
     "slurm_account": "",
     "gpus_per_node": "1",
@@ -58,6 +59,7 @@ NEXT_STEPS = """
 The project is ready. Next:
   cd %s
   make setup    # install it into .venv, and make a git repository with a first commit
+                # on a machine without a GPU, for a cluster with GPUs: make setup VARIANT=cuda
   make train    # train a classifier of handwritten digits, in under a minute
 README.md has the rest.
 """

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import build_image
+import pytest
+
 
 def stages(project: Path) -> dict[str, tuple[str, str]]:
     """Return each stage's base and its lines, by its name."""
@@ -16,15 +19,22 @@ def stages(project: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_the_variant_decides_what_all_stages_stand_on(project: Path) -> None:
+def test_the_variant_decides_what_all_stages_stand_on(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = stages(project)
-    assert found["base"][0] == "base-${VARIANT}"
+    assert found["base"][0] == "base-${STAGE}"
     assert found["base-cuda"][0] == "base-cpu"
     assert found["base-cpu"][0] == "${BASE_IMAGE}"
     assert {found[name][0] for name in ("builder", "runtime")} == {"base"}
     text = (project / "Dockerfile").read_text(encoding="utf-8")
     before_all_stages = text.partition("\nFROM ")[0]
-    assert "\nARG VARIANT=cpu\n" in before_all_stages  # or it would be empty in a FROM
+    # Or they would be empty in a FROM.
+    assert "\nARG VARIANT=cpu\nARG STAGE=${VARIANT}\n" in before_all_stages
+    monkeypatch.setattr(build_image, "PROJECT", project)
+    for variant, stage in {"cpu": "cpu", "cuda": "cuda", "cu126": "cuda", "rocm6.4": "cpu"}.items():
+        words = build_image.command("x:y", variant)
+        assert {f"--build-arg=VARIANT={variant}", f"--build-arg=STAGE={stage}"} <= set(words)
 
 
 def test_gpus_are_given_to_the_image_for_them_and_nccl_finds_infiniband(project: Path) -> None:

@@ -130,7 +130,11 @@ def test_every_lock_has_what_its_source_asks_for() -> None:
         names = of_cpu if source.name == "cpu.in" else {f"{source.stem}.txt"}
         texts = [source.with_name(name).read_text(encoding="utf-8") for name in names]
         locked = {name for text in texts for name in lock.entries(text)}
-        asked = re.findall(r"^([A-Za-z0-9][A-Za-z0-9-]*)", source.read_text("utf-8"), re.MULTILINE)
+        text = source.read_text("utf-8")
+        if source.name == "cpu.in" or lock.ALONE in text:
+            text += lock.dependencies()
+            assert "jsonargparse[signatures]>=4.49,<5\n" in text
+        asked = re.findall(r"^([A-Za-z0-9][A-Za-z0-9-]*)", text, re.MULTILINE)
         assert asked
         assert {name.lower() for name in asked} <= locked, source.name
 
@@ -146,7 +150,7 @@ def test_cuda_s_libraries_stand_apart() -> None:
 
 def test_the_known_cpu_build_is_in_the_lock() -> None:
     text = (REQUIREMENTS / "torch-cpu.txt").read_text(encoding="utf-8")
-    line = install_torch.cpu_line("2.13.0", "3.11", "x86_64")
+    line = install_torch.cpu_line("torch", "2.13.0", "3.11", "x86_64")
     digest = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
     assert f"{line} \\\n    --hash=sha256:{digest}\n" in text
 
@@ -165,7 +169,9 @@ def test_cpu_builds_are_read_from_an_index(
     with serve(tmp_path) as (address, _asked):
         # The first cannot be reached, the second has no page of torch.
         first = "http://me:canary@127.0.0.1:9/simple"
-        found = lock.lock_cpu_builds("2.13.0", [first, f"{address}/other", f"{address}/cpu/"])
+        found = lock.lock_cpu_builds(
+            "torch", "2.13.0", [first, f"{address}/other", f"{address}/cpu/"]
+        )
     assert found == [
         f"torch==2.13.0+cpu ; python_version == '3.{minor}' and sys_platform == 'linux' and "
         f"platform_machine == '{machine}' \\\n    --hash=sha256:"
@@ -183,12 +189,12 @@ def test_known_cpu_builds_stay_where_no_index_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lock, "HERE", tmp_path)
-    line = install_torch.cpu_line("2.13.0", "3.11", "x86_64")
+    line = install_torch.cpu_line("torch", "2.13.0", "3.11", "x86_64")
     entry = f"{line} \\\n    --hash=sha256:{hashlib.sha256(b'x').hexdigest()}"
     lock.write("torch-cpu.txt", {"torch": [entry]}, "of a test", "cpu.in")
-    assert lock.lock_cpu_builds("2.13.0", ["http://127.0.0.1:9"]) == [entry]
+    assert lock.lock_cpu_builds("torch", "2.13.0", ["http://127.0.0.1:9"]) == [entry]
     assert capsys.readouterr().err.splitlines()[1:] == [
-        "lock.py: torch-cpu.txt keeps the hashes that it had: 1"
+        "lock.py: torch-cpu.txt keeps the hashes of torch that it had: 1"
     ]
     # Another version's would never be installed.
-    assert lock.lock_cpu_builds("2.14.0", ["http://127.0.0.1:9"]) == []
+    assert lock.lock_cpu_builds("torch", "2.14.0", ["http://127.0.0.1:9"]) == []

@@ -171,7 +171,7 @@ def test_derived_names(tmp_path: Path) -> None:
 
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
-    answers += ["no", "2", "yes", "no", "long,short", "lab_1", "8", "apptainer", "gitlab"]
+    answers += ["no", "2", "yes", "no", "cpu", "long,short", "lab_1", "8", "apptainer", "gitlab"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Name of the project, as people read it" in done.stdout
@@ -186,6 +186,7 @@ def test_the_command_with_prompts(tmp_path: Path) -> None:
         "deepspeed": "no",
         "fairscale": "no",
         "xla": "no",
+        "torch_variant": "cpu",
         "slurm_partition": "long,short",
         "slurm_account": "lab_1",
         "gpus_per_node": "8",

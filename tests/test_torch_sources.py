@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch
 VERSION = "2.13.0"
 CPU = f"{VERSION}+cpu"
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-PYTORCH = "https://download.pytorch.org/whl/cpu"
+PYTORCH = "https://download.pytorch.org/whl/"
 CPU_TAG = f"cp{PYTHON.replace('.', '')}-cp{PYTHON.replace('.', '')}-linux_{platform.machine()}"
 
 
@@ -38,12 +38,19 @@ class Place:
 
     def offer(self, index: str, version: str, *, name: str = "torch") -> str:
         """Put a wheel into an index, and return its hash."""
-        tag = CPU_TAG if "+cpu" in version else "py3-none-any"
+        tag = CPU_TAG if "+" in version else "py3-none-any"
         return write_wheel(self.wheels / index / name, name, version, tag)
 
     def lock(self, file: str, requirement: str, digest: str) -> None:
         """Write a lock of one package."""
         (self.requirements / file).write_text(f"{requirement} \\\n    --hash=sha256:{digest}\n")
+
+    def lock_more(self, file: str, requirement: str, digest: str) -> None:
+        """Add a package to a lock."""
+        before = (self.requirements / file).read_text()
+        self.lock(file, requirement, digest)
+        lock = self.requirements / file
+        lock.write_text(before + lock.read_text())
 
     def change(self, before: str, after: str) -> None:
         """Change a constant of the script."""
@@ -88,17 +95,19 @@ def place(environment: Path, tmp_path: Path) -> Iterator[Place]:
         place.lock("torch.txt", f"torch=={VERSION}", place.offer("pip", VERSION))
         place.lock("cuda.txt", "cudalib==13.0", place.offer("pip", "13.0", name="cudalib"))
         place.lock("torch-cpu.txt", cpu_requirement(), place.offer("elsewhere", CPU))
-        place.change(PYTORCH, f"{address}/pytorch")
+        place.change(PYTORCH, f"{address}/pytorch-")
+        # Whatever driver this machine has.
+        place.change("/proc/driver/nvidia/version", str(tmp_path / "driver"))
         yield place
     # Removing is what takes pip a second: it knows two names only.
     for left in environment.parent.parent.glob("lib/*/site-packages/*"):
-        if left.name.startswith(("torch", "cudalib")):
+        if left.name.startswith(("torch", "cudalib", "smalllib")):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def cpu_requirement() -> str:
+def cpu_requirement(name: str = "torch", version: str = CPU) -> str:
     return (
-        f"torch=={CPU} ; python_version == '{PYTHON}' and sys_platform == 'linux' "
+        f"{name}=={version} ; python_version == '{PYTHON}' and sys_platform == 'linux' "
         f"and platform_machine == '{platform.machine()}'"
     )
 
@@ -126,7 +135,7 @@ def test_the_cpu_build_that_pip_knows_is_taken(place: Place) -> None:
 
 
 def test_an_index_that_the_user_names_is_asked_first_and_alone(place: Place) -> None:
-    for index in ("mine", "pip", "pytorch"):
+    for index in ("mine", "pip", "pytorch-cpu"):
         place.lock("torch-cpu.txt", cpu_requirement(), place.offer(index, CPU))
     place.variables["TORCH_INDEX"] = f"{place.address}/mine"
     place.variables["PIP_EXTRA_INDEX_URL"] = f"{place.address}/extra"
@@ -137,7 +146,7 @@ def test_an_index_that_the_user_names_is_asked_first_and_alone(place: Place) -> 
 
 def test_where_the_named_index_has_none_the_others_are_asked(place: Place) -> None:
     place.offer("mine", f"{VERSION}+cu130")
-    place.lock("torch-cpu.txt", cpu_requirement(), place.offer("pytorch", CPU))
+    place.lock("torch-cpu.txt", cpu_requirement(), place.offer("pytorch-cpu", CPU))
     named = place.address.replace("://", "://me:canary@") + "/mine"
     place.variables["TORCH_INDEX"] = named
     hidden = place.address.replace("://", "://****@") + "/mine"
@@ -146,12 +155,12 @@ def test_where_the_named_index_has_none_the_others_are_asked(place: Place) -> No
         [f"TORCH_INDEX ({hidden}): no torch {CPU} for this Python, or no answer", OF_PIP],
     )
     assert place.installed() == CPU
-    assert asked_indexes(place) == {"mine", "pip", "pytorch"}
+    assert asked_indexes(place) == {"mine", "pip", "pytorch-cpu"}
 
 
 def test_without_a_cpu_build_the_plain_one_is_taken_with_cuda(place: Place) -> None:
     code, lines = place.install()
-    of_pytorch = f"{place.address}/pytorch: no torch {CPU} for this Python, or no answer"
+    of_pytorch = f"{place.address}/pytorch-cpu: no torch {CPU} for this Python, or no answer"
     assert (code, lines) == (0, [OF_PIP, of_pytorch, BRINGS_CUDA])
     assert place.installed() == VERSION
     assert place.installed("cudalib") == "13.0"
@@ -162,7 +171,7 @@ def test_an_index_that_refuses_or_never_answers_is_passed_over(place: Place) -> 
     place.change("LONGEST_LOOK = 30.0", "LONGEST_LOOK = 3.0")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         own = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        place.change(f"{place.address}/pytorch", own)
+        place.change(f"{place.address}/pytorch-", own)
         place.variables["TORCH_INDEX"] = "http://127.0.0.1:9"
         code, lines = place.install()
     assert code == 0
@@ -176,10 +185,10 @@ def test_an_index_that_refuses_or_never_answers_is_passed_over(place: Place) -> 
 
 
 def test_a_cpu_build_with_another_hash_is_not_installed(place: Place) -> None:
-    other = write_wheel(place.wheels / "pytorch" / "torch", "torch", CPU, CPU_TAG)
+    other = write_wheel(place.wheels / "pytorch-cpu" / "torch", "torch", CPU, CPU_TAG)
     place.lock("torch-cpu.txt", cpu_requirement(), other[::-1])
     code, lines = place.install()
-    said = f"{place.address}/pytorch: torch {CPU} is not installed: its hash is not the locked one"
+    said = f"{place.address}/pytorch-cpu: torch not installed: its hash is not the locked one"
     assert (code, lines) == (0, [OF_PIP, said, BRINGS_CUDA])
     assert place.installed() == VERSION
 
@@ -190,7 +199,7 @@ def test_a_machine_without_a_locked_cpu_build_asks_for_none(place: Place) -> Non
     machine = f"Python {PYTHON} on {platform.machine()}"
     assert place.install() == (
         0,
-        [f"torch-cpu.txt has no hash for {machine} (`make lock` adds it)", BRINGS_CUDA],
+        [f"torch-cpu.txt has no hash of torch for {machine} (`make lock` adds it)", BRINGS_CUDA],
     )
     assert place.installed() == VERSION
     assert asked_indexes(place) == {"pip"}
@@ -213,7 +222,103 @@ def test_a_plain_build_with_another_hash_ends_in_one_line(place: Place) -> None:
 
 
 def test_the_newest_cpu_build_is_taken_of_the_first_index_that_answers(place: Place) -> None:
-    place.offer("pytorch", "2.14.0+cpu")
+    place.offer("pytorch-cpu", "2.14.0+cpu")
     place.variables["TORCH_INDEX"] = "http://127.0.0.1:9"
     assert place.install("newest") == (0, [])
     assert place.installed() == "2.14.0+cpu"
+
+
+def add_torchvision(place: Place, *indexes: str) -> None:
+    """Lock torchvision too, whose CPU build these indexes have, and pip's the plain one."""
+    plain = place.offer("pip", "0.28.0", name="torchvision")
+    place.lock_more("torch.txt", "torchvision==0.28.0", plain)
+    for index in ("elsewhere", *indexes):
+        digest = place.offer(index, "0.28.0+cpu", name="torchvision")
+    place.lock_more("torch-cpu.txt", cpu_requirement("torchvision", "0.28.0+cpu"), digest)
+
+
+def test_torchvision_comes_from_where_torch_comes_from(place: Place) -> None:
+    place.lock("torch-cpu.txt", cpu_requirement(), place.offer("pytorch-cpu", CPU))
+    # pip's own has torch's CPU build too, but not that of torchvision.
+    place.offer("pip", CPU)
+    add_torchvision(place, "pytorch-cpu")
+    said = "what pip is configured with: no torchvision 0.28.0+cpu for this Python, or no answer"
+    assert place.install() == (0, [said])
+    assert (place.installed(), place.installed("torchvision")) == (CPU, "0.28.0+cpu")
+    assert place.install("cuda") == (0, [])
+    assert (place.installed(), place.installed("torchvision")) == (VERSION, "0.28.0")
+
+
+def test_beside_an_installed_torch_only_torchvision_is_looked_for(place: Place) -> None:
+    place.lock("torch-cpu.txt", cpu_requirement(), place.offer("pytorch-cpu", CPU))
+    assert place.install() == (0, [OF_PIP])
+    shutil.rmtree(place.wheels / "pytorch-cpu")
+    add_torchvision(place, "mine")
+    place.variables["TORCH_INDEX"] = f"{place.address}/mine"
+    assert place.install() == (0, [])
+    assert (place.installed(), place.installed("torchvision")) == (CPU, "0.28.0+cpu")
+
+
+def test_another_build_of_pytorch_s_is_taken_from_its_index(place: Place) -> None:
+    place.lock("cpu.txt", "smalllib==1.0", place.offer("pip", "1.0", name="smalllib"))
+    add_torchvision(place)
+    place.offer("pytorch-cu126", f"{VERSION}+cu126")
+    place.offer("pytorch-cu126", "0.28.0+cu126", name="torchvision")
+    said = (
+        f"what pip is configured with: no torch {VERSION}+cu126, no torchvision 0.28.0+cu126 "
+        "for this Python, or no answer"
+    )
+    assert place.install("cu126") == (0, [said])
+    assert (place.installed(), place.installed("torchvision")) == (
+        *(f"{VERSION}+cu126", "0.28.0+cu126"),
+    )
+    assert place.installed("smalllib") == "1.0"
+    code, lines = place.install("rocm6.4")
+    assert code == 1
+    assert lines[-1] == (
+        f"torch=={VERSION}+rocm6.4 torchvision==0.28.0+rocm6.4 could not be installed; "
+        "another version of torch: write it into requirements/cpu.in, and `make lock`"
+    )
+    assert place.installed() == f"{VERSION}+cu126"
+
+
+def which(place: Place) -> str:
+    script = place.requirements / "install_torch.py"
+    done = subprocess.run(
+        [place.python, script, "which"],
+        env={"PATH": "/nonexistent"},  # nvidia-smi is not found
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip() + done.stderr
+
+
+def test_the_driver_of_this_machine_decides(place: Place, tmp_path: Path) -> None:
+    driver = tmp_path / "driver"
+    line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (x@y)\n"
+    place.variables["PATH"] = "/nonexistent"
+    place.lock("torch-cpu.txt", cpu_requirement(), place.offer("pip", CPU))
+    assert which(place) == "cpu"
+    assert place.install("auto") == (
+        0,
+        [
+            "no NVIDIA driver on this machine: torch for CPUs. For GPUs of other machines, "
+            "as in a cluster: make setup VARIANT=cuda"
+        ],
+    )
+    assert place.installed() == CPU
+    old = "NVIDIA driver {} is too old for CUDA 13 (580 or newer): {}"
+    cu126 = f"make setup VARIANT=cu126 ({place.address}/pytorch-cu126)"
+    for version, remedy in {"550.54.15": cu126, "470.82.01": "update it"}.items():
+        driver.write_text(line.format(version))
+        assert which(place) == "cpu"
+        said = [old.format(version, remedy), "torch for CPUs"]
+        assert place.install("auto") == (0, said)
+        assert place.install("cpu") == (0, [])
+    driver.write_text(line.format("580.65.06"))
+    assert which(place) == "cuda"
+    said = ["NVIDIA driver 580.65.06: torch for CUDA. For CPUs: make setup VARIANT=cpu"]
+    assert place.install("auto") == (0, said)
+    assert place.installed() == VERSION
+    driver.write_text(line.format("550.54.15"))
+    assert place.install("cuda") == (0, [old.format("550.54.15", cu126)])

@@ -51,8 +51,16 @@ from my_project.trainer.launch import cluster
         ),
         (
             STEP | {"SLURM_NODEID": "2"},
-            "srun: SLURM_NODEID=2, but the step has 2 nodes (SLURM_STEP_TASKS_PER_NODE=2(x2)); "
-            "the launch is broken",
+            "srun: SLURM_NODEID=2 of 2 nodes, but the step has 2 nodes "
+            "(SLURM_STEP_TASKS_PER_NODE=2(x2)); the launch is broken",
+        ),
+        *(
+            (
+                STEP | {"SLURM_STEP_TASKS_PER_NODE": forged},
+                f"srun: SLURM_NODEID=1 of 2 nodes, but the step has {nodes} nodes "
+                f"(SLURM_STEP_TASKS_PER_NODE={forged}); the launch is broken",
+            )
+            for forged, nodes in (("1(x999999999)", 999999999), ("2(x-5)", -5), ("2", 1))
         ),
         (
             LAUNCHED | {"LOCAL_WORLD_SIZE": "0"},

@@ -28,7 +28,7 @@ def test_the_configurations_that_come_along() -> None:
     assert type(digits.model).__name__ == "ImageClassifier"
     assert type(digits.data).__name__ == "Digits"
     assert digits.data.batch_size == 64
-    assert digits.checkpoint is None
+    assert digits.weights == {"checkpoint": None, "averaged": True}
     assert type(gpt.model).__name__ == "LanguageModel"
     assert gpt.data.context == 128
 
@@ -146,6 +146,9 @@ def test_help_lists_every_option_of_the_trainer(capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     for option in ("strategy", "devices", "global_batch_size", "resume", "seed"):
         assert f"--trainer.{option} " in printed
+    assert '"auto", "cpu", "gpu", or an engine\'s, such as "tpu".' in " ".join(printed.split())
+    assert "`" not in printed + help_of("ddp")  # as docstrings have: ``None``, :meth:`building`
+    assert "modules inside building on the meta device" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,10 @@ def test_a_configuration_is_written_in_today_s_spelling(
     older = ("--trainer.num_processes", "2", "--trainer.distributed_backend", "ddp")
     older += ("--trainer.precision", "bf16", "--trainer.logger", "csv")
     content = resolved(read(*DIGITS, *older))
-    assert content == yaml.safe_load(printed(capsys, "fit", *DIGITS, *older, "--print_config"))
+    shown = yaml.safe_load(printed(capsys, "fit", *DIGITS, *older, "--print_config"))
+    for name in ("run_name", "resume", "overwrite"):  # not recorded
+        assert not shown["trainer"].pop(name)
+    assert content == shown
     newer = {"devices": 2, "accelerator": "cpu", "strategy": "ddp", "precision": "bf16-mixed"}
     assert {name: content["trainer"][name] for name in newer} == newer
     assert content["trainer"]["loggers"] == ["csv"]

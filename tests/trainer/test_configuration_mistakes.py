@@ -216,6 +216,28 @@ def test_a_checkpoint_that_is_not_there() -> None:
     assert mistakes(*DIGITS, "--checkpoint", "gone", command="test") == [
         "checkpoint='gone': no such directory; give a run directory or a checkpoint"
     ]
+    assert mistakes("--checkpoint", "gone", "--trainer.seed", "x", command="test") == [
+        "checkpoint='gone': no such directory; give a run directory or a checkpoint",
+        "trainer.seed='x': expected int",
+    ]
+
+
+def test_an_import_that_fails_names_the_line_that_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "has_error.py").write_text("def fail():\n    {}['x']\n\nfail()\n")
+    (tmp_path / "imports_it.py").write_text("import torch\nimport has_error\n")
+    (tmp_path / "lacks_one.py").write_text("import not_installed_here\n")
+    names = ["--model", "imports_it.M", "--trainer.strategy", "has_error.S"]
+    place = f"KeyError: 'x' ({tmp_path / 'has_error.py'}, line 4)"
+    lacking = f"No module named 'not_installed_here' ({tmp_path / 'lacks_one.py'}, line 1)"
+    assert mistakes(*names, "--trainer.callbacks", "[lacks_one.C, nowhere_at_all.C]") == [
+        f"model.class_path='imports_it.M': {place}",
+        f"strategy='has_error.S': {place}",
+        f"callbacks[0]='lacks_one.C': {lacking}",
+        "callbacks[1]='nowhere_at_all.C': No module named 'nowhere_at_all'",
+    ]
 
 
 @pytest.mark.parametrize(

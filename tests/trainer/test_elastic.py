@@ -1,5 +1,6 @@
 """torchrun starts a run again whose rank was killed; it goes on, and gives up where that fails."""
 
+import json
 import os
 import random
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.project import PATIENCE, fit, start
+from tests.project import PATIENCE, fit, free_port, start
 
 from my_project.trainer import errors
 from my_project.trainer.launch import cluster, outcome, restarts
@@ -89,6 +90,33 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_last_checkpoint(tmp_pat
     [log] = tmp_path.glob("torchrun-*/metrics.csv")
     assert log.read_text() == whole
     assert_nothing_left(tmp_path)
+
+
+@slow
+def test_a_run_with_options_of_auto_shrinks_to_one_process(tmp_path):
+    """One agent per node, here two on one machine; one of them is killed with its rank."""
+    rendezvous = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    waits = "--rdzv-conf=last_call_timeout=1,join_timeout=60"
+    options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"]
+    launch = ["-m", "torch.distributed.run", *options, rendezvous, "--rdzv-id=job", waits]
+    command = [*launch, *slow_fit(tmp_path), "--trainer.strategy_options.timeout_seconds", "60"]
+    agents = []
+    try:
+        for _ in range(2):
+            agents.append(start(command, cwd=tmp_path, extra=at_root()))
+            time.sleep(1)  # the first one serves the rendezvous
+        wait_for(lambda: len(steps_of(tmp_path)) > 2 * EVERY, agents[0])
+        for each in [*psutil.Process(agents[1].pid).children(), agents[1]]:
+            each.kill()
+        _, error = agents[0].communicate(timeout=PATIENCE)
+    finally:
+        for each in agents:
+            each.kill()
+            each.communicate()
+    assert agents[0].returncode == 0, error
+    attempts = json.loads((tmp_path / "torchrun-job" / "run.json").read_text())["attempts"]
+    found = [(each["layout"]["world_size"], each["strategy"]) for each in attempts]
+    assert found == [(2, "ddp"), (1, "ddp")]
 
 
 @slow

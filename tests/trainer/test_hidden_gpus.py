@@ -86,7 +86,7 @@ def test_no_permission(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 TOO_OLD = (
     f"its driver supports CUDA 12.2 at most, and torch {torch.__version__} is built for CUDA 13.0; "
-    "update the driver, or install a torch that is built for CUDA 12.2"
+    "update the driver, or install torch for CUDA 12 (make setup VARIANT=cu126)"
 )
 
 

@@ -56,7 +56,9 @@ def test_reductions_over_a_step_s_micro_batches_and_over_the_epoch(how: str, res
 @pytest.mark.parametrize(
     ("options", "step", "epoch"),
     [
-        ({}, ["x"], []),
+        ({}, ["x"], ["x_epoch"]),
+        ({"on_step": True}, ["x"], ["x_epoch"]),
+        ({"on_epoch": False}, ["x"], []),
         ({"on_epoch": True}, ["x_step"], ["x_epoch"]),
         ({"on_step": False, "on_epoch": True}, [], ["x"]),
     ],
@@ -152,6 +154,54 @@ def test_steps_that_are_not_written_count_in_the_epoch() -> None:
     recorder.log("x", 3.0, on_epoch=True)
     assert recorder.take_step() == {"x_step": 3.0}
     assert recorder.take_epoch() == {"x_epoch": 2.0}
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "min", "max"])
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_values_of_steps_count_in_the_epoch_by_default(how: str, kind: Any) -> None:
+    whole, first, second = make_recorder(), make_recorder(), make_recorder()
+    parts = [(0.25, 3), (4.0, 1), (-2.0, 2), (1.0, 2)]
+    for recorder, own in [(whole, parts), (first, parts[:2]), (second, parts[2:])]:
+        if recorder is second:
+            recorder.load_state(first.state())
+        for value, samples in own:
+            recorder.enter(BatchContext(is_recorded=samples == 1))
+            recorder.log("a:b/c", kind(value), reduce_fx=how, batch_size=samples)
+    expected = {"mean": 0.34375, "sum": 3.25, "min": -2.0, "max": 4.0}[how]
+    assert whole.take_epoch() == second.take_epoch() == {"a:b/c_epoch": expected}
+
+
+def test_a_value_of_the_epoch_that_is_logged_wins() -> None:
+    recorder = make_recorder()
+    recorder.log("loss", 1.0)
+    with recorder.evaluating():
+        recorder.log("loss", 7.0)
+        assert recorder.take_epoch() == {"loss": 7.0}
+    recorder.enter(BatchContext(level="epoch"))
+    recorder.log("loss_epoch", 3.0)
+    assert recorder.take_epoch() == {"loss_epoch": 3.0}
+
+
+def test_ranks_may_log_other_values_of_steps_in_another_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other rank has logged ``other`` twice and ``first``."""
+
+    def reduce(tensor: torch.Tensor, how: str) -> torch.Tensor:
+        if how == "max":  # digests of names
+            return torch.tensor([1.0, 0.0])
+        return tensor + torch.tensor([[6.0, 8.0, 0.0], [1.0, 2.0, 0.0]])
+
+    monkeypatch.setattr(metrics.collectives, "world_size", lambda: 2)
+    others = ["mean other_epoch", "mean first_epoch"]
+    monkeypatch.setattr(metrics.collectives, "gather", lambda names: [names, others])
+    recorder = metrics.Recorder(reduce, torch.device("cpu"))
+    recorder.enter(BatchContext())
+    for name, value in (("second", 2.0), ("first", 4.0)):
+        recorder.log(name, value)
+    totals = {f"{name}_epoch": each for name, each in recorder._steps.items()}
+    values = recorder._reduced(totals, may_differ=True)
+    assert values == {"first_epoch": 5.0, "other_epoch": 4.0, "second_epoch": 2.0}
 
 
 def test_the_progress_bar_has_the_newest_value() -> None:

@@ -1,6 +1,7 @@
 """A process ends when its work is done, and never with exit code 0 before."""
 
 import contextlib
+import json
 import os
 import pty
 import signal
@@ -8,10 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.project import PATIENCE, environment, fit, run
+from tests.project import PATIENCE, environment, fit, run, start
 
+import test_lineage
+from my_project import trainer
 from my_project.trainer.checkpoint import reading as checkpoint
 from my_project.trainer.launch import outcome, preemption
 from preemption_subject import steps_of
@@ -40,13 +44,60 @@ def test_sys_exit_in_a_step_is_no_success(tmp_path):
     assert (tmp_path / "told").read_text().startswith("failed ")
 
 
-def test_os_exit_in_one_process_tells_no_outcome(tmp_path):
-    """Which is all that can be noticed of it: the process has nobody that watches it."""
+def test_os_exit_in_one_process_tells_no_outcome_and_the_next_start_says_it(tmp_path):
+    """The process has nobody that watches it."""
     extra = at_root() | {outcome.FILE: "told"}
     (tmp_path / "told").write_text("finished step 4\n")
     done = run(command("leaves"), cwd=tmp_path, extra=extra)
     assert done.returncode == 0
     assert not (tmp_path / "told").exists()
+    refused = run(command("leaves"), cwd=tmp_path, extra=extra)
+    assert "there is a run already, which has not finished; resume it" in refused.stderr
+    resumed = [*command("leaves"), "--model.step", "99", "--trainer.resume", "auto"]
+    note = "note: the previous attempt was killed, or a process called os._exit()"
+    for expected in (True, False):
+        done = run(resumed, cwd=tmp_path, extra=extra)
+        assert done.returncode == 0, done.stderr
+        assert (note in done.stderr.splitlines()) == expected
+    attempts = json.loads((tmp_path / "runs/run/run.json").read_text())["attempts"]
+    ended = [each.get("ended") for each in attempts]
+    assert ended == [None, "finished step 4", "finished step 4"]
+
+
+READER = """
+import sys, test_process_ends
+test_process_ends.train(int(sys.argv[1]))
+"""
+
+
+class Prints(trainer.Callback):
+    """Prints in each epoch, when nothing reads it any more."""
+
+    def on_train_epoch_end(self, run: Any, module: Any) -> None:
+        print(f"epoch {run.current_epoch}", flush=True)
+
+
+def train(devices: int) -> None:
+    made = trainer.Trainer(
+        accelerator="cpu", devices=devices, max_epochs=3, run_name="run", callbacks=[Prints()]
+    )
+    made.fit(test_lineage.Model())
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_training_continues_when_nothing_reads_its_output(tmp_path, devices):
+    process = start(["-c", READER, str(devices)], cwd=tmp_path, extra=at_root(), fresh=True)
+    try:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        process.stdout = None
+        _, error = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, error
+    assert error.count("note: nothing reads the output any more; the command continues\n") == 1
+    assert checkpoint.resolve(tmp_path / "runs" / "run").name == f"step-0000000{6 // devices}"
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])

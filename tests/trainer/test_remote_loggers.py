@@ -4,6 +4,7 @@ import csv
 import importlib
 import importlib.util
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,24 @@ def test_training_continues_when_mlflow_s_server_is_killed(tmp_path: Path) -> No
     assert line.startswith("warning: logger 'mlflow' is not used any more: ")
     assert server.address.removeprefix("http://").split(":")[0] in line
     assert len(logged(tmp_path, "loss")) == 6
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.needs(each)) for each in ("mlflow", "wandb")]
+)
+def test_a_server_that_does_not_answer_is_left_out(name: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # connects, and says nothing
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        variables = {"MLFLOW_TRACKING_URI": address, "WANDB_BASE_URL": address}
+        words = ["-m", "logger_subject", given(name, max_steps=2)]
+        done = run(words, cwd=tmp_path, extra={**variables, "WANDB_API_KEY": "0" * 40})
+    assert done.returncode == 0, done.stderr
+    line = (
+        f"warning: logger '{name}' is not used any more: it raised ConnectionError: {address} does "
+        "not answer within 5 s"
+    )
+    assert line in done.stderr.splitlines()
+    assert len(logged(tmp_path, "loss")) == 2
 
 
 def records(data: bytes) -> Iterator[bytes]:

@@ -238,6 +238,7 @@ class Reads(Scheduled):
         return (batch[0] @ self.weight).square().mean() * 1e-6
 
     def configure_optimizers(self) -> Any:
+        self.total_steps = self.trainer.total_steps
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> Any:
@@ -254,9 +255,27 @@ def test_a_resume_with_another_batch_size_continues_at_the_same_sample(
     make(tmp_path, **options, global_batch_size=6, resume="auto").fit(after)
     assert len(before.read) == len(after.read) == 12
     assert sorted(before.read + after.read) == list(range(24))
-    assert "read again" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "read again" not in printed
+    assert "note: the effective batch size is 6; it was 4\n" in printed
+    assert (before.total_steps, after.total_steps) == (3, 5)  # 3 of 4 samples, and 2 of 6
+    assert re.findall(r"total steps (\d+)", printed) == ["3", "5"]
     again = Reads()
     make(tmp_path, **options, global_batch_size=8, run_name="other", max_steps=1).fit(Reads())
     make(tmp_path, **options, global_batch_size=6, run_name="other", resume="auto").fit(again)
     assert len(again.read) == 18  # 2 of the 8 samples are read again
-    assert re.search("2 samples of this epoch are read again", capsys.readouterr().out)
+    assert re.search("it was 8: 2 samples of this epoch are read again", capsys.readouterr().out)
+
+
+def test_the_total_steps_of_a_resume_with_another_batch_size_at_the_end_of_an_epoch(
+    tmp_path: Path,
+) -> None:
+    """Two epochs of 6 steps, then one of 3; with the first size, a resume changes nothing."""
+    options = {"run_name": "run", "global_batch_size": 4}
+    make(tmp_path, **options, max_epochs=2).fit(Reads())
+    for size, total in ((4, 18), (8, 15)):
+        again = Reads()
+        other = {"max_epochs": 3, "resume": str(tmp_path / "run"), "run_name": f"{size}"}
+        made = make(tmp_path, **{**options, "global_batch_size": size, **other})
+        made.fit(again)
+        assert (again.total_steps, made.global_step) == (total, total)

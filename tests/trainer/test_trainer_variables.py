@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.project import PACKAGE, run
 
 import bad_inputs
@@ -52,6 +53,22 @@ def test_what_a_rank_has_set_silences_no_command_that_it_starts(
         "ignored"
     )
     assert notes == [note] * is_whole
+    assert list(tmp_path.iterdir()) == []
+
+
+class Doubles(trainer.TrainingModule):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch[0] * 2
+
+
+@pytest.mark.parametrize("parent", [{}, {"TRAINER_PARENT_PID": "1"}], ids=["alone", "parent"])
+def test_a_directory_for_failures_without_a_rank_is_ignored(
+    parent: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**parent, "TRAINER_FAILURE_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    options: Any = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False}
+    assert trainer.Trainer(**options).predict(Doubles(), [[torch.ones(1)]])[0].tolist() == [2]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -39,7 +39,7 @@ class _Parser(ArgumentParser):
     def format_help(self, *arguments: Any, **options: Any) -> str:
         # First: otherwise modules imported for the list would be listed as types of an option.
         text: str = super().format_help(*arguments, **options)
-        return f"{text}\nstrategies:\n{strategy_help.overview()}\n"
+        return f"{strategy_help.plain(text)}\nstrategies:\n{strategy_help.overview()}\n"
 
     def dump(self, cfg: Namespace, **options: Any) -> str:
         if isinstance(trainer := cfg.get("trainer"), Namespace):
@@ -116,12 +116,16 @@ def read_work(program: str, command: str, given: Sequence[str]) -> Work:
     """
     # On the command line only: a configuration cannot say that it is trusted.
     own = [word for word in given if word != imports.TRUST]
-    sections, arguments = list(SECTIONS), own
+    sections, arguments, problems = list(SECTIONS), own, Problems()
     if command in _WITH_CHECKPOINT:
         sections += [CHECKPOINT, AVERAGED]
-        arguments = saved_runs.with_saved_classes(own)
+        with problems:
+            arguments = saved_runs.with_saved_classes(own)
     from_run = arguments != own or saved_runs.reads_config_of_run(own)
     with imports.checked(from_run and own == list(given)):
+        if problems.lines:  # there is no such checkpoint
+            others = [each for each in mistakes.find(own, sections) if each != mistakes.NO_MODEL]
+            raise ConfigurationError([*problems.lines, *others])
         return _read_work(program, command, arguments, sections)
 
 

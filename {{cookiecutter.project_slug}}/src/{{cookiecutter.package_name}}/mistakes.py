@@ -8,18 +8,18 @@ sections, and sections that another file replaces by another type.
 # sections have other types, and does not name an unreadable file: the tests of the template show
 # it, first of all test_mistakes_in_every_part_are_reported_together.
 
-import importlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import config_files
 from .trainer import DataModule, Trainer, TrainingModule
-from .trainer.arguments import other_trainers, values
-from .trainer.errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
+from .trainer.arguments import class_paths, other_trainers, values
+from .trainer.errors import ConfigurationError, Problems, nearest, shorten, shown
 
 SECTIONS: dict[str, type] = {"trainer": Trainer, "model": TrainingModule, "data": DataModule}
 CHECKPOINT, AVERAGED = "checkpoint", "averaged"
+NO_MODEL = "model: not given; name its class in a config file or by --model CLASS"
 _WITHOUT_VALUE = ("help", "print_config")
 
 
@@ -75,7 +75,7 @@ def find(arguments: Sequence[str], sections: Collection[str]) -> list[str]:
     with problems:
         Trainer(**good)
     if given.get("model") is None and not any(line.startswith("model:") for line in problems.lines):
-        problems.add("model: not given; name its class in a config file or by --model CLASS")
+        problems.add(NO_MODEL)
     return problems.lines
 
 
@@ -200,14 +200,8 @@ def find_class(section: str, path: str) -> type:
     Raises:
         ConfigurationError: It does not exist, or is not a model or data class.
     """
-    module, _, name = path.rpartition(".")
     where = f"{section}.class_path={shown(path)}"
-    if not module:
-        raise ConfigurationError(f"{where}: give its module too: module.{shorten(path)}")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # importing a user's module may raise anything
-        raise ConfigurationError(f"{where}: {one_line(error)}") from None
+    found = class_paths.imported(where, path)
     base = SECTIONS[section]
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigurationError(f"{where} is not a {base.__name__}")

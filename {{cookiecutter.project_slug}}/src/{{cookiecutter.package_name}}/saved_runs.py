@@ -96,6 +96,9 @@ def with_saved_classes(arguments: Sequence[str]) -> list[str]:
 
     Args:
         arguments: Command-line arguments after the command. Their errors are found elsewhere.
+
+    Raises:
+        ConfigurationError: There is no such checkpoint.
     """
     given = mistakes.gather(arguments, [*SECTIONS, CHECKPOINT], Problems())
     checkpoint = given.get(CHECKPOINT)
@@ -103,12 +106,9 @@ def with_saved_classes(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     trainer = given.get("trainer")
     options: Mapping[str, Any] = trainer if isinstance(trainer, Mapping) else {}
-    try:
-        root = Path(paths.expand("default_root_dir", options.get("default_root_dir", _ROOT)))
-        path = find_checkpoint(checkpoint, root, options.get("run_name"))
-        saved = classes_of(path) if path is not None else {}
-    except ConfigurationError:
-        return list(arguments)
+    root = Path(paths.expand("default_root_dir", options.get("default_root_dir", _ROOT)))
+    path = find_checkpoint(checkpoint, root, options.get("run_name"))
+    saved = classes_of(path) if path is not None else {}
     # First, so that options of the command line replace parts of it.
     words = [(f"--{name}", json.dumps(each)) for name, each in saved.items() if not given.get(name)]
     return [*(word for pair in words for word in pair), *arguments]

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import re
 from collections.abc import Iterator
 
 from jsonargparse import ArgumentParser
@@ -34,6 +35,11 @@ def overview() -> str:
     return "\n".join(f"  {name:{width}}{line}" for name, line in lines.items())
 
 
+def plain(text: str) -> str:
+    """A text without the marks of docstrings."""
+    return re.sub(r":\w+:`(?:[^`]*[.~])?([^`]*)`", r"\1", text).replace("``", "")
+
+
 def describe(name: str) -> str:
     """A strategy's options with type and default, and its limits.
 
@@ -51,7 +57,7 @@ def describe(name: str) -> str:
 
 def _summary(entry: Entry) -> str:
     first = entry.summary or (inspect.getdoc(entry.cls) or "").split("\n\n")[0]
-    return " ".join(first.replace("``", "").split()).rstrip(".")
+    return " ".join(plain(first).split()).rstrip(".")
 
 
 def _options(entry: Entry) -> str:
@@ -61,7 +67,7 @@ def _options(entry: Entry) -> str:
         if action.dest == _OPTIONS:
             action.help = argparse.SUPPRESS
     text = parser.format_help().partition("\n")[2].strip("\n")
-    return text or "  none"
+    return plain(text) or "  none"
 
 
 def _limits(limits: Limits) -> Iterator[str]:

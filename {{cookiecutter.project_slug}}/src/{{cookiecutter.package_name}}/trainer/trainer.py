@@ -35,7 +35,7 @@ class Trainer:
     """Trains a module with any strategy.
 
     Args:
-        accelerator: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        accelerator: ``"auto"``, ``"cpu"``, ``"gpu"``, or an engine's, such as ``"tpu"``.
         devices: Number of devices, or which: ``2``, ``"0,2"``, ``[0, 2]``; ``-1`` or ``"auto"`` for
             all. On CPUs, the number of processes.
         num_nodes: Number of nodes, to check the launch by srun or torchrun, which is the default.

@@ -1,13 +1,18 @@
 """Create objects that are given as instances, by name, or by class path."""
 
 import importlib
+import traceback
 from collections.abc import Mapping
 from typing import TypeVar
 
-from ..errors import ConfigurationError, Problems, nearest, one_line, shown
+from ..errors import ConfigurationError, Problems, UserError, nearest, one_line, shorten, shown
 from . import values
 
 _KEYS = ("class_path", "init_args")
+# The function in a traceback that is a module's own code.
+_TOP, _INSTALLED = "<module>", "site-packages"
+# Errors whose message says what they are.
+_SPEAKING = (ImportError, AttributeError, SyntaxError, ValueError, OSError, UserError)
 T = TypeVar("T")
 
 
@@ -57,10 +62,30 @@ def _find_class(where: str, path: str, base: type[T], built_in: Mapping[str, typ
             f"{where}={shown(path)} is no built-in {kind.lower()} and no class path"
             f"{nearest(name, built_in)}"
         )
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # importing a user's module may raise anything
-        raise ConfigurationError(f"{where}={shown(path)}: {one_line(error)}") from None
+    found = imported(f"{where}={shown(path)}", path)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigurationError(f"{where}={shown(path)} is not a {kind}")
     return found
+
+
+def imported(where: str, path: str) -> object:
+    """Import what a class path names.
+
+    Args:
+        where: What errors begin with.
+        path: Module and name, ``"module.Class"``.
+
+    Raises:
+        ConfigurationError: It cannot be imported; with the line of the user's file that raised.
+    """
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise ConfigurationError(f"{where}: give its module too: module.{shorten(name)}")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing a user's module may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [each for each in frames if each.name == _TOP and _INSTALLED not in each.filename]
+        at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        kind = "" if isinstance(error, _SPEAKING) else f"{type(error).__name__}: "
+        raise ConfigurationError(f"{where}: {kind}{one_line(error)}{at}") from None

@@ -1,5 +1,6 @@
 """Keep the checkpoints with the best values."""
 
+import operator
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,4 +67,4 @@ class BestCheckpoint(Callback):
         return {"kept": [list(each) for each in self.kept]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.kept = [(value, step) for value, step in state["kept"]]
+        self.kept = [(float(value), operator.index(step)) for value, step in state["kept"]]

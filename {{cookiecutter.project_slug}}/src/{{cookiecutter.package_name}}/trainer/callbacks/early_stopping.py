@@ -51,4 +51,5 @@ class EarlyStopping(Callback):
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.waited = state["best"], state["waited"]
+        best = state["best"]
+        self.best, self.waited = best if best is None else float(best), int(state["waited"])

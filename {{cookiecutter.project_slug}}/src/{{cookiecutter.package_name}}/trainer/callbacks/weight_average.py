@@ -82,7 +82,7 @@ class WeightAverage(Callback):
 
     def load_stored_state(self, state: Mapping[str, Any]) -> None:
         self.average = self._own_weights().load(state[AVERAGE])
-        self.count = read_all(state["count"])
+        self.count = int(read_all(state["count"]))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.load_stored_state(state)

@@ -21,6 +21,8 @@ DIRECTORY = "checkpoints"
 AVERAGE = "average"
 """In the state of a callback: its average of the weights, by name."""
 _NAME = re.compile(r"step-(\d{1,16})")
+# What NFS and FUSE make of a file that is removed while a process has it open.
+_OF_FILE_SYSTEM = (".nfs", ".fuse_hidden")
 _BYTES_AT_ONCE = 1 << 22
 _USED = (
     "weights: the average of {}, which validations of the fit used; for those of training: "
@@ -132,7 +134,8 @@ class Checkpoint:
 
     def _check_files(self) -> None:
         expected = self._head.files
-        found = {each.name for each in self.path.iterdir()} - {state_file.FILE}
+        names = {each.name for each in self.path.iterdir()} - {state_file.FILE}
+        found = {name for name in names if not name.startswith(_OF_FILE_SYSTEM)}
         for name in sorted(found | expected.keys()):
             if name not in found:
                 raise CheckpointError(f"{self.path}: {name} is missing")
@@ -161,7 +164,12 @@ class Checkpoint:
                 )
 
     def state(self) -> dict[str, Any]:
-        """The saved state, with tensors on the CPU."""
+        """The saved state, with tensors on the CPU.
+
+        Raises:
+            CheckpointError: A file has changed since the checkpoint was saved.
+        """
+        self.check_contents()
         state: dict[str, Any] = read_all(self.stored_state())
         return state
 

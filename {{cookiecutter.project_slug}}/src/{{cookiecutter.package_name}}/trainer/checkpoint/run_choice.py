@@ -231,6 +231,7 @@ def _same(one: Path, other: Path) -> bool:
 
 def _exists(directory: Path) -> str:
     resume, has_saved = "", reading.complete(directory / reading.DIRECTORY)
+    state = ", which has not finished" if run_directory.was_cut_off(directory) else ""
     kept = directory / run_directory.OVERWRITTEN
     directory = files.shown(directory, Path.cwd())
     if has_saved:
@@ -238,6 +239,6 @@ def _exists(directory: Path) -> str:
     elif kept.is_dir():
         resume = f"resume the run that it overwrote (--trainer.resume {directory / kept.name}), "
     return (
-        f"{directory}: there is a run already; {resume}choose another run_name, or replace it "
-        "(--trainer.overwrite true)"
+        f"{directory}: there is a run already{state}; {resume}choose another run_name, or replace "
+        "it (--trainer.overwrite true)"
     )

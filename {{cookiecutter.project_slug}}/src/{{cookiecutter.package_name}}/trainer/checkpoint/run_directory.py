@@ -172,8 +172,26 @@ def write_record(
         "layout": asdict(layout),
         **facts,
     }
-    record = {"attempts": [*attempts, attempt]}
-    files.write_private(directory / _RECORD, json.dumps(record, indent=2) + "\n")
+    _write_attempts(directory, [*attempts, attempt])
+
+
+def record_end(directory: Path, how: str) -> None:
+    """Add to ``run.json`` how the last attempt ended, unless that is known."""
+    if attempts := _attempts(directory):
+        attempts[-1].setdefault("ended", how)
+        with contextlib.suppress(OSError):  # it must not replace the error that ended it
+            _write_attempts(directory, attempts)
+
+
+def was_cut_off(directory: Path) -> bool:
+    """Whether the last attempt could not record its end: it was killed, or called ``os._exit``."""
+    attempts = _attempts(directory)
+    return bool(attempts) and "ended" not in attempts[-1]
+
+
+def _write_attempts(directory: Path, attempts: list[dict[str, Any]]) -> None:
+    text = json.dumps({"attempts": attempts}, indent=2)
+    files.write_private(directory / _RECORD, f"{text}\n")
 
 
 def _write_configuration(path: Path, text: str, attempts: int) -> None:

@@ -1,6 +1,7 @@
 """Write checkpoints: one directory per step, written under a temporary name and then renamed."""
 
 import datetime
+import errno
 import json
 import os
 import shutil
@@ -193,6 +194,8 @@ def _not_saved(path: Path, problem: str) -> str:
 
 def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[Any]]:
     """Write this rank's file, if it has tensors; return its size and checksum by name."""
+    if not partial.parents[1].is_dir():
+        raise FileNotFoundError(errno.ENOENT, "the run directory was removed")
     partial.mkdir(parents=True, exist_ok=True)
     if not chunks:
         return {}

@@ -4,11 +4,13 @@ For evaluation there may be several, in a dict by name.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UserError, shown
 
@@ -66,6 +68,26 @@ def check(loader: Any, source: str) -> None:
             f"{source} {kind}, which is not an iterable of batches: return a DataLoader, or "
             "another iterable whose every element is a batch"
         )
+
+
+def check_repeats(loader: Any, source: str) -> None:
+    """Check that each epoch of a fit can read a loader: a generator is empty after the first.
+
+    Args:
+        loader: A loader, or a dict of loaders by name.
+        source: As in :func:`check`.
+
+    Raises:
+        UserError: It can be read only once.
+    """
+    for each in loader.values() if isinstance(loader, Mapping) else [loader]:
+        # Other classes may begin again in their __iter__.
+        is_plain = isinstance(each, Iterator) and not isinstance(type(each).__iter__, FunctionType)
+        if is_plain or isinstance(each, _BaseDataLoaderIter):
+            raise UserError(
+                f"{source} a {type(each).__name__}, which can be read only once, and a fit reads "
+                "it in each epoch: return a DataLoader, or an object whose __iter__ begins again"
+            )
 
 
 def _is_several(loader: Any) -> bool:

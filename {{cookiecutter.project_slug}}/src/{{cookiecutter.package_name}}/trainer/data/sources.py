@@ -79,6 +79,7 @@ def training_loader(data: Data, module: TrainingModule) -> Loader:
     """
     made, source = _made(data, module, "train")
     loaders.check(made, source)
+    loaders.check_repeats(made, source)
     return cast(Loader, made)
 
 
@@ -100,6 +101,7 @@ def validation_loaders(data: Data, module: TrainingModule, given: Data) -> Loade
     if given is None:
         return {}
     check(module, "validation_step")
+    loaders.check_repeats(given, source)
     return _named(given, source, module, "val")
 
 
@@ -111,6 +113,8 @@ def check_given(data: Data, *, is_training: bool = False) -> None:
             raise ConfigurationError(lines)
     elif data is not None:
         (loaders.check if is_training else loaders.by_name)(data, _GIVEN)
+        if is_training:
+            loaders.check_repeats(data, _GIVEN)
 
 
 def _named(made: object, source: str, module: TrainingModule, stage: _Evaluation) -> LoadersByName:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from .failures.reports import PARENT, RANK_PROCESS
+from .failures.watchdog import DIRECTORY
 from .failures.watcher import Place
 from .outcome import FILE as OUTCOME
 
@@ -20,7 +21,8 @@ _OTHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
 
 def drop_inherited_variables() -> None:
     """Remove a rank's launch variables in a process that is not the rank; a rank keeps its own."""
-    if PARENT not in os.environ:
+    if PARENT not in os.environ or "RANK" not in os.environ:
+        os.environ.pop(DIRECTORY, None)  # of no launcher
         return
     process, own = os.environ.get(RANK_PROCESS), str(os.getpid())
     if not process or process == own:

@@ -1,7 +1,8 @@
 """The loggers of the trainer by name; here: CSV file and TensorBoard."""
 
 import csv
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,7 @@ class TensorBoardLogger(Logger):
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
+            threading.excepthook = _without_tensorboard(threading.excepthook)
             self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -116,6 +118,13 @@ class TensorBoardLogger(Logger):
         """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _without_tensorboard(
+    show: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], object]:
+    """Print no traceback of TensorBoard's thread, whose error its next call raises."""
+    return lambda args: type(args.thread).__module__.startswith("tensorboard.") or show(args)
 
 
 BUILT_IN: dict[str, type[Logger]] = {

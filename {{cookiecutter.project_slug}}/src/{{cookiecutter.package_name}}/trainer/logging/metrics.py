@@ -15,6 +15,8 @@ from ..launch.collectives import How
 from .context import BatchContext
 
 ReduceFx = Literal["mean", "sum", "min", "max"]
+# In a state, before the names of totals of steps.
+_STEPS = "steps:"
 _REDUCE_FX: tuple[ReduceFx, ...] = ("mean", "sum", "min", "max")
 
 
@@ -29,10 +31,10 @@ class _Total:
 
     def add(self, value: Tensor, samples: int) -> None:
         if self.how == "mean":
-            self.total += value * samples
+            self.total.add_(value, alpha=samples)  # one kernel
             self.weight += samples
         elif self.how == "sum":
-            self.total += value
+            self.total.add_(value)
         else:
             self.total = (torch.minimum if self.how == "min" else torch.maximum)(self.total, value)
 
@@ -43,7 +45,9 @@ def _empty_total(how: ReduceFx, synced: bool, device: torch.device) -> _Total:
 
 
 def _number(value: Any, device: torch.device) -> Tensor:
-    """Convert a value to double precision on the device; the host does not wait for the device."""
+    """Convert a value to a tensor on the device; the host does not wait for the device."""
+    if isinstance(value, Tensor) and value.device == device:
+        return value
     if device.type == "cpu" or (isinstance(value, Tensor) and value.device.type != "cpu"):
         return torch.as_tensor(value, dtype=torch.float64, device=device)
     number = torch.as_tensor(value, dtype=torch.float64)
@@ -88,6 +92,8 @@ class Recorder:
         self._step: dict[str, _Total] = {}
         self._late: list[_Logged] = []
         self._epoch: dict[str, _Total] = {}
+        self._steps: dict[str, _Total] = {}
+        """Of the epoch too: values of steps that were not logged with ``on_epoch``."""
         self._metrics: dict[str, Any] = {}
 
     def enter(self, context: BatchContext) -> None:
@@ -118,8 +124,11 @@ class Recorder:
         if isinstance(value, Tensor):
             is_quick = not context.is_recorded and context.is_training and context.level == "step"
             if is_quick and not (on_epoch or prog_bar or on_step is False):
-                # The value will not be shown, unless training ends with this step.
-                self._late.append(_Logged(name, _kept(value), samples, reduce_fx, sync_dist))
+                # The step's value will not be shown, unless training ends with this step.
+                logged = _Logged(name, _kept(value), samples, reduce_fx, sync_dist)
+                self._late.append(logged)
+                if on_epoch is None:
+                    self._add(self._steps, logged)
                 return
             value = _whole(value.detach())
         elif hasattr(value, "compute") and hasattr(value, "reset"):
@@ -129,6 +138,7 @@ class Recorder:
             return
         if prog_bar:
             self.latest[name] = value
+        is_default = on_epoch is None
         on_step, on_epoch = _levels(name, context, on_step, on_epoch, prog_bar)
         if on_step:
             key = f"{name}_step" if on_epoch else name
@@ -137,6 +147,8 @@ class Recorder:
                 self._add(self._step, logged)
             else:
                 self._late.append(logged._replace(value=_kept(value)))
+            if is_default:
+                self._add(self._steps, logged)
         if on_epoch:
             key = f"{name}_epoch" if on_step else name
             self._add(self._epoch, _Logged(key, value, samples, reduce_fx, sync_dist))
@@ -157,13 +169,13 @@ class Recorder:
                 raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
             totals[name] = _empty_total(how, synced, self._device)
         try:
-            value = _number(_whole(value), self._device)
+            number = _number(_whole(value), self._device)
+            if number.numel() == 1:
+                return totals[name].add(number.reshape(()), samples)
         except (TypeError, ValueError, RuntimeError):
             raise UserError(f"log({name!r}): give one number, not {shown(value)}") from None
-        if value.numel() != 1:
-            shape = tuple(value.shape)
-            raise UserError(f"log({name!r}): give one number, not a tensor of shape {shape}")
-        totals[name].add(value.reshape(()), samples)
+        shape = tuple(number.shape)
+        raise UserError(f"log({name!r}): give one number, not a tensor of shape {shape}")
 
     def take_step(self) -> dict[str, float]:
         """Values of the step, reduced over micro-batches and ranks."""
@@ -177,21 +189,27 @@ class Recorder:
 
     def take_epoch(self) -> dict[str, float]:
         """Values of the epoch, reduced over samples and ranks; metrics are reset."""
+        values: dict[str, float] = {}
+        if self.context.is_training:
+            steps, self._steps = self._steps, {}
+            of_epoch = {f"{name}_epoch": total for name, total in steps.items()}
+            values = self._reduced(of_epoch, may_differ=True)
         totals, self._epoch = self._epoch, {}
-        values = self._reduced(totals)
+        values |= self._reduced(totals)
         for name, metric in self._metrics.items():
             values[name] = float(metric.compute())
             metric.reset()
         self._metrics = {}
         return values
 
-    def _reduced(self, totals: dict[str, _Total]) -> dict[str, float]:
+    def _reduced(self, totals: dict[str, _Total], may_differ: bool = False) -> dict[str, float]:
+        """Reduce totals; ``may_differ``: ranks may have logged other names, or in another order."""
         synced = {name: total for name, total in totals.items() if total.synced}
         local = {name: total for name, total in totals.items() if not total.synced}
-        synced = self._agreed(synced)
+        synced = self._agreed(synced, may_differ)
         return _values(synced, self._reduce) | _values(local, _unchanged)
 
-    def _agreed(self, totals: dict[str, _Total]) -> dict[str, _Total]:
+    def _agreed(self, totals: dict[str, _Total], may_differ: bool) -> dict[str, _Total]:
         """Use the same names in the same order on every rank; a rank without any takes part."""
         if collectives.world_size() == 1:
             return totals
@@ -204,26 +222,30 @@ class Recorder:
         if bounds[0] == -bounds[1]:
             return totals
         known = collectives.gather(names)
+        if may_differ:
+            known = [sorted({name for each in known for name in each})]
         first, main = next((rank, each) for rank, each in enumerate(known) if each)
-        if names and names != main:
+        if names and names != main and not may_differ:
             there = ", ".join(name.split(" ", 1)[1] for name in main)
             raise UserError(
                 f"rank {collectives.rank()} logged {', '.join(totals)} and rank {first} {there}: "
                 "log the same names in the same order on every process, or with sync_dist=False"
             )
         pairs = (name.split(" ", 1) for name in main)
-        return totals or {name: _empty_total(how, True, self._device) for how, name in pairs}
+        empty = {name: _empty_total(how, True, self._device) for how, name in pairs}
+        own = {name: each for name, each in totals.items() if each.how == empty[name].how}
+        return empty | own
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Record values of validation or test in this context; training's values are kept apart."""
-        kept = self.context, self._epoch, self._metrics, self.latest
+        kept = self.context, self._epoch, self._steps, self._metrics, self.latest
         self.context = self.context._replace(is_training=False, level="step")
-        self._epoch, self._metrics, self.latest = {}, {}, {}
+        self._epoch, self._steps, self._metrics, self.latest = {}, {}, {}, {}
         try:
             yield
         finally:
-            self.context, self._epoch, self._metrics, self.latest = kept
+            self.context, self._epoch, self._steps, self._metrics, self.latest = kept
 
     @contextlib.contextmanager
     def ignoring_values(self) -> Iterator[None]:
@@ -237,17 +259,19 @@ class Recorder:
     def state(self) -> dict[str, Tensor]:
         """This rank's sums of the current epoch."""
         return {
-            f"{total.how}:{int(total.synced)}:{name}": torch.stack(
+            f"{start}{total.how}:{int(total.synced)}:{name}": torch.stack(
                 [total.total.cpu(), torch.tensor(total.weight, dtype=torch.float64)]
             )
-            for name, total in self._epoch.items()
+            for start, totals in (("", self._epoch), (_STEPS, self._steps))
+            for name, total in totals.items()
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore a state of :meth:`state`."""
         for key, (total, weight) in state.items():
-            how, synced, name = key.split(":", 2)
-            self._epoch[name] = _Total(
+            how, synced, name = key.removeprefix(_STEPS).split(":", 2)
+            totals = self._steps if key.startswith(_STEPS) else self._epoch
+            totals[name] = _Total(
                 how,  # type: ignore[arg-type]
                 synced == "1",
                 total.to(self._device),

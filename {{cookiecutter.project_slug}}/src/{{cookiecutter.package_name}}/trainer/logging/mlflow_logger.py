@@ -30,6 +30,13 @@ class MLflowLogger(RemoteLogger):
         require("mlflow")
         self.experiment, self.tracking_uri = experiment, tracking_uri
 
+    def server(self) -> str | None:
+        """The tracking server, unless values are written into a database or files."""
+        import mlflow
+
+        url = self.tracking_uri or mlflow.get_tracking_uri()
+        return url if url.startswith(("http://", "https://")) else None
+
     def open(self, run: LoggedRun, known: str | None) -> str:
         """Open the run."""
         from mlflow import MlflowClient

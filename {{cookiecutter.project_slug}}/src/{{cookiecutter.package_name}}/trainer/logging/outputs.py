@@ -43,6 +43,12 @@ class Outputs:
             given = dict(values)  # a thread may read them later
             self._each(lambda _, each: each.send(lambda logger: logger.write(step, epoch, given)))
 
+    def write_epoch(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Write the values of an epoch; the latest ``loss`` becomes ``loss_epoch``."""
+        self.write(step, epoch, values)
+        own = {name.removesuffix("_epoch"): value for name, value in values.items()}
+        self.latest |= {name: value for name, value in own.items() if name not in values}
+
     def write_speed(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write the speed of training, and other measurements; they are no result of the run."""
         if not self.loggers:

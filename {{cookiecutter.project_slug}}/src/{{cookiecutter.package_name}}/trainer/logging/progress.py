@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from . import closed_output
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
@@ -47,6 +49,7 @@ class Progress:
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Update after a step; values are read only if the display is due."""
+        closed_output.drop()
         if self._enabled and time.monotonic() - self._shown >= self._interval:
             self.show(step, values)
 

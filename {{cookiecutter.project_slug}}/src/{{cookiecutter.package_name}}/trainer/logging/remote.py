@@ -2,13 +2,21 @@
 
 import importlib.util
 import json
+import ssl
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TextIO
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, one_line
 from ..launch import files
 from .base import LoggedRun, Logger
+
+_SECONDS_TO_ANSWER = 5.0
 
 
 class RemoteLogger(Logger):
@@ -22,6 +30,10 @@ class RemoteLogger(Logger):
     _file: TextIO
     _last: dict[str, int]
 
+    def server(self) -> str | None:
+        """URL of the service, which must answer before the run is opened; ``None``: no server."""
+        return None
+
     def open(self, run: LoggedRun, known: str | None) -> str:
         """Open the run with a known id, or a new one; return its id."""
         raise NotImplementedError
@@ -31,7 +43,14 @@ class RemoteLogger(Logger):
         raise NotImplementedError
 
     def start(self, run: LoggedRun) -> None:
-        """Open the run of the service."""
+        """Open the run of the service.
+
+        Raises:
+            ConnectionError: It does not answer within five seconds. Its own client may wait for
+                minutes.
+        """
+        if (url := self.server()) is not None:
+            _check_answer(url)
         folder = run.directory / self.name
         folder.mkdir(exist_ok=True)
         record, self._values = folder / "run.json", folder / "values.jsonl"
@@ -61,6 +80,32 @@ class RemoteLogger(Logger):
         for line in self._values.read_text().splitlines():
             step, values = json.loads(line)
             yield step, values
+
+
+def _check_answer(url: str) -> None:
+    """Raise ConnectionError if a server does not answer; an HTTP error is an answer."""
+    parts = urlsplit(url)
+    url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    answer: Future[None] = Future()
+
+    def ask() -> None:
+        try:
+            urlopen(url, timeout=2 * _SECONDS_TO_ANSWER).close()  # noqa: S310 (of the user)
+        except Exception as error:
+            reason = getattr(error, "reason", error)
+            if not isinstance(error, HTTPError) and not isinstance(reason, ssl.SSLError):
+                answer.set_exception(error)
+                return
+        answer.set_result(None)
+
+    # In a thread: a name server that does not answer has other timeouts.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer.result(_SECONDS_TO_ANSWER)
+    except TimeoutError:
+        raise ConnectionError(f"{url} does not answer within {_SECONDS_TO_ANSWER:g} s") from None
+    except Exception as error:
+        raise ConnectionError(f"{url} does not answer ({one_line(error)})") from error
 
 
 def _cut_incomplete_line(path: Path) -> None:

@@ -31,6 +31,14 @@ class WandbLogger(RemoteLogger):
         require("wandb")
         self.project, self.mode = project, mode
 
+    def server(self) -> str | None:
+        """W&B's, or that of ``WANDB_BASE_URL``, unless files are written only."""
+        import wandb
+
+        settings = wandb.setup().settings
+        is_online = (self.mode or settings.mode) == "online"
+        return settings.base_url if is_online else None
+
     def open(self, run: LoggedRun, known: str | None) -> str:
         """Open the run."""
         import wandb

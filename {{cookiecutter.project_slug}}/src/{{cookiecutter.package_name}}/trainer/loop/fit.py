@@ -194,7 +194,7 @@ class FitLoop:
         """Finish an epoch after its checkpoint is saved; a resume from it repeats this."""
         position, outputs = self.fit.position, self.fit.outputs
         values, outputs.epoch_values = outputs.epoch_values, {}  # a later save has them in the log
-        outputs.write(position.global_step, position.epoch, values)
+        outputs.write_epoch(position.global_step, position.epoch, values)
         if (position.epoch + 1) % self.fit.options.check_val_every_n_epoch == 0:
             self._validate_once()
         self._agree_to_stop()
@@ -327,7 +327,10 @@ class FitLoop:
         epoch = position.epoch if position.batch else max(0, position.epoch - 1)
         if position.global_step > self._speed.since:  # not if all was trained before a resume
             self._write_speed(epoch)
+        of_epoch = {} if position.batch else outputs.latest
+        kept = {name: of_epoch[name] for name in of_epoch if f"{name}_epoch" in of_epoch}
         outputs.write(position.global_step, epoch, outputs.last_values)
+        outputs.latest |= kept
 
     def _step_schedulers(self, interval: Literal["step", "epoch"]) -> None:
         if self.fit.manual is None:

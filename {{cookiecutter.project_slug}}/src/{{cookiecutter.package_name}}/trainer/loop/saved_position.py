@@ -43,6 +43,12 @@ class SavedPosition:
             seconds=position.seconds,
         )
 
+    def steps_of(self, feed: Feed) -> tuple[int, int]:
+        """Steps of a feed for the samples of the epoch so far, and samples that remain."""
+        if not (feed.samples_per_step and self.samples_per_step):
+            return self.step_in_epoch, 0
+        return divmod(self.step_in_epoch * self.samples_per_step, feed.samples_per_step)
+
     @classmethod
     def read(cls, saved: Mapping[str, Any], step: int) -> "SavedPosition":
         """Read and check the position of a checkpoint.

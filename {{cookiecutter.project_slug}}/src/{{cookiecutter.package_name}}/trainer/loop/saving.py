@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint import Checkpoint, is_sharded, read_all
-from ..data import loader_state, randomness
-from ..errors import CheckpointError
+from ..data import Feed, loader_state, randomness
+from ..errors import CheckpointError, ConfigurationError
 from ..launch.cluster import Layout
 from ..logging import torchmetrics_state
+from . import saved_types
 from .parts import FitParts
 from .saved_position import SavedPosition
 
@@ -92,6 +93,8 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
             )
             if part(checkpoint.own(0), "loader"):
                 remarks.append(loader_state.note_unused(fit.position.batch))
+    except ConfigurationError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None
     except _NOT_OF_THIS_MODEL as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(f"{checkpoint.path}: does not match this model ({reason})") from None
@@ -102,34 +105,55 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
 def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     """Load the state that is the same on every process; return notes."""
     position, outputs = SavedPosition.read(saved["position"], step), fit.outputs
-    configured = fit.optimization.configured_rates()
+    configured, schedulers = fit.optimization.configured_rates(), fit.optimization.schedulers
+    for index, (state, own) in enumerate(
+        zip(saved["optimizers"], fit.optimization.optimizers, strict=False)
+    ):
+        if saved_types.is_of_torch(own):
+            saved_types.check_optimizer(state, own, f"optimizers/{index}")
     fit.strategy.load_state(saved, fit.optimization)
-    for each, of_scheduler in zip(fit.optimization.schedulers, saved["schedules"], strict=True):
+    for each, of_scheduler in zip(schedulers, saved["schedules"], strict=True):
+        if saved_types.is_of_torch(each.scheduler):
+            saved_types.check(of_scheduler, each.scheduler.state_dict(), "schedules")
         each.scheduler.load_state_dict(read_all(of_scheduler))
     fit.strategy.precision.load_state(saved["precision"])
     remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
-    outputs.epoch_values = saved["epoch_values"] if position.epoch_done else {}
-    outputs.latest.update(saved["latest"])
+    logged = ("epoch_values", "latest", "last_values", "logs")
+    values = {name: saved_types.numbers(saved[name], name) for name in logged}
+    outputs.epoch_values = values["epoch_values"] if position.epoch_done else {}
+    outputs.latest.update(values["latest"])
     if position.epoch_done or fit.position.is_end(fit.options):
-        outputs.last_values = saved["last_values"]
-    outputs.log_positions = saved["logs"]
+        outputs.last_values = values["last_values"]
+    outputs.log_positions = values["logs"]
     return remarks + fit.calls.load_state(saved.get("callbacks", {}))
 
 
+def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
+    """By how much the steps of a checkpoint exceed those that a feed makes of its samples."""
+    try:
+        saved = SavedPosition.read(checkpoint.stored_state()["position"], checkpoint.step)
+    except _NOT_OF_THIS_MODEL:
+        return 0  # :func:`resume` says what is wrong
+    if feed.steps is None:
+        return 0
+    steps = feed.steps if saved.epoch_done else saved.steps_of(feed)[0]
+    return saved.global_step - saved.epoch * feed.steps - steps
+
+
 def _load_position(fit: FitParts, saved: SavedPosition) -> list[str]:
-    position, samples = fit.position, fit.feed.samples_per_step
+    position, samples, remarks = fit.position, fit.feed.samples_per_step, list[str]()
     position.epoch, position.global_step = saved.epoch, saved.global_step
     position.epoch_done, position.validated_at = saved.epoch_done, saved.validated_at
     position.earlier_seconds = saved.seconds
+    if samples and saved.samples_per_step and samples != saved.samples_per_step:
+        remarks = [f"the effective batch size is {samples}; it was {saved.samples_per_step}"]
     if position.epoch_done:
-        return []
-    steps, rest = saved.step_in_epoch, 0
-    if samples and saved.samples_per_step:
-        steps, rest = divmod(steps * saved.samples_per_step, samples)
+        return remarks
+    steps, rest = saved.steps_of(fit.feed)
     position.batch = steps * fit.feed.accumulate
     if rest:
-        return [f"the effective batch size differs: {rest} samples of this epoch are read again"]
-    return []
+        remarks = [f"{each}: {rest} samples of this epoch are read again" for each in remarks]
+    return remarks
 
 
 def _load_gradients(

@@ -34,10 +34,11 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
     factor = loop.rate_factor(plan.learning_rate.warmup_steps)
     if factor != 1.0:
         lines.append(f"learning rates times {factor:g}{_warm_up(plan)}")
-    total = scaling.total_steps(feed.steps, plan.options.max_epochs, plan.options.max_steps)
+    epochs, steps = plan.options.max_epochs, plan.options.max_steps
+    total = scaling.total_steps(feed.steps, epochs, steps, loop.fit.position.extra_steps)
     lines.append(
         f"steps per epoch {feed.steps or 'unknown'}, epochs "
-        f"{plan.options.max_epochs or _end(plan)}, total steps {total or 'unknown'}"
+        f"{epochs or _end(plan)}, total steps {total or 'unknown'}"
     )
     return lines
 
@@ -70,7 +71,13 @@ def early_end(loop: FitLoop) -> list[str]:
 
 def closing(loop: FitLoop, directory: Path) -> list[str]:
     """Number of steps, latest values, and run directory."""
-    values = "  ".join(f"{name} {value:.4g}" for name, value in loop.fit.outputs.latest.items())
+    latest = loop.fit.outputs.latest
+    shown = {  # a value of the epoch only once
+        name: value
+        for name, value in latest.items()
+        if not name.endswith("_epoch") or latest.get(name.removesuffix("_epoch")) != value
+    }
+    values = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
     rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
     return [
         f"done after {loop.fit.position.global_step} steps{rate}: {values}",

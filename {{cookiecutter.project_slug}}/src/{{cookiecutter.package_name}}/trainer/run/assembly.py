@@ -144,7 +144,7 @@ class Assembly:
         manual: ManualOptimization | None = None
         if not module.automatic_optimization:
             manual = ManualOptimization(strategy, optimization, lambda: recorder.context)
-        outputs = Outputs(recorder, self._progress(feed))
+        outputs = Outputs(recorder, self._progress(feed, position.extra_steps))
         return FitParts(
             options,
             module,
@@ -202,11 +202,11 @@ class Assembly:
         strategy = self._plan.strategy
         return Share(strategy.data_index, strategy.data_replicas, self._plan.options.seed)
 
-    def _progress(self, feed: Feed) -> Progress:
+    def _progress(self, feed: Feed, extra: int) -> Progress:
         options = self._plan.options
         return Progress(
             options.enable_progress_bar and self._plan.layout.is_main,
-            scaling.total_steps(feed.steps, options.max_epochs, options.max_steps),
+            scaling.total_steps(feed.steps, options.max_epochs, options.max_steps, extra),
             feed.samples_per_step,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..checkpoint import run_directory
+from ..logging import closed_output
 from . import announcements
 from .plan import Plan
 
@@ -27,16 +28,19 @@ class Console:
     def say(self, *lines: str) -> None:
         """Print lines if progress is shown."""
         if lines and self._is_main and self._shows_progress:
+            closed_output.drop()
             print(*lines, sep="\n", flush=True)
 
     def note(self, *lines: str) -> None:
         """Print lines to stderr, also if no progress is shown: what a user may not expect."""
         if lines and self._is_main:
+            closed_output.drop()
             print(*(f"note: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
 
     def say_where(self, directory: Path) -> None:
         """Print the run directory; a command prints it even if it shows no progress."""
         if self._is_main and (self._shows_progress or self.is_command):
+            closed_output.drop()
             print(announcements.where(self._plan.shown(directory)), flush=True)
 
     @contextlib.contextmanager

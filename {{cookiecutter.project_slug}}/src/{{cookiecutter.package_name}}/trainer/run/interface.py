@@ -107,8 +107,9 @@ class RunInterface:
     @property
     def total_steps(self) -> int | None:
         """Number of optimizer steps of the whole fit; ``None`` if it is not known in advance."""
-        options = self.plan.options
-        return scaling.total_steps(self._steps_per_epoch, options.max_epochs, options.max_steps)
+        options, extra = self.plan.options, self._position.extra_steps
+        epochs, steps = options.max_epochs, options.max_steps
+        return scaling.total_steps(self._steps_per_epoch, epochs, steps, extra)
 
     @property
     def metrics(self) -> Mapping[str, float]:

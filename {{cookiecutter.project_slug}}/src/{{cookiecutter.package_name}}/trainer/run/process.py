@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from .. import launch
-from ..errors import EarlyExit
+from ..errors import EarlyExit, UserError
 from ..launch.devices import gpu_backends
-from ..launch.failures import stacks
+from ..launch.failures import machine, stacks
 from ..launch.preemption import Preempted
 from ..module import TrainingModule
 from .plan import Plan
@@ -31,6 +31,7 @@ def run(
 
     Raises:
         EarlyExit: User code called ``sys.exit(0)``.
+        UserError: The disk is full, or a loader's worker was killed.
     """
     rank = RankRun(plan, configuration, is_started=is_started)
 
@@ -40,6 +41,10 @@ def run(
             return rank.result(command(rank))
         except Preempted:
             raise
+        except (OSError, RuntimeError) as error:
+            if (line := machine.explain(error, plan.request.root)) is None:
+                raise
+            raise UserError(line) from None
         except SystemExit as error:
             if error.code:
                 raise  # the exit code shows the failure

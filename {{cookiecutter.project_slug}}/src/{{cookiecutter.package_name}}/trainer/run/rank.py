@@ -22,7 +22,7 @@ from ..checkpoint import (
     set_aside,
 )
 from ..data import Data, Feed, LoadersByName, randomness, sources
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UserError
 from ..launch import collectives, files, forks, outcome, restarts
 from ..launch.interruption import Interrupted
 from ..launch.preemption import Preempted
@@ -75,6 +75,7 @@ class RankRun(RunInterface):
         super().__init__(plan, Console(plan, is_command=configuration is not None))
         self._configuration = configuration
         self._is_started = is_started
+        self._has_record = False
 
     def connect(self) -> None:
         """Join the process group, and seed this rank."""
@@ -116,6 +117,9 @@ class RankRun(RunInterface):
                 check_created_layers(self.plan, module)
                 feed, validation = self._read(module, data, val_dataloader)
                 self._console.say(*self._assembly.count_flops(module, feed))
+                if chosen.checkpoint is not None:  # before schedulers ask for total_steps
+                    checkpoint = Checkpoint(chosen.checkpoint)
+                    self._position.extra_steps = saving.extra_steps(checkpoint, feed)
                 compiled = compilation.applied(
                     module, options.compile, options.activation_checkpointing
                 )
@@ -130,8 +134,10 @@ class RankRun(RunInterface):
         try:
             self._start(loop, chosen)
             self._train(loop, chosen.directory)
-        except (Exception, Preempted, Interrupted) as error:
-            loop.fit.calls.failed(error)
+        except BaseException as error:
+            if isinstance(error, Exception | Preempted | Interrupted):
+                loop.fit.calls.failed(error)
+            self._record_end(f"failed {type(error).__name__}", chosen.directory)
             self._note_overwritten(chosen.directory)
             raise
         self._metrics = dict(loop.fit.outputs.latest)
@@ -212,6 +218,9 @@ class RankRun(RunInterface):
             "samples_per_step": loop.fit.feed.samples_per_step,
             "steps_per_epoch": loop.fit.feed.steps,
         }
+        if run_directory.was_cut_off(directory):
+            self._console.note("the previous attempt was killed, or a process called os._exit()")
+        self._has_record = True
         run_directory.write_record(directory, plan.layout, facts, self._configuration)
         run = LoggedRun.of(directory, plan.options, self._configuration)
         resumed_at = self.global_step if chosen.is_same_run else None
@@ -249,12 +258,19 @@ class RankRun(RunInterface):
             # If one rank ended first, it would be reported as a failure, and its peers ended.
             collectives.barrier()
             raise
+        if self.plan.layout.is_main and not directory.is_dir():
+            raise UserError(f"{directory}: the run directory was removed while the run trained")
         self._write_outcome("finished", directory)
 
     def _write_outcome(self, how: str, directory: Path) -> None:
+        self._record_end(f"{how} step {self.global_step}", directory)
         if self.plan.layout.is_main:
             restarts.reset(directory)
             outcome.write(f"{how} step {self.global_step}")
+
+    def _record_end(self, how: str, directory: Path) -> None:
+        if self._has_record:
+            run_directory.record_end(directory, how)
 
     # --- validate, test, predict -----------------------------------------------------------------
 

@@ -23,7 +23,9 @@ def choose(options: Options, placement: Placement, problems: Problems) -> tuple[
             problems.add("strategy_options belong to a strategy's name; this one is already made")
         return type(wanted).__name__, wanted
     layout = placement.layout
-    chosen = "ddp" if max(len(placement.devices), layout.world_size) > 1 else "single_device"
+    # single_device has no options; those of ddp are kept if an elastic run shrinks to one process.
+    is_ddp = bool(own_options) or max(len(placement.devices), layout.world_size) > 1
+    chosen = "ddp" if is_ddp else "single_device"
     if placement.accelerator in ADDED:
         chosen = ADDED[placement.accelerator].strategy
     if wanted == "auto":

@@ -8,9 +8,9 @@ import importlib
 import pkgutil
 from functools import partial
 
-from ..arguments import legacy, other_trainers
+from ..arguments import class_paths, legacy, other_trainers
 from ..arguments.plugin import Plugin
-from ..errors import ConfigurationError, one_line, shown
+from ..errors import ConfigurationError, shown
 from ..launch import cluster, devices
 from .base import Strategy
 from .registration import Entry, Registration, imported
@@ -53,13 +53,7 @@ def find(name: object) -> Entry:
 
 
 def _imported(path: str) -> type[Strategy]:
-    module, _, attribute = path.rpartition(".")
-    if not module:
-        raise ConfigurationError(f"strategy={shown(path)}: give its module too: module{path}")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # importing a user's module may raise anything
-        raise ConfigurationError(f"strategy={shown(path)}: {one_line(error)}") from None
+    found = class_paths.imported(f"strategy={shown(path)}", path)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigurationError(
             f"strategy={path!r} is not a strategy; subclass {Strategy.__name__}"

@@ -1,6 +1,7 @@
 """An srun step; a SLURM job alone may be an allocation or a batch script."""
 
 import re
+from itertools import accumulate
 
 from ...errors import ConfigurationError
 from .layout import Environment, Layout, Source
@@ -19,19 +20,22 @@ def _read(env: Environment) -> Layout | None:
         return None
     node_rank = int(env["SLURM_NODEID"])
     tasks = _tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
-    if not 0 <= node_rank < len(tasks):
+    nodes, num_nodes = sum(times for _, times in tasks), int(env["SLURM_STEP_NUM_NODES"])
+    if not 0 <= node_rank < nodes == num_nodes:
         raise ConfigurationError(
-            f"srun: SLURM_NODEID={node_rank}, but the step has {len(tasks)} nodes "
+            f"srun: SLURM_NODEID={node_rank} of {num_nodes} nodes, but the step has {nodes} nodes "
             f"(SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}); the launch is broken"
         )
+    ends = accumulate(times for _, times in tasks)
+    own = next(count for (count, _), end in zip(tasks, ends, strict=True) if node_rank < end)
     step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     return Layout(
         rank=int(env["SLURM_PROCID"]),
         local_rank=int(env["SLURM_LOCALID"]),
         world_size=int(env["SLURM_STEP_NUM_TASKS"]),
-        local_world_size=tasks[node_rank],
+        local_world_size=own,
         node_rank=node_rank,
-        num_nodes=int(env["SLURM_STEP_NUM_NODES"]),
+        num_nodes=num_nodes,
         main_address=env.get("MASTER_ADDR", first_host(env["SLURM_STEP_NODELIST"])),
         main_port=int(env.get("MASTER_PORT", 0)),
         source="srun",
@@ -48,12 +52,10 @@ def first_host(nodelist: str) -> str:
     return prefix + re.split(r"[-,]", ranges)[0] if ranges else prefix
 
 
-def _tasks_per_node(text: str) -> list[int]:
-    counts: list[int] = []
-    for part in text.split(","):
-        count, _, times = part.partition("(x")
-        counts += [int(count)] * int(times.rstrip(")") or 1)
-    return counts
+def _tasks_per_node(text: str) -> list[tuple[int, int]]:
+    """Numbers of tasks, each with the number of nodes: ``"2(x3),1"`` is ``[(2, 3), (1, 1)]``."""
+    parts = [part.partition("(x") for part in text.split(",")]
+    return [(int(count), int(times.rstrip(")") or 1)) for count, _, times in parts]
 
 
 SOURCE = Source("srun", 60, _read, "SLURM_(PROCID|LOCALID|NODEID|STEP_(ID|NUM_TASKS|NUM_NODES))")

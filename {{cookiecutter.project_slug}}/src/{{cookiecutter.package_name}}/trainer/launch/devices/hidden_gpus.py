@@ -45,9 +45,10 @@ def too_old() -> str | None:
     if needed is None or supported is None or supported // 1000 >= int(needed.partition(".")[0]):
         return None
     version = f"{supported // 1000}.{supported % 1000 // 10}"
+    older = ", or install torch for CUDA 12 (make setup VARIANT=cu126)" * (supported // 1000 == 12)
     return (
         f"its driver supports CUDA {version} at most, and torch {torch.__version__} is built for "
-        f"CUDA {needed}; update the driver, or install a torch that is built for CUDA {version}"
+        f"CUDA {needed}; update the driver{older}"
     )
 
 

@@ -30,6 +30,7 @@ from ...launch import collectives, files, rendezvous
 from ...launch.cluster import STORE, Layout
 from ...launch.failures.watchdog import process_watchdog
 from ...module import TrainingModule
+from .. import elementwise
 from ..base import Strategy
 from ..clipping import clip_gradients
 from ..gradients import sparse
@@ -214,6 +215,8 @@ class ParameterServer(Strategy):
         self.place(module)
         self._start_equal((*module.parameters(), *module.buffers()))
         optimization = configure()
+        if self.servers > 1:
+            elementwise.check(optimization.optimizers, "parameters", self.device)
         self._parameters, self._optimizers = optimization.parameters, optimization.optimizers
         self._names = parameter_names(module)
         if not all(id(each) in self._names for each in self._parameters):

@@ -3,7 +3,7 @@
 Source: https://www.deepspeed.ai/docs/config-json/#optimizer-parameters
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...errors import ConfigurationError
 from ...module import TrainingModule
+from .. import elementwise
 from ..optimizers import Optimization, SchedulerConfig
 from . import settings
 from .onebit_adam import OneBitAdam
-from .settings import ELEMENTWISE
 
 _ONE = "DeepSpeed steps one optimizer with one scheduler"
 
@@ -66,17 +66,24 @@ def problems_of(found: Optimization, config: Mapping[str, Any]) -> list[str]:
             "configure_optimizers sets; give a scheduler there too, or leave the optimizer out"
         )
     if settings.stage(config) and not by_config["optimizer"]:
-        lines += [
-            f"{type(each).__name__} cannot be sharded by ZeRO, which slices parameters; "
-            f"use one of {', '.join(ELEMENTWISE)}, or strategy='ddp'"
-            for each in found.optimizers
-            if not _is_elementwise(each) and not config.get("zero_allow_untested_optimizer")
-        ]
+        lines += _not_sliced(found.optimizers, config)
     return lines
 
 
-def _is_elementwise(optimizer: Optimizer) -> bool:
-    return any(type(optimizer) is getattr(torch.optim, name) for name in ELEMENTWISE)
+def _not_sliced(found: Sequence[Optimizer], config: Mapping[str, Any]) -> list[str]:
+    """One line for each optimizer that cannot step slices of parameters."""
+    lines = [
+        f"configure_optimizers gave {type(each).__name__}, which has a state before its first "
+        "step, and ZeRO replaces its parameters by slices; create the state in step, or use "
+        "strategy='ddp'"
+        for each in found
+        if each.state and not isinstance(each, torch.optim.Adagrad)  # which DeepSpeed creates again
+    ]
+    if not config.get("zero_allow_untested_optimizer"):
+        for each in found:
+            device = each.param_groups[0]["params"][0].device
+            lines += elementwise.problems_of([each], "elements", device)
+    return lines
 
 
 def _has_none(module: TrainingModule) -> bool:

@@ -21,11 +21,10 @@ ONE_BIT_ADAM = "onebitadam"
 AUTO = "auto"  # filled in by other trainers
 
 _PRECISIONS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "torch_autocast": "bf16-mixed"}
-# torch optimizers that are elementwise, so that slices of parameters can be stepped.
-ELEMENTWISE = (
-    *("ASGD", "Adadelta", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+_OPTIMIZERS = (
+    *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "NAdam", "OneBitAdam"),
+    *("RAdam", "RMSprop", "Rprop", "SGD"),
 )
-_OPTIMIZERS = (*ELEMENTWISE, "Adagrad", "Lion", "OneBitAdam")
 _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 # In elements: about a bucket of ddp.
 _SMALL_BUCKET, _SMALL_GATHER = 4_000_000, 5_000_000

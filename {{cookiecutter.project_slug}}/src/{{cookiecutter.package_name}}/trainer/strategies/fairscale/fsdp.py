@@ -17,6 +17,7 @@ from ...checkpoint import Spread, stored_tensors
 from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
+from .. import elementwise
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
 from ..gradients.same_use import ELSEWHERE, SameUse
@@ -40,9 +41,6 @@ from .weights import ShardedWeights
 
 if TYPE_CHECKING:
     from .units import Unit
-
-# torch optimizers that are not elementwise.
-_NOT_BY_ELEMENT = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 _FLOAT32 = "its parameters are sharded in float32; use 'bf16-mixed' or '16-mixed'"
 
@@ -110,7 +108,8 @@ class FairScaleFSDP(ProcessGroupStrategy):
         super().place(module)
         # Before sharding: the user may choose optimizers by the shapes of parameters.
         optimization = configure()
-        _check(optimization, parameter_names(module))
+        check_owned(optimization, parameter_names(module))
+        elementwise.check(optimization.optimizers, "elements", self.device)
         self._shard_module(module)
         for optimizer in optimization.optimizers:
             for parameter, values in optimizer.state.items():  # some optimizers have initial state
@@ -261,16 +260,3 @@ class FairScaleFSDP(ProcessGroupStrategy):
             undo(wrapped, self.module)
         self._around.close()
         super().teardown()
-
-
-def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
-    """Check for optimizers that compute something else from shards, or do not support them."""
-    for optimizer in optimization.optimizers:
-        for name in _NOT_BY_ELEMENT:
-            if isinstance(optimizer, getattr(torch.optim, name, ())):
-                raise ConfigurationError(
-                    f"configure_optimizers: {name} needs full parameters, and fairscale_fsdp "
-                    "shards them; use SGD, Adam or another elementwise optimizer, or "
-                    "strategy='ddp_sharded'"
-                )
-    check_owned(optimization, names)

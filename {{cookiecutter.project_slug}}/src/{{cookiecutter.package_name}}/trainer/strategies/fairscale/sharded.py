@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
-from .. import sharded_optimizers
+from .. import elementwise, sharded_optimizers
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
@@ -93,6 +93,7 @@ class DDPSharded(Replicated):
         self.start_equal((*module.parameters(), *module.buffers()))
         given = configure()
         _check(given, parameter_names(module))
+        elementwise.check(given.optimizers, "parameters", self.device)
         if self.find_unused_parameters or not module.automatic_optimization:
             with _all_trainable(given.parameters):
                 optimization = given.replaced(sharded)

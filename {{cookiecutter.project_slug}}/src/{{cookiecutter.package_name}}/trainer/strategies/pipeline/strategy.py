@@ -13,6 +13,7 @@ from ...errors import ConfigurationError, UserError
 from ...launch import collectives
 from ...launch.collectives import How
 from ...module import TrainingModule
+from .. import elementwise
 from ..gradients import sparse
 from ..limits import Limits
 from ..optimizers import Optimization
@@ -142,11 +143,8 @@ class Sequential(ProcessGroupStrategy):
         self._place(module)
         # The optimizers get the whole module, so that they need not know of stages.
         optimization = configure()
-        if any(isinstance(each, torch.optim.LBFGS) for each in optimization.optimizers):
-            raise ConfigurationError(
-                "configure_optimizers: LBFGS uses all gradients together, and a process has those "
-                "of its stages; use another optimizer, or strategy='ddp'"
-            )
+        if self.processes.count > 1:
+            elementwise.check(optimization.optimizers, "parameters", self.device)
         restricted = [
             OwnParameters(each, module, self.ownership) for each in optimization.optimizers
         ]

@@ -10,7 +10,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from ...module import TrainingModule
-from .. import sharded_optimizers
+from .. import elementwise, sharded_optimizers
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from .ddp import DDP
@@ -24,6 +24,7 @@ class DDPZeRO1(DDP):
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         optimization = super().setup(module, configure)
+        elementwise.check(optimization.optimizers, "parameters", self.device)
         return optimization.replaced(_sharded)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+"""What happens to a run's machine: a full disk, a removed directory, a killed worker. One line."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.project import run
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from my_project.trainer import Trainer, TrainingModule
+from my_project.trainer.errors import UserError
+from my_project.trainer.launch.failures import machine
+from processes import at_root
+
+SMALL = "16k"
+
+
+class Model(TrainingModule):
+    """One weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self.weight * batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(16, 1)), batch_size=2)
+
+
+class Removes(Model):
+    """Removes its run's directory in the third step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 2:
+            shutil.rmtree(self.trainer.run_directory)
+        return super().training_step(batch, batch_idx)
+
+
+class Fragile(Dataset[Tensor]):
+    """Kills the worker that reads its sixth sample."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(1)
+
+
+class Workers(Model):
+    """Reads with workers."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Fragile(), batch_size=2, num_workers=2)
+
+
+def train(module: TrainingModule, root: Path, **options: Any) -> None:
+    defaults = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "run_name": "run"}
+    Trainer(
+        **defaults, enable_progress_bar=False, default_root_dir=root, deterministic=True, **options
+    ).fit(module)
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[None]:
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+_FULL = """
+import sys, test_machine
+from pathlib import Path
+test_machine.train(test_machine.Model(), Path(sys.argv[1]), log_every_n_steps=1)
+"""
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "full later"])
+def test_a_full_disk_is_one_line(tmp_path: Path, is_full: bool) -> None:
+    with small_disk(tmp_path / "disk"):
+        if is_full:
+            (tmp_path / "disk" / "file").write_bytes(bytes(1 << 14))
+        done = run(["-c", _FULL, tmp_path / "disk"], cwd=tmp_path, extra=at_root())
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("warning: logger")]
+    assert sum("No space left on device" in line for line in lines) == 1
+    assert str(tmp_path / "disk") in lines[-1]
+    assert not any(line.startswith("Exception in thread") for line in lines)
+
+
+@pytest.mark.parametrize("every", [None, 1])
+def test_a_removed_run_directory_ends_the_run_with_a_line(
+    tmp_path: Path, every: int | None
+) -> None:
+    with pytest.raises(UserError, match="the run directory was removed") as raised:
+        train(Removes(), tmp_path, checkpoint_every_n_steps=every)
+    assert len(raised.value.problems) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        train(Workers(), tmp_path)
+    line = (
+        r"DataLoader worker \(pid(\(s\))? \d+\) (is killed by signal: Killed|exited unexpectedly); "
+        "if nobody killed it, memory ran out: give the loader fewer num_workers"
+    )
+    assert re.fullmatch(line, str(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("message", "start"),
+    [
+        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "DataLoader worker (pid 7) is"),
+        (
+            "DataLoader worker (pid(s) 7, 8) exited unexpectedly",
+            "DataLoader worker (pid(s) 7, 8) exited unexpectedly; ",
+        ),
+    ],
+)
+def test_torch_s_messages_are_known(tmp_path: Path, message: str, start: str) -> None:
+    line = machine.explain(RuntimeError(message), tmp_path)
+    assert line is not None
+    assert line.startswith(start)
+    assert machine.explain(RuntimeError("bad"), tmp_path) is None

@@ -1,0 +1,19 @@
+"""Continue when nothing reads the output any more, as in ``fit | head``."""
+
+import os
+import select
+import sys
+
+
+def drop() -> None:
+    """Discard output that nothing reads from now on, and say so: a print would raise an error."""
+    poll = select.poll()
+    poll.register(1, 0)
+    poll.register(2, 0)
+    closed = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]
+    if closed:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in closed:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+        sys.stderr.write("note: nothing reads the output any more; the command continues\n")

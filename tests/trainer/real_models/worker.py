@@ -6,6 +6,7 @@ if all have trained, and ``weights.safetensors`` is in the folder, or what a fai
 """
 
 import csv
+import gc
 import importlib
 import importlib.util
 import json
@@ -46,6 +47,8 @@ def import_all() -> object:
     for name in IMPORTED:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"a fork would lose {threads - 1} threads"
     return operators
@@ -153,3 +156,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     kept = import_all()
     serve(sys.stdin)
+    os._exit(0)  # to tear all packages down takes seconds

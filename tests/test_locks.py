@@ -20,6 +20,7 @@ PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-d
 PROJECT = ("torch.txt", "cpu.txt", "cuda.txt", "dev.txt")
 # Installed into the environment of a rendered project.
 TRAINER_TESTS = ROOT / "tests" / "trainer" / "requirements.txt"
+MODELS = TRAINER_TESTS.with_name("models.txt")
 MLFLOW_SERVER = TRAINER_TESTS.with_name("mlflow-server.txt")
 
 
@@ -47,7 +48,7 @@ def dry_run(platform: str, python: str, *locks: Path, folder: Path) -> None:
 def test_the_project_s_locks_resolve(platform: str, python: str, tmp_path: Path) -> None:
     """On the public index alone, plain torch and all of its libraries."""
     locks = [REQUIREMENTS / name for name in PROJECT]
-    dry_run(platform, python, *locks, TRAINER_TESTS, folder=tmp_path)
+    dry_run(platform, python, *locks, TRAINER_TESTS, MODELS, folder=tmp_path)
 
 
 def test_the_lock_of_an_environment_of_its_own_resolves(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_no_package_has_two_versions_for_one_machine() -> None:
     pinned: dict[str, set[str]] = {}
     more = ("deepspeed.txt", "etcd.txt", "mlflow.txt", "onnx.txt", "wandb.txt")
     locks = [REQUIREMENTS / name for name in (*PROJECT, *more)]
-    for path in (*locks, TRAINER_TESTS):
+    for path in (*locks, TRAINER_TESTS, MODELS):
         found = lock.entries(path.read_text(encoding="utf-8"))
         for package, entries in found.items():
             pinned.setdefault(package, set()).update(entry.split()[0] for entry in entries)
@@ -113,8 +114,9 @@ def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
 
 
 def test_every_lock_has_hashes_and_no_addresses() -> None:
-    locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS, MLFLOW_SERVER]
-    assert len(locks) == 16
+    locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS, MODELS]
+    locks.append(MLFLOW_SERVER)
+    assert len(locks) == 17
     entry = r"[a-z0-9-]+==[^ ;]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     for path in [*locks, ROOT / "benchmarks" / "requirements.txt"]:
         text = path.read_text(encoding="utf-8")
@@ -123,7 +125,7 @@ def test_every_lock_has_hashes_and_no_addresses() -> None:
 
 def test_every_lock_has_what_its_source_asks_for() -> None:
     of_cpu = {"cpu.txt", "cuda.txt", "torch.txt"}
-    own = [ROOT / "requirements.in", TRAINER_TESTS.with_suffix(".in")]
+    own = [ROOT / "requirements.in", TRAINER_TESTS.with_suffix(".in"), MODELS.with_suffix(".in")]
     for source in [*REQUIREMENTS.glob("*.in"), *own]:
         names = of_cpu if source.name == "cpu.in" else {f"{source.stem}.txt"}
         texts = [source.with_name(name).read_text(encoding="utf-8") for name in names]

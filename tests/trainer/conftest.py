@@ -38,6 +38,13 @@ pytest_plugins = ["tests.conftest"]
 collect_ignore = [] if importlib.util.find_spec("torch_xla") else ["test_xla_runs.py"]
 
 
+def pytest_configure() -> None:
+    """One more table after the tests."""
+    from tests.conftest import TABLES
+
+    TABLES["models"] = ("largest difference from one process", ["model"])
+
+
 @pytest.fixture
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own, no launch around; Python's path and torch's switches are put back."""

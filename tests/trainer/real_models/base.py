@@ -1,0 +1,51 @@
+"""What all models share: the data, and SGD."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from my_project import trainer
+
+STEPS = 4
+GLOBAL_BATCH = 8
+
+
+class Base(trainer.TrainingModule):
+    """Trains on made-up samples with SGD.
+
+    A model adds :meth:`sample` and :meth:`loss`, or a ``training_step``.
+    """
+
+    rate = 0.05
+    collate: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+
+    def sample(self, generator: torch.Generator) -> Any:
+        """Make a sample."""
+        raise NotImplementedError
+
+    def loss(self, batch: Any) -> Tensor:
+        """The mean loss of the samples of a batch."""
+        raise NotImplementedError
+
+    def samples(self) -> Any:
+        """Make all samples."""
+        generator = torch.Generator().manual_seed(2)
+        return [self.sample(generator) for _ in range(STEPS * GLOBAL_BATCH)]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.samples(), batch_size=GLOBAL_BATCH, collate_fn=self.collate)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        trained = [each for each in self.parameters() if each.requires_grad]
+        return torch.optim.SGD(trained, lr=self.rate, momentum=0.9)

@@ -1,0 +1,159 @@
+"""Trains models in processes that are forked from this one, which has imported all packages.
+
+``python -m real_models.worker`` reads a JSON object per line: the folder, the model's name, the
+number of processes to start, and the arguments of the trainer. It answers each with a line: ``""``
+if all have trained, and ``weights.safetensors`` is in the folder, or what a failing rank printed.
+"""
+
+import csv
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tests.project import PATIENCE, free_port
+
+from my_project import trainer
+from my_project.trainer.checkpoint import reading as checkpoint
+
+from . import MODELS
+from .base import GLOBAL_BATCH, STEPS
+
+# What a process would import later by itself.
+IMPORTED = (
+    *("real_models.images", "real_models.text", "real_models.others"),
+    *("torch.distributed.fsdp", "torch.utils.tensorboard", "torch.distributed.optim"),
+    *("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer"),
+    *("fairscale.nn.data_parallel", "fairscale.optim"),
+)
+
+
+def import_all() -> object:
+    """Import what all processes need.
+
+    Returns:
+        what must outlive them.
+    """
+    operators = import_torchvision()
+    for name in IMPORTED:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    assert threads == 1, f"a fork would lose {threads - 1} threads"
+    return operators
+
+
+def import_torchvision() -> torch.library.Library | None:
+    """Import it, if need be without its operators.
+
+    They cannot be loaded where its build for CUDA, which the public index has, is beside torch's
+    for the CPU. Training a ResNet or a RetinaNet calls none, but the import needs to know two.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        operators = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            operators.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+        importlib.import_module("torchvision")
+        return operators
+    return None
+
+
+def serve(requests: Iterable[str]) -> None:
+    """Train what is asked for, one after another."""
+    for line in requests:
+        request = json.loads(line)
+        port = str(free_port())
+        ranks = {fork(rank, port, **request): rank for rank in range(request["processes"])}
+        print(json.dumps(wait(ranks, Path(request["folder"]))), flush=True)
+
+
+def wait(ranks: dict[int, int], folder: Path) -> str:
+    """Wait for all ranks, by process id; give the output of one that fails.
+
+    The others, which may wait for it, are killed.
+    """
+    output = ""
+    while ranks:
+        pid, status = os.wait()
+        rank = ranks.pop(pid)
+        if status and not output:
+            output = (folder / f"{rank}.txt").read_text() or f"rank {rank}: status {status}"
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+    return output
+
+
+def fork(rank: int, port: str, folder: str, processes: int, **request: Any) -> int:
+    """Fork a process that trains as a rank of several, or alone."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        with Path(folder, f"{rank}.txt").open("w") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        signal.alarm(int(PATIENCE))
+        if processes > 1:
+            places = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port}
+            sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), processes)
+            variables = {"MASTER_ADDR": "127.0.0.1", **places, **sizes}
+            os.environ |= {name: str(value) for name, value in variables.items()}
+        train(Path(folder), **request)
+        code = 0
+    except trainer.UserError as error:
+        print(*(f"refused: {line}" for line in error.problems), sep="\n")
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def train(folder: Path, model: str, options: Mapping[str, Any]) -> None:
+    """Train for a few steps; the main process writes weights and losses."""
+    run = trainer.Trainer(
+        **{
+            "accelerator": "cpu",
+            "max_steps": STEPS,
+            "global_batch_size": GLOBAL_BATCH,
+            "log_every_n_steps": 1,
+            "loggers": ["csv"],
+            "enable_progress_bar": False,
+            "default_root_dir": folder,
+            "run_name": "run",
+            **options,
+        }
+    )
+    module, name = MODELS[model].split(".")
+    run.fit(getattr(importlib.import_module(f"real_models.{module}"), name)())
+    if run.global_rank == 0:
+        saved = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
+        found = {key: value.clone() for key, value in saved.items()}
+        save_file(found | {"losses": _losses(run.run_directory)}, folder / "weights.safetensors")
+
+
+def _losses(directory: Path) -> torch.Tensor:
+    with (directory / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["name"] == "loss"]
+    return torch.tensor([float(row["value"]) for row in rows], dtype=torch.float64)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    kept = import_all()
+    serve(sys.stdin)
+    os._exit(0)  # to tear all packages down takes seconds

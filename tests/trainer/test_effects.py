@@ -132,9 +132,9 @@ def test_a_monitored_value_that_the_sanity_validation_does_not_log_is_said(
         "note: EarlyStopping monitors 'val_los', which validation does not log; did you mean "
         "'val_loss'?; it ends the run unless training logs it"
     )
-    assert line in capsys.readouterr().out.splitlines()
+    assert line in capsys.readouterr().err.splitlines()
     fit(tmp_path, Net(), LOADER, callbacks=[EarlyStopping("val_loss")])
-    assert "note: " not in capsys.readouterr().out
+    assert "note: " not in capsys.readouterr().err
 
 
 # --- modules -------------------------------------------------------------------------------------

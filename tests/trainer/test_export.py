@@ -109,7 +109,7 @@ def test_the_weights_of_training_instead_of_their_average(runs: Path, capsys: An
             assert torch.equal(load_file(f"{averaged}.safetensors")[key], value)
         words = ["--checkpoint", str(runs / "one"), "--trainer.accelerator", "cpu", *how]
         cli.main(["test", *words, "--trainer.devices", "1"])
-        assert (said in capsys.readouterr().out) is averaged
+        assert (said in capsys.readouterr().err) is averaged
     average, trained = load_file("True.safetensors"), load_file("False.safetensors")
     assert not any(torch.equal(trained[key], value) for key, value in average.items())
 

@@ -249,7 +249,7 @@ def _scheduled(**entries: Any) -> Callable[[SGD], Any]:
     [
         (lambda sgd: sgd, None),
         (lambda sgd: [sgd], None),
-        (lambda sgd: (sgd, Adam(sgd.param_groups[0]["params"])), None),
+        (lambda sgd: (sgd, Adam([sgd.param_groups[0]["params"].pop()])), None),
         (lambda sgd: ([sgd], [StepLR(sgd, 1)]), None),
         (lambda sgd: {"optimizer": sgd, "lr_scheduler": StepLR(sgd, 1)}, None),
         (_scheduled(interval="step"), None),

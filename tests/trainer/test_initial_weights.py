@@ -79,7 +79,7 @@ def test_a_file_and_the_average_of_a_run(expected: dict[str, Tensor], capsys: An
     capsys.readouterr()
     made = fit(Net(), "file", weights=Path("all.safetensors"), global_batch_size=4)
     assert made.global_step == STEPS
-    assert "weights: 8 of 8 from all.safetensors\n" in capsys.readouterr().out
+    assert "weights: 8 of 8 from all.safetensors\n" in capsys.readouterr().err
     check(saved("file"), expected)
     # What other programs write: of shared weights one name only, in several files.
     weights = load_file("all.safetensors")
@@ -96,7 +96,7 @@ def test_a_file_and_the_average_of_a_run(expected: dict[str, Tensor], capsys: An
     module = Net()
     capsys.readouterr()
     fit(module, "from_average", weights="runs/averages", callbacks=[_KeepsStart()], max_steps=1)
-    assert "weights: the average of EMA, which validations" in capsys.readouterr().out
+    assert "weights: the average of EMA, which validations" in capsys.readouterr().err
     for name, value in average.items():
         assert torch.equal(_KeepsStart.weights[name], value)
 
@@ -134,7 +134,7 @@ def test_weights_that_do_not_fit_are_named(expected: dict[str, Tensor], capsys: 
     callback, module = _KeepsStart(), Other()
     how = {"weights": "runs/source", "weights_strict": False, "callbacks": [callback]}
     fit(module, "other", max_steps=1, **how)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert "weights: 3 of 7 from runs/source/checkpoints/step-00000005\n" in said
     assert f"note: weights that do not fit are left out: {names}\n" in said
     fitting = ("sequential_module.0.weight", "sequential_module.0.bias", "sequential_module.4.bias")
@@ -173,11 +173,11 @@ def test_a_run_that_resumes_does_not_start_from_weights(
 ) -> None:
     how: dict[str, Any] = {"weights": "runs/source", "resume": "auto", "global_batch_size": 4}
     fit(Net(), "requeued", max_steps=2, **how)
-    assert "weights: 8 of 8 from" in capsys.readouterr().out
+    assert "weights: 8 of 8 from" in capsys.readouterr().err
     Path("runs/source").rename("runs/moved")  # a requeued job does not need it
     for steps, resume in ((STEPS, "auto"), (STEPS + 1, "runs/requeued")):
         fit(Net(), "requeued", **how | {"max_steps": steps, "resume": resume})
-        said = capsys.readouterr().out
+        said = capsys.readouterr().err
         assert "note: weights=runs/source is not used: the run is resumed\n" in said
         assert f"resumed from runs/requeued/checkpoints/step-0000000{steps - 1}" in said
         if steps == STEPS:

@@ -90,10 +90,10 @@ def test_unknown_keywords_are_refused_together() -> None:
             "; use resume, or the argument checkpoint of validate, test and predict; known: "
             "module, data, val_dataloader",
         ),
-        ("validate", "val_dataloaders", "; use data; known: module, data, checkpoint"),
-        ("test", "ckpt_path", "; use checkpoint; known: module, data, checkpoint"),
-        ("test", "model", "; use module; known: module, data, checkpoint"),
-        ("predict", "verbose", "; known: module, data, checkpoint"),
+        ("validate", "val_dataloaders", "; use data; known: module, data, checkpoint, averaged"),
+        ("test", "ckpt_path", "; use checkpoint; known: module, data, checkpoint, averaged"),
+        ("test", "model", "; use module; known: module, data, checkpoint, averaged"),
+        ("predict", "verbose", "; known: module, data, checkpoint, averaged"),
         ("check_fit", "data", "; known: module"),
         ("find_batch_size", "steps", "; known: module, data"),
         (

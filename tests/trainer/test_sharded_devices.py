@@ -304,7 +304,7 @@ def test_a_replica_computes_on_its_own_gpu(monkeypatch):
             return batch, current[-1]
 
     monkeypatch.setattr(torch.cuda, "device", on)
-    monkeypatch.setattr(dp, "scatter", lambda batch, *_: list(batch.split(1)))
+    monkeypatch.setattr(dp.moving, "move", lambda piece, *_: piece)
     monkeypatch.setattr(dp, "replicate", lambda *_, **__: Replica())
     monkeypatch.setattr(dp, "gather", lambda outputs, _: outputs)
     step = dp.ReplicatedStep(Own(automatic=True), GPUS)

@@ -119,7 +119,7 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     fit.strategy.precision.load_state(saved["precision"])
     remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
     logged = ("epoch_values", "latest", "last_values", "logs")
-    values = {name: saved_types.numbers(saved[name], name) for name in logged}
+    values = {name: saved_types.numbers(saved.get(name, {}), name) for name in logged}
     outputs.epoch_values = values["epoch_values"] if position.epoch_done else {}
     outputs.latest.update(values["latest"])
     if position.epoch_done or fit.position.is_end(fit.options):

@@ -97,7 +97,7 @@ def unlogged(
     names = [(type(each).__name__, each.monitored) for each in callbacks]
     names += [(type(each.scheduler).__name__, each.monitor) for each in schedulers]
     return [
-        f"note: {owner} monitors {name!r}, which validation does not log{nearest(name, values)}; "
+        f"{owner} monitors {name!r}, which validation does not log{nearest(name, values)}; "
         "it ends the run unless training logs it"
         for owner, name in names
         if name is not None and name not in values

@@ -62,7 +62,7 @@ def load(options: Options, started_in: Path, module: TrainingModule) -> list[str
     module.trainer_state = replace(module.trainer_state, weights=waiting)
     shown_path = files.shown(path, started_in)
     lines = [f"weights: {len(fitting)} of {len(own)} from {shown_path}", *remarks]
-    return lines + ([f"note: weights that do not fit are left out: {others}"] if others else [])
+    return lines + ([f"weights that do not fit are left out: {others}"] if others else [])
 
 
 def _has_files(path: Path) -> bool:

@@ -181,7 +181,7 @@ class RankRun(RunInterface):
 
     def _start(self, loop: FitLoop, chosen: Chosen) -> None:
         """Resume, write records, and print what the run will do."""
-        say, layout = self._console.say, self.plan.layout
+        layout = self.plan.layout
         self.manual = loop.fit.manual
         for call in loop.fit.calls.on_fit_start:
             call()
@@ -194,12 +194,12 @@ class RankRun(RunInterface):
             restarts.count_attempt(chosen.directory, self.global_step, layout)
         if layout.is_main:
             self._write_records(loop, chosen)
-        say(*announcements.opening(self.plan, loop))
+        self._console.say(*announcements.opening(self.plan, loop))
         self._console.say_where(chosen.directory)
         check, loop.check_validation = loop.check_validation, None  # and its workers
         if chosen.checkpoint is None and check is not None:
             entries = loop.fit.optimization.schedulers
-            say(*effects.unlogged(self.plan.callbacks, entries, check()))
+            self._console.note(*effects.unlogged(self.plan.callbacks, entries, check()))
 
     def _write_records(self, loop: FitLoop, chosen: Chosen) -> None:
         """Write records and open logs: after the last check that can refuse the run."""
@@ -315,7 +315,7 @@ class RankRun(RunInterface):
         if checkpoint is not None:
             found = run_choice.whole(resolve(checkpoint))
             weights, remarks = found.weights(averaged)
-            self._console.say(*remarks)
+            self._console.note(*remarks)
             try:
                 self.strategy.load_state({**found.stored_state(), "model": weights}, None)
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -364,9 +364,9 @@ class RankRun(RunInterface):
     def _start_from_weights(self, module: TrainingModule, resumed: Path | None = None) -> None:
         options = self.plan.options
         if resumed is None:
-            self._console.say(*initial_weights.load(options, self.plan.started_in, module))
+            self._console.note(*initial_weights.load(options, self.plan.started_in, module))
         elif options.weights is not None:
-            self._console.say(f"note: weights={options.weights} is not used: the run is resumed")
+            self._console.note(f"weights={options.weights} is not used: the run is resumed")
 
     def _use_manual(self, manual: ManualOptimization | None) -> None:
         self.manual = manual

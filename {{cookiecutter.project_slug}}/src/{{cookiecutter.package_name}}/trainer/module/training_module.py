@@ -95,6 +95,7 @@ class TrainingModule(Hooks, nn.Module):
             and schedulers; or a dict, or list of dicts, with ``optimizer`` and ``lr_scheduler``. A
             scheduler steps at the end of each epoch; ``{"scheduler": s, "interval": "step"}`` steps
             it after each optimizer step, and ``"monitor": name`` passes it a logged value.
+            ``self.trainer.total_steps`` is the number of optimizer steps of the run.
         """
         raise NotImplementedError(f"{type(self).__name__} has no configure_optimizers")
 

@@ -51,6 +51,8 @@ class Base(trainer.TrainingModule):
 class Noting(torch.optim.Adam):
     """Writes down what lies on this rank before each step."""
 
+    is_elementwise = True  # not tried on a copy, whose steps would be noted
+
     module: nn.Module
 
     def step(self, closure: Any = None) -> Any:

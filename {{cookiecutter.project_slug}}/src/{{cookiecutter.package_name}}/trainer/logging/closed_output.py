@@ -1,8 +1,16 @@
 """Continue when nothing reads the output any more, as in ``fit | head``."""
 
+import contextlib
 import os
 import select
 import sys
+
+
+def show(*lines: str, error: bool = False) -> None:
+    """Print lines, to stderr if ``error``, even if nothing reads them any more."""
+    drop()
+    with contextlib.suppress(BrokenPipeError):  # closed since then; the next one says so
+        print(*lines, sep="\n", file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def drop() -> None:

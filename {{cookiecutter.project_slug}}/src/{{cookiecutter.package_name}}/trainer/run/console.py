@@ -1,7 +1,6 @@
 """Print what a run reports."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,20 +27,17 @@ class Console:
     def say(self, *lines: str) -> None:
         """Print lines if progress is shown."""
         if lines and self._is_main and self._shows_progress:
-            closed_output.drop()
-            print(*lines, sep="\n", flush=True)
+            closed_output.show(*lines)
 
     def note(self, *lines: str) -> None:
         """Print lines to stderr, also if no progress is shown: what a user may not expect."""
         if lines and self._is_main:
-            closed_output.drop()
-            print(*(f"note: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+            closed_output.show(*(f"note: {line}" for line in lines), error=True)
 
     def say_where(self, directory: Path) -> None:
         """Print the run directory; a command prints it even if it shows no progress."""
         if self._is_main and (self._shows_progress or self.is_command):
-            closed_output.drop()
-            print(announcements.where(self._plan.shown(directory)), flush=True)
+            closed_output.show(announcements.where(self._plan.shown(directory)))
 
     @contextlib.contextmanager
     def output_of(self, directory: Path) -> Iterator[None]:

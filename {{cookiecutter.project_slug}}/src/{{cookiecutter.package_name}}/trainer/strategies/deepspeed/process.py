@@ -190,15 +190,20 @@ def forget_process_group() -> None:
 
 
 def gathered(module: nn.Module) -> dict[str, nn.Module]:
-    """Modules, by name, whose own parameters stage 3 gathers when they are called.
-
-    Small ones too: they stay whole only once they have been gathered.
-    """
+    """Modules, by name, whose own parameters stage 3 may gather when they are called."""
     return {
         name: each
         for name, each in module.named_modules()
         if next(each.parameters(recurse=False), None) is not None
     }
+
+
+def is_gathered(module: Any) -> bool:
+    """Whether a call of a module gathers its own parameters; small ones then stay whole."""
+    return any(
+        not each.ds_persist or each.ds_status.name != "AVAILABLE"
+        for each in module.parameters(recurse=False)
+    )
 
 
 def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:

@@ -246,7 +246,7 @@ class DeepSpeed(ProcessGroupStrategy):
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         if self.stage == 3:
-            self.same_use.watch(process.gathered(module))
+            self.same_use.watch(process.gathered(module), process.is_gathered)
             process.note_uses(module, self.same_use.note)
         return optimizer
 

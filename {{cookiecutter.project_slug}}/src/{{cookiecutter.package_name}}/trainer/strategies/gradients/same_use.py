@@ -94,17 +94,32 @@ class SameUse:
         if collectives.world_size() > 1:
             self._agreement = Agreement(self._explain, timeout_seconds)
 
-    def watch(self, units: Mapping[str, nn.Module]) -> None:
-        """Also compare calls of modules whose parameters are gathered when they are called."""
+    def watch(
+        self,
+        units: Mapping[str, nn.Module],
+        is_gathered: Callable[[nn.Module], bool] = lambda _: True,
+    ) -> None:
+        """Also compare calls of modules whose parameters are gathered when they are called.
+
+        Args:
+            units: The modules by name.
+            is_gathered: Whether a call gathers the parameters of a module.
+        """
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def called(name: str, unit: nn.Module, *_: Any) -> None:
+            if is_gathered(unit):
+                self.note(name)
+
         self._handles += [
             # Before the engine's own hook, which gathers.
-            unit.register_forward_pre_hook(partial(self.note, name), prepend=True)
+            unit.register_forward_pre_hook(partial(called, name), prepend=True)
             for name, unit in units.items()
             if self._agreement is not None
         ]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def note(self, name: str, *_: Any) -> None:
+    def note(self, name: str) -> None:
         """Compare the call of a module, or a use of a parameter, before it is gathered.
 
         Raises:

@@ -108,10 +108,13 @@ def test_a_list_of_devices() -> None:
 def test_plus_equals_extends_a_list_and_its_default(tmp_path: Path) -> None:
     stopping = {"class_path": "EarlyStopping", "init_args": {"monitor": "val_loss"}}
     given = write(tmp_path / "given.yaml", {"trainer": {"callbacks": ["EMA"]}})
-    words = [f"--trainer.callbacks+={json.dumps(stopping)}", "--trainer.loggers+=mlflow"]
+    words = [
+        f"--trainer.callbacks+={json.dumps(stopping)}",
+        "--trainer.loggers+=logger_subject.Bare",
+    ]
     content = resolved(read(*DIGITS, *CPU, "--config", given, *words))["trainer"]
     assert content["callbacks"] == ["EMA", stopping]
-    assert content["loggers"] == ["csv", "tensorboard", "mlflow"]
+    assert content["loggers"] == ["csv", "tensorboard", "logger_subject.Bare"]
     assert resolved(read(*DIGITS, "--trainer.callbacks+=EMA"))["trainer"]["callbacks"] == ["EMA"]
     lines = mistakes(*DIGITS, "--trainer.callbacks+=EMA", *words, "--trainer.seeds=1")
     assert [line.split(":")[0] for line in lines] == ["trainer.seeds"]

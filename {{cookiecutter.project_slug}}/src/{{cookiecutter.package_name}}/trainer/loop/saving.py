@@ -118,9 +118,9 @@ def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
         each.scheduler.load_state_dict(read_all(of_scheduler))
     fit.strategy.precision.load_state(saved["precision"])
     remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
-    logged = ("epoch_values", "latest", "last_values", "logs")
-    values = {name: saved_types.numbers(saved.get(name, {}), name) for name in logged}
-    outputs.epoch_values = values["epoch_values"] if position.epoch_done else {}
+    logged = ["latest", "last_values", "logs"] + ["epoch_values"] * position.epoch_done
+    values = {name: saved_types.numbers(saved[name], name) for name in logged}
+    outputs.epoch_values = values.get("epoch_values", {})
     outputs.latest.update(values["latest"])
     if position.epoch_done or fit.position.is_end(fit.options):
         outputs.last_values = values["last_values"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build a minimal Debian 12 system from packages, as root: with the apt sources of this machine if it has Debian 12, otherwise
-# from deb.debian.org.
+# from mmdebstrap's own for Debian.
 # usage: debian.sh TARGET PACKAGES     TARGET: a folder, or a file that ends in .tar; PACKAGES: separated by commas
 set -euo pipefail
 
@@ -14,9 +14,7 @@ if [ "$(id -u)" != 0 ] || ! command -v mmdebstrap > /dev/null || [ ! -e "$keyrin
     exit 1
 fi
 sources=()
-if [ "$codename" != "$release" ]; then
-    sources=("deb [signed-by=$keyring] http://deb.debian.org/debian $release main")
-else
+if [ "$codename" = "$release" ]; then
     for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources}; do
         # Skip third-party archives, whose suites have other names.
         if [ -e "$file" ] && grep -qE "^(deb|Suites:).*[[:space:]]$release([[:space:]]|\$)" "$file"; then

@@ -205,7 +205,7 @@ bench-memory: $(TOOLS)  ## measure the memory of a rank under sharded strategies
 	$(IN_PROJECT) build/bench-memory/my-project setup VENV=$(PROJECT_VENV)
 	$(PROJECT_VENV)/bin/python benchmarks/memory.py $(ARGS)
 
-docs: $(TOOLS)  ## update the generated parts of the docs: the table of options and the maps of trainer/
+docs: $(TOOLS)  ## update the generated parts of the docs: the table of options and the maps of the trainer
 	$(BIN)/python tests/options_table.py
 	$(BIN)/python tests/structure_table.py
 

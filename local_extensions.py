@@ -50,7 +50,7 @@ GPU_COUNTS = tuple(map(str, range(65)))
 FOLDER = Path(__file__).resolve().parent
 PROJECT_FOLDER = "{{cookiecutter.project_slug}}"
 # What the project's tests call its package.
-PACKAGE = re.compile(r"\bmy_project\b")
+PACKAGE = re.compile(r"\bmy_project(?=_trainer\b|\b)")
 
 
 def _names(file: str) -> frozenset[str]:

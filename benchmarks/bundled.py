@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from my_project_trainer import Callback, Trainer, TrainingModule
+from my_project_trainer.callbacks.system_monitor import SystemMonitor
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from meter import Job, Meter
-from my_project.trainer import Callback, Trainer, TrainingModule
-from my_project.trainer.callbacks.system_monitor import SystemMonitor
 from subjects import BATCH, WORLD_SIZE, Subject, build, optimizer_for
 
 

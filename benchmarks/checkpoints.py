@@ -20,10 +20,9 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-
-from my_project.trainer import safetensors_writer
-from my_project.trainer.checkpoint.reading import Checkpoint, resolve
-from my_project.trainer.checkpoint.writing import Checkpoints
+from my_project_trainer import safetensors_writer
+from my_project_trainer.checkpoint.reading import Checkpoint, resolve
+from my_project_trainer.checkpoint.writing import Checkpoints
 
 State = dict[str, dict[str, torch.Tensor]]
 

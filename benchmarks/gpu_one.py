@@ -38,7 +38,7 @@ def loop(job: Job, clock: Clock) -> None:
 
 def bundled(job: Job, clock: Clock) -> None:
     """Train by the rendered project's trainer."""
-    from my_project.trainer import Trainer, TrainingModule
+    from my_project_trainer import Trainer, TrainingModule
 
     trainer = Trainer(
         accelerator="gpu" if job.device == "cuda" else "cpu",

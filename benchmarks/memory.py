@@ -19,14 +19,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from my_project_trainer import ConfigurationError, Trainer
+from my_project_trainer.strategies import names
+
 import memory_report
 from child import ONE_THREAD, rank_variables
 from folders import writable
 from memory_entries import ENTRIES, Entry
 from memory_report import Found
 from memory_subject import QUICK, SIZE
-from my_project.trainer import ConfigurationError, Trainer
-from my_project.trainer.strategies import names
 
 HERE = Path(__file__).parent
 TIMEOUT = 300  # seconds; a measurement takes about twenty

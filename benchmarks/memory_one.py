@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from my_project_trainer import Trainer
 from torch.utils.data import DataLoader
 
 import memory_meter
 from memory_subject import GPT, Size, Tokens
 from meter import Reading, read
-from my_project.trainer import Trainer
 
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 # The first step makes the optimizers' state, and the second may still settle.

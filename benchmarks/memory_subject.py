@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from my_project_trainer import TrainingModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-
-from my_project.trainer import TrainingModule
 
 # A batch of 16 tokens: activations are small beside parameters, and a step is short.
 VOCABULARY = 16

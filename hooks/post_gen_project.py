@@ -19,7 +19,7 @@ ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
 # Python files are copied and not rendered, and because locks are made in the template's own tree.
 OF_ENGINE = (
     "requirements/%s.*",
-    "src/*/trainer/strategies/%s",
+    "src/*_trainer/strategies/%s",
     "tests/test_%s*.py",
     "tests/%s_*.py",
     "tests/conformance/%s_*.py",

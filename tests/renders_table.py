@@ -109,8 +109,11 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             project = render(Path(folder), answers, hooks=True)
-            source = project / "src" / "my_project"
-            cells = [name_of(answers), *map(str, map(size, (source / "trainer", source)))]
+            source = project / "src"
+            cells = [
+                name_of(answers),
+                *map(str, map(size, (source / "my_project_trainer", source))),
+            ]
             cells += [str(size(project / "tests")), *([run_tests(project)] if given.test else [])]
             print(f"| {' | '.join(cells)} |", flush=True)
 

@@ -1,4 +1,4 @@
-"""Writes the maps of ``trainer/`` into docs/design.md and the rendered project's README.md.
+"""Writes the maps of the trainer into docs/design.md and the rendered project's README.md.
 
 `make docs` runs this file; test_docs.py fails where a page is not up to date. A folder's purpose is
 the first line of the docstring of its ``__init__.py``, and its floor follows from its imports.
@@ -13,11 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
-TRAINER = TEMPLATE / "src" / "{{cookiecutter.package_name}}" / "trainer"
+TRAINER = TEMPLATE / "src" / "{{cookiecutter.package_name}}_trainer"
 DESIGN = ROOT / "docs" / "design.md"
 README = TEMPLATE / "README.md"
-BEGIN = "<!-- made by `make docs` from the folders of trainer/: begin -->"
-END = "<!-- made by `make docs` from the folders of trainer/: end -->"
+BEGIN = "<!-- made by `make docs` from the folders of the trainer: begin -->"
+END = "<!-- made by `make docs` from the folders of the trainer: end -->"
 
 
 @cache
@@ -49,7 +49,7 @@ def imports(name: str) -> set[str]:
 
 @cache
 def entries() -> dict[str, frozenset[str]]:
-    """Return the entries of ``trainer/``, each with the other entries that its files import."""
+    """Return the trainer's entries, each with the other entries that its files import."""
     found: dict[str, set[str]] = {}
     for name in filter(None, modules()):
         entry = name.split(".")[0]
@@ -83,8 +83,8 @@ def purpose(name: str) -> str:
 
 
 def tree() -> str:
-    """Return the folders of ``trainer/`` as a tree, with their purposes."""
-    lines = [("trainer/", purpose(""))]
+    """Return the trainer's folders as a tree, with their purposes."""
+    lines = [("PACKAGE_trainer/", purpose(""))]
     for entry in from_the_top(entries()):
         inside = (name for name in modules() if name.startswith(f"{entry}."))
         folders = (name for name in inside if modules()[name].name == "__init__.py")
@@ -107,8 +107,8 @@ def floors() -> str:
 
 
 def short_map() -> str:
-    """Return one row for each entry of ``trainer/``, from the top floor down."""
-    rows = ["| in `trainer/` | what it is for |", "|---|---|"]
+    """Return one row for each of the trainer's entries, from the top floor down."""
+    rows = ["| in the trainer | what it is for |", "|---|---|"]
     for entry in from_the_top(entries()):
         rows.append(f"| `{label(entry)}` | {purpose(entry).replace('``', '`')} |")
     return "\n".join(rows)

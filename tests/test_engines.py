@@ -52,7 +52,7 @@ def test_it_holds_the_files_of_the_engines_that_it_includes(
 ) -> None:
     check_works(rendered, DEFAULTS | answers)
     assert braces_left(rendered, expected_files(DEFAULTS | answers)) == []
-    strategies = rendered / "src" / "my_project" / "trainer" / "strategies"
+    strategies = rendered / "src" / "my_project_trainer" / "strategies"
     for engine in ENGINES:
         belongs = answers[engine] == "yes"
         assert (strategies / engine / "__init__.py").is_file() == belongs
@@ -114,7 +114,7 @@ def test_a_job_without_horovod_is_launched_as_tasks(
 
 
 def test_the_trainer_is_smaller_by_the_folders_of_its_engines(renders: Renders) -> None:
-    trainer = {name: project / "src/my_project/trainer" for name, project in renders.items()}
+    trainer = {name: project / "src/my_project_trainer" for name, project in renders.items()}
     whole = trainer[name_of(EIGHT[0])]
     engines = sum(size(whole / "strategies" / engine).lines for engine in ENGINES)
     assert engines > 2000
@@ -158,7 +158,7 @@ def test_an_engine_is_removed_by_deleting_its_folder(renders: Renders, tmp_path:
     """What was imported leaves a folder without sources behind, which is no engine."""
     project = tmp_path / "my-project"
     shutil.copytree(renders[name_of(EIGHT[0])], project)
-    strategies = project / "src" / "my_project" / "trainer" / "strategies"
+    strategies = project / "src" / "my_project_trainer" / "strategies"
     for engine in ENGINES:
         shutil.rmtree(strategies / engine)
         (strategies / engine / "__pycache__").mkdir(parents=True)

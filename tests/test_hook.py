@@ -81,7 +81,7 @@ def test_it_removes_the_engines_that_pyproject_does_not_list(folder: Path) -> No
         for engine in ENGINES:
             for file in (
                 f"requirements/{engine}.txt",
-                f"src/mine/trainer/strategies/{engine}/inner/strategy.py",
+                f"src/mine_trainer/strategies/{engine}/inner/strategy.py",
                 f"tests/test_{engine}_more.py",
                 f"tests/{engine}_subject.py",
                 f"tests/conformance/{engine}_rows.py",
@@ -110,7 +110,7 @@ def test_it_removes_the_engines_that_pyproject_does_not_list(folder: Path) -> No
 
 def test_the_hook_s_patterns_name_all_files_of_an_engine() -> None:
     """So that a file which bears an engine's name goes with it, wherever it stands."""
-    strategies = "src/{{cookiecutter.package_name}}/trainer/strategies"
+    strategies = "src/{{cookiecutter.package_name}}_trainer/strategies"
     for engine in ENGINES:
         found = {
             found

@@ -15,7 +15,7 @@ PAGES = (
     TEMPLATE / "README.md",
 )
 # Examples of what users create, or had.
-EXAMPLES = {"tasks/line.py", "strategies/sign.py", "trainer/loop.py", "lora.py"}
+EXAMPLES = {"tasks/line.py", "strategies/sign.py", "lora.py"}
 
 
 def anchors(page: Path) -> set[str]:

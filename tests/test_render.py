@@ -95,7 +95,7 @@ def test_every_license(tmp_path: Path, name: str, expression: str, first: str) -
     built = metadata(project)
     assert built["License-Expression"] == expression
     # The template's own license goes along with its code, into packages and images too.
-    notice = "src/p/trainer/LICENSE"
+    notice = "src/p_trainer/LICENSE"
     assert built.get_all("License-File") == ["LICENSE", notice]
     assert (project / notice).read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert (notice in text) == (name == "Proprietary")

@@ -185,12 +185,14 @@ def test_an_update_leaves_out_and_brings_engines(
 
 def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_path: Path) -> None:
     """`trainer/loop.py` is now a folder, and Python would import nothing of the user's file."""
-    name = "src/my_project/trainer/loop.py"
+    name = "src/my_project_trainer/loop.py"
     there = f"{TEMPLATE.name}/src/{{{{cookiecutter.package_name}}}}/trainer/loop.py"
     moved = git(ROOT, "log", "-1", "--format=%H", "--diff-filter=D", "--", there).strip()
     project = start(template, tmp_path, f"{moved}~1")
     with (project / name).open("a", encoding="utf-8") as file:
         file.write("EDITED = True\n")
+    mine = project / "src" / "my_project" / "tasks" / "mine.py"
+    mine.write_text("from ..trainer import TrainingModule\n", encoding="utf-8")
     commit(project, "Edit the loop")
     subprocess.run(
         [sys.executable, "-m", "cruft", "update", "--skip-apply-ask"], cwd=project, timeout=600
@@ -204,9 +206,12 @@ def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_pat
         ["make", "setup", *settings], cwd=project, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        f"note: Python imports the folder of the same name instead of {name}"
-    )
+    assert done.stderr.splitlines()[-2:] == [
+        f"note: the trainer no longer imports {name}: move your edits to where it is now, below "
+        "src/my_project_trainer",
+        "note: src/my_project/tasks/mine.py: import from my_project_trainer, where the trainer is "
+        "now",
+    ]
 
 
 def test_an_added_question_is_asked_where_cruft_is_to_ask(template: Path, tmp_path: Path) -> None:

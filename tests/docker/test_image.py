@@ -66,7 +66,10 @@ def test_there_are_no_build_tools_and_nothing_that_builds_leave(
 
 def test_only_what_trains_is_in_it(engine: Engine, built: Built) -> None:
     assert engine.shell(built.image, "ls -A /app").split() == ["configs", "runs", "src"]
-    assert engine.shell(built.image, "ls -A /app/src").split() == ["my_project"]
+    assert engine.shell(built.image, "ls -A /app/src").split() == [
+        "my_project",
+        "my_project_trainer",
+    ]
 
 
 def test_its_size(engine: Engine, built: Built, capsys: pytest.CaptureFixture[str]) -> None:

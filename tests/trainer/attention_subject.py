@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
 
 WIDTH, LENGTH, SAMPLES = 16, 5, 12
 

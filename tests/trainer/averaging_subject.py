@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.callbacks import EMA
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.callbacks import EMA
 
 DECAY = 0.7
 OPTIONS = {

@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from my_project_trainer.checkpoint import reading as checkpoint
 from tests.conformance.horovod_rows import horovodrun
 from tests.conformance.matrix import ENGINES
 from tests.project import PACKAGE, missing, start
 
-from my_project.trainer.checkpoint import reading as checkpoint
 from processes import assert_nothing_left, at_root
 from tests import fork_server
 

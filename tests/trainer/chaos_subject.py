@@ -5,13 +5,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.launch import files
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset
-
-from my_project import trainer
-from my_project.trainer.launch import files
 
 WIDTH = 128
 

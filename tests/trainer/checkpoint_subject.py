@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from my_project.trainer.checkpoint.reading import Checkpoint
-from my_project.trainer.checkpoint.writing import Checkpoints
+from my_project_trainer.checkpoint.reading import Checkpoint
+from my_project_trainer.checkpoint.writing import Checkpoints
 
 STATE = {"model": {"weight": torch.arange(6.0), "bias": torch.zeros(2)}, "epoch": 3}
 OWN = {"random/torch": torch.arange(16, dtype=torch.uint8)}

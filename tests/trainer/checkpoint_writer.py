@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 import torch
-
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.checkpoint.writing import Checkpoints
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.checkpoint.writing import Checkpoints
 
 
 def main(directory: Path) -> None:

@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.checkpoint import reading as checkpoint
 
 STOP = 3
 FEATURES = 8

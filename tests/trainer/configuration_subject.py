@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import yaml
+from my_project_trainer import DataModule, TrainingModule
+from my_project_trainer.cli import configuration
+from my_project_trainer.errors import ConfigurationError
 from tests.project import PACKAGE, ROOT
-
-from my_project import configuration
-from my_project.trainer import DataModule, TrainingModule
-from my_project.trainer.errors import ConfigurationError
 
 TASKS = f"{PACKAGE}.tasks"
 DIGITS = ["--config", str(ROOT / "configs" / "digits.yaml")]

@@ -49,9 +49,9 @@ def pytest_configure() -> None:
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own, no launch around; Python's path and torch's switches are put back."""
     import torch
+    from my_project_trainer.run import environment
 
     from bad_inputs import RANK
-    from my_project.trainer.run import environment
 
     for name in [*RANK, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", *environment.KNOWN]:
         monkeypatch.delenv(name, raising=False)

@@ -11,17 +11,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer import sequence
 from tests.conformance.rows import ROUNDING
 from torch import Tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from my_project import trainer
 from my_project.tasks.language_model import LanguageModel
 from my_project.tasks.text import ByteSequences
-from my_project.trainer import sequence
 
 SAMPLES, STEPS = 12, 4
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from my_project_trainer.data import sequence
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch.rendezvous import stay_on_loopback
+from my_project_trainer.strategies.mesh.context import Context
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-
-from my_project.trainer.data import sequence
-from my_project.trainer.errors import UserError
-from my_project.trainer.launch.rendezvous import stay_on_loopback
-from my_project.trainer.strategies.mesh.context import Context
 
 LENGTHS = (32, 33, 35, 3)
 HEADS, WIDTH = 4, 6

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from my_project_trainer import Callback, Trainer, TrainingModule, UserError
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
-
-from my_project.trainer import Callback, Trainer, TrainingModule, UserError
 
 SAMPLES = 40
 VALIDATION_SAMPLES = 22

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
 
 
 class Lars(torch.optim.Optimizer):

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from my_project import trainer
-from my_project.trainer.errors import ConfigurationError
+import my_project_trainer as trainer
+from my_project_trainer.errors import ConfigurationError
 
 
 def problems(strategy: str = "deepspeed", **options: Any) -> list[str]:

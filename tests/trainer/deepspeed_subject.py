@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from tests.conformance import subject
 from tests.conformance.subject import Base, Regression
@@ -18,8 +19,6 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-
-from my_project import trainer
 
 WARMUP = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.2, "warmup_num_steps": 5}
 ONE_BIT = {"lr": 0.02, "freeze_step": 4, "betas": [0.8, 0.9], "eps": 1e-4, "cuda_aware": True}

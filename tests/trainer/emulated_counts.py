@@ -76,7 +76,7 @@ def _line() -> str:
 
 def _shown(path: Path) -> str | None:
     """A file's path in the package, or its name here; ``None`` for files of others."""
-    for folder in (ROOT / "src" / PACKAGE, _HERE):
+    for folder in (ROOT / "src" / f"{PACKAGE}_trainer", _HERE):
         if path.is_relative_to(folder):
             return path.relative_to(folder).as_posix()
     return None

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -12,7 +13,6 @@ from torch.optim import AdamW, Optimizer
 from torchmetrics import SumMetric
 
 from emulated_counts import Counts, counting
-from my_project import trainer
 
 # Steps that record nothing: the first is logged, and so is the last.
 FIRST, LAST = 3, 5

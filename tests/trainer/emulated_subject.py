@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer import strategies
+from my_project_trainer.data import moving, transfer
+from my_project_trainer.loop import finite
+from my_project_trainer.run import placement
 from torch import Tensor, nn
 from torch.distributed.utils import _to_kwargs
 from torch.optim import SGD, Optimizer
@@ -25,11 +30,6 @@ import emulated_operations
 from emulated_batches import BATCHES
 from emulated_gpu import NAME
 from emulated_models import ADAMW, Manual, Measured, Model, Reading
-from my_project import trainer
-from my_project.trainer import strategies
-from my_project.trainer.data import moving, transfer
-from my_project.trainer.loop import finite
-from my_project.trainer.run import placement
 
 STEPS = 8
 SAVED = 6

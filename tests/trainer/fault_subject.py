@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor
 
-from my_project import trainer
 from my_project.tasks import image_classifier as classifier
 
 

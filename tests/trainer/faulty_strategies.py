@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.strategies.replicated import ddp
 from tests.conformance import worker
 from tests.conformance.rows import PROPERTIES
-
-from my_project import trainer
-from my_project.trainer.strategies.replicated import ddp
 
 # The smallest tolerance and the largest ones.
 WAYS = ("sgd", "bf16", "bf16 true", "fp16 true")

@@ -6,14 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
+from my_project_trainer.strategies.replicated import ddp
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.strategies.replicated import ddp
 
 
 class Net(trainer.TrainingModule):

@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch.rendezvous import stay_on_loopback
+from my_project_trainer.memory import batch_size
+from my_project_trainer.strategies import sync_batchnorm
 from safetensors.torch import save_file
 from tests.project import PATIENCE, start
 from torch import Tensor, nn
-
-from my_project.trainer.errors import UserError
-from my_project.trainer.launch.rendezvous import stay_on_loopback
-from my_project.trainer.memory import batch_size
-from my_project.trainer.strategies import sync_batchnorm
 
 
 def run_ranks(subject: str, processes: int, folder: Path, timeout: float = PATIENCE) -> list[str]:
@@ -189,7 +188,7 @@ def draw(name: str, step: int, rank: int) -> Tensor:
 
 def step_one_bit_adam(rank: int, processes: int, folder: Path) -> None:
     """Write what each step makes of parameters, momentum and the errors of compression."""
-    from my_project.trainer.strategies.deepspeed import onebit_adam as onebit
+    from my_project_trainer.strategies.deepspeed import onebit_adam as onebit
 
     parameters = {name: nn.Parameter(draw(name, -1, 0)) for name in SHAPES}
     optimizer = onebit.OneBitAdam(parameters.values(), freeze_step=FREEZE_STEP, **ADAM)

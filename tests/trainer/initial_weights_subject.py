@@ -7,11 +7,11 @@ turn; with ``meta:STRATEGY``, a model that is built on the meta device.
 import sys
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import nn
 
 import averaging_subject
-from my_project import trainer
 
 OPTIONS = {**averaging_subject.OPTIONS, "mesh": {"pipeline": 2}}
 STEPS = 3

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from my_project_trainer import legacy
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.legacy import DDPPlugin, LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project.trainer import legacy
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.legacy import DDPPlugin, LightningDataModule, LightningModule
 
 
 class OwnDDP(DDPPlugin):

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
 
 SAMPLES, GLOBAL_BATCH = 26, 8  # four steps an epoch, the last of two samples
 EPOCHS, STEPS = 3, 12

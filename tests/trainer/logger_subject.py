@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
+from my_project_trainer import Callback, LoggedRun, Logger
+
 import callback_subject
-from my_project import trainer
-from my_project.trainer import Callback, LoggedRun, Logger
 
 
 class Lines(Logger):

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
+from my_project_trainer.checkpoint.dtensors import local
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.checkpoint.dtensors import local
 
 SAMPLES = 48
 

@@ -5,11 +5,10 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
 
 LIMIT = "TEST_MEMORY_LIMIT_MIB"
 """Variable: how much more memory a process may take, from when it makes the model."""

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.checkpoint import reading
+from my_project_trainer.strategies.mesh.styles import ShardedRandomness
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
@@ -20,10 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
-from my_project import trainer
 from my_project.tasks.language_model import LanguageModel
-from my_project.trainer.checkpoint import reading
-from my_project.trainer.strategies.mesh.styles import ShardedRandomness
 
 CONTEXT, SAMPLES, BATCH, STEPS, STOP = 8, 22, 8, 5, 2
 

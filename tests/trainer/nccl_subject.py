@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from my_project_trainer.launch.devices import accelerator
 from torch import Tensor
 
 from my_project.tasks import image_classifier as classifier
-from my_project.trainer.launch.devices import accelerator
 
 
 class OverNCCL(classifier.ImageClassifier):
@@ -87,7 +87,7 @@ def pretend_nccl() -> None:
     dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"
     dist.destroy_process_group = lambda group=None: time.sleep(10_000)
     accelerator.check_one_each = lambda device: None
-    from my_project.trainer.launch.failures import nccl_watch as watch
+    from my_project_trainer.launch.failures import nccl_watch as watch
 
     watch._set_nccl_timeout = lambda seconds: None
     watch._recorded = lambda **which: recorded

@@ -2,11 +2,10 @@
 
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
 
 PLANTED = {"nan": float("nan"), "inf": float("inf")}
 

@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.checkpoint.dtensors import is_sharded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.checkpoint.dtensors import is_sharded
 
 WIDTH = 8
 NOTES: list[dict[str, Any]] = []

@@ -12,11 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 from safetensors.torch import save_file
 from tests.conformance.subject import SAMPLES, Regression
 from torch import Tensor
-
-from my_project import trainer
 
 BATCH = 12
 

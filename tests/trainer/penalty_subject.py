@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
 
 RUNS: dict[str, dict[str, Any]] = {
     "alone": {},

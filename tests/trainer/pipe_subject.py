@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from my_project_trainer import Trainer, TrainingModule
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project.trainer import Trainer, TrainingModule
 
 BATCH, CHUNKS = 12, 3
 

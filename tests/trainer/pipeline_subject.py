@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.checkpoint import reading
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.checkpoint import reading
 
 SAMPLES, BATCH, STOP = 53, 12, 3  # the last batch of an epoch has 5 samples
 

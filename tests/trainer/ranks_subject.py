@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from my_project_trainer import Trainer, TrainingModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project.trainer import Trainer, TrainingModule
 
 
 class Unequal(TrainingModule):

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
-
-from my_project import trainer
 
 OPTIONS: dict[str, Any] = {"sequential": {"microbatches": 2}, "mesh": {"context": 2}}
 

@@ -11,15 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import numpy as np
 import torch
+from my_project_trainer.checkpoint.reading import Checkpoint
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
-
-from my_project import trainer
-from my_project.trainer.checkpoint.reading import Checkpoint
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
 
 LAYERS, WIDTH, BATCH = 8, 320, 6
 

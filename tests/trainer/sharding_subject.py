@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.checkpoint import dtensors
+from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
-
-from my_project import trainer
-from my_project.trainer.checkpoint import dtensors
-from my_project.trainer.checkpoint import reading as checkpoint
 
 TOKENS, WIDTH, LENGTH = 12, 8, 5
 SAMPLES = 25  # in evaluation the last batch has one sample: some rank has no part of it

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from my_project_trainer import Trainer, TrainingModule
 from torch import Tensor, nn
-
-from my_project.trainer import Trainer, TrainingModule
 
 GRADIENT = 1.0 + 2.0**-12  # which half precision rounds to 1
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.strategies.mesh.styles import ShardedRandomness
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
@@ -19,8 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import mesh_subject
 import pipeline_subject
 from mesh_subject import GPT
-from my_project import trainer
-from my_project.trainer.strategies.mesh.styles import ShardedRandomness
 from pipeline_subject import ACCUMULATED, CLIPPED, CLIPPED_VALUES, Case
 
 SHARDS = {"data": 1, "shard": 2, "pipeline": 2}

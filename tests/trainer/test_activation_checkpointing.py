@@ -5,17 +5,17 @@ import json
 import pickle
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.memory import activation_checkpointing
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING
 from tests.project import run
 from torch import Tensor, nn
 
 from checkpointed_subject import FEATURES, Block, Model, Network, train
-from my_project import trainer
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.memory import activation_checkpointing
 
 applied = activation_checkpointing.applied
 

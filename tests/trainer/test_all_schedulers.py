@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler, swa_utils
-
-from my_project.trainer import Trainer, TrainingModule
 
 BATCHES = 4  # of an epoch
 EPOCHS = 4

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
+import my_project_trainer as trainer
 import pytest
 import torch
-
-from my_project import trainer
 
 GPUS = tuple(torch.device("cuda", index) for index in (0, 2, 3))
 

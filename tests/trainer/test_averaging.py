@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.callbacks import EMA, BestCheckpoint, StochasticWeightAveraging
+from my_project_trainer.checkpoint import Checkpoint, resolve
+from my_project_trainer.cli.loading import load_weights
 from tests.conformance.rows import ROUNDING
 from tests.project import run
 from torch import Tensor
@@ -14,12 +18,8 @@ from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import averaging_subject as subject
-from my_project import trainer
-from my_project.loading import load_weights
-from my_project.trainer.callbacks import EMA, BestCheckpoint, StochasticWeightAveraging
-from my_project.trainer.checkpoint import Checkpoint, resolve
 
-STATE = "my_project.trainer.callbacks.ema.EMA"
+STATE = "EMA"
 STEPS = 9  # of eight in an epoch
 
 

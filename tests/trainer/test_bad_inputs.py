@@ -6,24 +6,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.project import PACKAGE, ROOT
+from my_project_trainer import strategies
+from my_project_trainer.arguments import other_trainers as elsewhere
+from my_project_trainer.cli import command as cli
+from my_project_trainer.cli import configuration
+from my_project_trainer.errors import ConfigurationError
+from tests.project import ROOT
 
 import bad_inputs
 from bad_inputs import Bad
-from my_project import cli, configuration, trainer
-from my_project.trainer import strategies
-from my_project.trainer.arguments import other_trainers as elsewhere
-from my_project.trainer.errors import ConfigurationError
 
 DEFAULTS = {
     name: parameter.default
     for name, parameter in inspect.signature(trainer.Trainer).parameters.items()
 }
-SOURCES = ROOT / "src" / PACKAGE
+SOURCES = ROOT / "src"
 LONGEST = 1100
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,8 +14,6 @@ from tests.project import run, run_nodes
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
 
 
 class Contrastive(trainer.TrainingModule):

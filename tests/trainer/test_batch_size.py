@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from my_project_trainer.errors import UserError
+from my_project_trainer.memory import batch_size
 
 from group_worker import MOST, run_ranks
-from my_project.trainer.errors import UserError
-from my_project.trainer.memory import batch_size
 
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),

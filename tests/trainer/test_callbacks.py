@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping
 from tests.project import run
 
 import callback_subject as subject
-from my_project import trainer
-from my_project.trainer.callbacks import BestCheckpoint, EarlyStopping
 
 
 def fit(model: trainer.TrainingModule, *callbacks: Any, **options: Any) -> trainer.Trainer:

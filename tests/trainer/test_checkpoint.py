@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from my_project_trainer.checkpoint import reading as checkpoints
+from my_project_trainer.checkpoint.reading import Checkpoint
+from my_project_trainer.checkpoint.writing import Checkpoints
+from my_project_trainer.errors import CheckpointError
 from safetensors.torch import load_file
 
 from checkpoint_subject import OWN, STATE, names, read, save
-from my_project.trainer.checkpoint import reading as checkpoints
-from my_project.trainer.checkpoint.reading import Checkpoint
-from my_project.trainer.checkpoint.writing import Checkpoints
-from my_project.trainer.errors import CheckpointError
 
 # --- round trips -----------------------------------------------------------------------------
 

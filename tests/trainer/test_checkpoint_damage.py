@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer.checkpoint import state_file
+from my_project_trainer.checkpoint.reading import Checkpoint
+from my_project_trainer.errors import CheckpointError
 
 from checkpoint_subject import STATE, frame, names, read, rewrite, save
-from my_project.trainer.checkpoint import state_file
-from my_project.trainer.checkpoint.reading import Checkpoint
-from my_project.trainer.errors import CheckpointError
 
 # --- what somebody planted -------------------------------------------------------------------
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
-
-from my_project.trainer import Trainer, TrainingModule
 
 BATCHES = [torch.tensor([[1.0, 20.0, -3.0]]) * scale for scale in (1.0, -2.0, 0.01, 5.0)]
 

@@ -1,6 +1,8 @@
 """Who a process is, read from environments as launchers set them."""
 
 import pytest
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.launch import cluster
 
 from cluster_environments import (
     BATCH,
@@ -18,8 +20,6 @@ from cluster_environments import (
     Variables,
     step_of,
 )
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch import cluster
 
 Layout = cluster.Layout
 

@@ -1,6 +1,8 @@
 """Environments that contradict themselves are one line."""
 
 import pytest
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.launch import cluster
 
 from cluster_environments import (
     BATCH,
@@ -12,8 +14,6 @@ from cluster_environments import (
     STEP,
     Variables,
 )
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch import cluster
 
 
 @pytest.mark.parametrize(

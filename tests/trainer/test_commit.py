@@ -5,8 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from my_project.trainer.checkpoint import commit
+from my_project_trainer.checkpoint import commit
 
 
 def git(*arguments: str, cwd: Path) -> str:

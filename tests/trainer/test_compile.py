@@ -4,16 +4,16 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.loop import compilation
 from tests.conformance.rows import ROUNDING
 from tests.project import PACKAGE, ROOT, fit, run
 from torch import Tensor, nn
 
 from checkpointed_subject import FEATURES, Model
-from my_project import trainer
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.loop import compilation
 
 SHORT = [
     *("--trainer.max_epochs", "1", "--trainer.loggers", "[csv]", "--trainer.accelerator", "cpu"),

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from my_project_trainer import strategies
+from my_project_trainer.arguments import legacy
+from my_project_trainer.cli import command as cli
+from my_project_trainer.cli.strategy_help import describe
 from tests.project import PACKAGE, run
 
 from configuration_subject import CPU, DIGITS, GPT, mistakes, read, write
-from my_project import cli
-from my_project.strategy_help import describe
-from my_project.trainer import strategies
-from my_project.trainer.arguments import legacy
 
 pytestmark = pytest.mark.usefixtures("nothing_runs")
 

@@ -8,17 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.strategies.mesh import context
 from tests.project import PATIENCE, run, start
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.data import DataLoader
 
 from context_subject import CASES, STEPS, train
-from my_project import trainer
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.strategies.mesh import context
 
 RUNS = {
     "two": ({"context": 2}, 2, CASES),

@@ -7,15 +7,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.arguments import max_time
+from my_project_trainer.callbacks import BestCheckpoint
+from my_project_trainer.checkpoint import Checkpoint
+from my_project_trainer.loop import evaluation
 
 import control_subject as subject
-from my_project import trainer
-from my_project.trainer.arguments import max_time
-from my_project.trainer.callbacks import BestCheckpoint
-from my_project.trainer.checkpoint import Checkpoint
-from my_project.trainer.loop import evaluation
 from tests import project
 
 

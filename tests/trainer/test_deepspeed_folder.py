@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-
-from my_project import cli
-from my_project.trainer.launch import cluster
-from my_project.trainer.strategies import precision
-from my_project.trainer.strategies.deepspeed import scaler
+from my_project_trainer.cli import command as cli
+from my_project_trainer.launch import cluster
+from my_project_trainer.strategies import precision
+from my_project_trainer.strategies.deepspeed import scaler
 
 
 def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import TrainingModule
+from my_project_trainer.strategies.deepspeed.slices import Slice
+from my_project_trainer.strategies.deepspeed.state import ShardedState
+from my_project_trainer.strategies.deepspeed.strategy import DeepSpeed
+from my_project_trainer.strategies.precision import Precision
 from torch import Tensor, nn
-
-from my_project.trainer import TrainingModule
-from my_project.trainer.strategies.deepspeed.slices import Slice
-from my_project.trainer.strategies.deepspeed.state import ShardedState
-from my_project.trainer.strategies.deepspeed.strategy import DeepSpeed
-from my_project.trainer.strategies.precision import Precision
 
 
 class Halves:

@@ -4,16 +4,16 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer import strategies
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.strategies.deepspeed import optimizers, settings
+from my_project_trainer.strategies.optimizers import Optimization, read_optimization
 from tests.project import PACKAGE, fit, run
 
 from deepspeed_settings import problems, written
-from my_project import trainer
-from my_project.trainer import strategies
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.strategies.deepspeed import optimizers, settings
-from my_project.trainer.strategies.optimizers import Optimization, read_optimization
 from test_deepspeed import SHORT, STAGE_2
 
 
@@ -245,7 +245,9 @@ def test_an_optimizer_that_cannot_be_sharded_is_refused():
 
 
 def test_without_deepspeed_one_line_says_how_to_install_it():
-    code = f"import sys; sys.modules['deepspeed'] = None; from {PACKAGE}.cli import main; main()"
+    code = (
+        f"import sys; sys.modules['deepspeed'] = None; import {PACKAGE}_trainer.cli as c; c.main()"
+    )
     done = run(["-c", code, *fit(*SHORT, *STAGE_2)[2:]])
     assert done.returncode == 2
     assert done.stderr.splitlines() == [

@@ -2,13 +2,12 @@
 
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
-
-from my_project import trainer
-from my_project.trainer import errors
-from my_project.trainer.launch import collectives as distributed
-from my_project.trainer.launch.devices import accelerator
+from my_project_trainer import errors
+from my_project_trainer.launch import collectives as distributed
+from my_project_trainer.launch.devices import accelerator
 
 
 @pytest.fixture

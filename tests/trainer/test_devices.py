@@ -9,11 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from my_project_trainer.data import moving
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.launch.devices import accelerator, device_list
 from tests.project import PACKAGE, run
-
-from my_project.trainer.data import moving
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch.devices import accelerator, device_list
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 META = torch.device("meta")  # a second device that every machine has
@@ -132,7 +131,7 @@ def test_the_driver_is_asked_for_gpus_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], read: str
 ) -> None:
     monkeypatch.delenv(_NVML_CHECK, raising=False)
-    module = f"{PACKAGE}.trainer.launch.devices.accelerator"
+    module = f"{PACKAGE}_trainer.launch.devices.accelerator"
     print_it = f"import os, {module}; print(os.environ[{_NVML_CHECK!r}])"
     assert run(["-c", print_it], extra=given, fresh=True).stdout.strip() == read
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.checkpoint import writing
+from my_project_trainer.checkpoint.reading import Checkpoint, complete
+from my_project_trainer.launch import collectives
 from torch import Tensor, nn
-
-from my_project.trainer import Trainer, TrainingModule
-from my_project.trainer.checkpoint import writing
-from my_project.trainer.checkpoint.reading import Checkpoint, complete
-from my_project.trainer.launch import collectives
 
 
 class Events:

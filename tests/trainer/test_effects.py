@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.callbacks.best_checkpoint import BestCheckpoint
+from my_project_trainer.callbacks.early_stopping import EarlyStopping
+from my_project_trainer.cli import config_files
+from my_project_trainer.errors import ConfigurationError, UserError
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from configuration_subject import CPU, DIGITS, mistakes, read, write
-from my_project import config_files
-from my_project.trainer import Trainer, TrainingModule
-from my_project.trainer.callbacks.best_checkpoint import BestCheckpoint
-from my_project.trainer.callbacks.early_stopping import EarlyStopping
-from my_project.trainer.errors import ConfigurationError, UserError
 
 STEP: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_steps": 1}
 

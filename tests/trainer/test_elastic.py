@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from my_project_trainer import errors
+from my_project_trainer.launch import cluster, outcome, restarts
 from tests.project import PATIENCE, fit, free_port, start
 
-from my_project.trainer import errors
-from my_project.trainer.launch import cluster, outcome, restarts
 from preemption_subject import steps_of
 from processes import assert_nothing_left, at_root
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer.checkpoint import reading
+from my_project_trainer.strategies.elementwise import problems_of
 from tests.project import missing, require, run
 
 import cut_subject
-from my_project.trainer.checkpoint import reading
-from my_project.trainer.strategies.elementwise import problems_of
 
 pytestmark = pytest.mark.timeout(600)
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from emulated_models import FIRST, LAST
 from emulated_subject import FITS, STEPS
 
 # torch's gradient scaler asks, of each optimizer, whether it is to step; a fused one it need not.
-_SCALER = "item at trainer/strategies/precision.py < torch/amp/grad_scaler.py"
+_SCALER = "item at strategies/precision.py < torch/amp/grad_scaler.py"
 _WAITS = {"16-mixed": {_SCALER: LAST - FIRST + 1}, "16-mixed manual": {_SCALER: LAST - FIRST + 1}}
 _KERNELS = {
     "automatic": {"_foreach_addcdiv_.ScalarList"},

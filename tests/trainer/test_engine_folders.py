@@ -7,17 +7,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
+from my_project_trainer import launch, legacy, strategies
+from my_project_trainer.launch.cluster import detection
+from my_project_trainer.launch.failures import reports
 from tests.project import PACKAGE, ROOT, run
 
-from my_project import trainer
 from my_project.tasks import gan
-from my_project.trainer import launch, legacy, strategies
-from my_project.trainer.launch.cluster import detection
-from my_project.trainer.launch.failures import reports
 
-SOURCE = ROOT / "src" / PACKAGE
-FOLDERS = Path("trainer", "strategies")
+SOURCE = ROOT / "src" / f"{PACKAGE}_trainer"
+FOLDERS = Path("strategies")
 ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
 HERE = [name for name in ENGINES if (SOURCE / FOLDERS / name / "__init__.py").exists()]
 each_engine = pytest.mark.parametrize("engine", HERE)
@@ -25,7 +25,7 @@ each_engine = pytest.mark.parametrize("engine", HERE)
 
 def declared(engine: str) -> Any:
     """What an engine's folder adds to the trainer."""
-    return importlib.import_module(f"{PACKAGE}.trainer.strategies.{engine}").REGISTRATION
+    return importlib.import_module(f"{PACKAGE}_trainer.strategies.{engine}").REGISTRATION
 
 
 # --- nothing outside an engine's folder names it --------------------------------------------------
@@ -61,10 +61,10 @@ import json, sys
 import torch
 from torch.utils.data import DataLoader
 from PACKAGE import strategy_help
-from PACKAGE.trainer import Trainer, TrainingModule, legacy as names, strategies
-from PACKAGE.trainer.arguments import legacy, other_trainers
-from PACKAGE.trainer.launch.cluster import detection
-from PACKAGE.trainer.run import environment
+from PACKAGE_trainer import Trainer, TrainingModule, legacy as names, strategies
+from PACKAGE_trainer.arguments import legacy, other_trainers
+from PACKAGE_trainer.launch.cluster import detection
+from PACKAGE_trainer.run import environment
 
 
 class Line(TrainingModule):
@@ -145,7 +145,7 @@ def test_an_engine_is_removed_with_its_folder(tmp_path, removed):
 
 @each_engine
 def test_an_engine_is_registered_without_being_imported(engine):
-    code = f"import sys, {PACKAGE}.trainer; print({engine!r} in sys.modules)"
+    code = f"import sys, {PACKAGE}_trainer; print({engine!r} in sys.modules)"
     assert run(["-c", code]).stdout == "False\n"
 
 

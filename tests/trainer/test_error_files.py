@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch.failures import reports
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
-
-from my_project.trainer.errors import UserError
-from my_project.trainer.launch.failures import reports
 
 # A rank fails, and a fraction of a second later another one, which has lost it.
 MOMENTS = {1: 100.2, 0: 100.7}

@@ -1,8 +1,7 @@
 """One line a problem, all problems at once."""
 
 import pytest
-
-from my_project.trainer import errors
+from my_project_trainer import errors
 
 
 def test_a_user_error_holds_its_lines() -> None:

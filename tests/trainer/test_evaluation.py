@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.loop import batch_size_trial
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-
-from my_project.trainer import Trainer, TrainingModule
-from my_project.trainer.loop import batch_size_trial
 
 
 def make(folder: Path, **options: Any) -> Trainer:

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import TrainingModule
+from my_project_trainer.checkpoint import Checkpoints, resolve
+from my_project_trainer.cli import command as cli
+from my_project_trainer.cli.loading import load_module
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING
 from tests.project import fit, run
 from torch import Tensor, nn
 
-from my_project import cli
-from my_project.loading import load_module
 from my_project.tasks.gan import GAN
 from my_project.tasks.language_model import LanguageModel
-from my_project.trainer import TrainingModule
-from my_project.trainer.checkpoint import Checkpoints, resolve
 
 pytestmark = pytest.mark.usefixtures("apart")
 STEPS = ("--trainer.max_steps", "2", "--trainer.loggers", "[]", "--trainer.sanity_check", "0")

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import TrainingModule
+from my_project_trainer.checkpoint import Checkpoints
+from my_project_trainer.cli import command as cli
+from my_project_trainer.cli.loading import load_module
 from tests.conformance.rows import ROUNDING
 from tests.project import fit, run
 from torch import Tensor, nn
 
-from my_project import cli
-from my_project.loading import load_module
 from my_project.tasks.gan import GAN
 from my_project.tasks.language_model import LanguageModel
-from my_project.trainer import TrainingModule
-from my_project.trainer.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("apart")
 needs_onnx = pytest.mark.needs("onnx")
@@ -154,7 +154,7 @@ def test_a_module_that_cannot_be_exported(cls: Any, line: str, capsys: Any) -> N
 @needs_onnx
 def test_weights_that_no_file_holds(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     _, directory = save(ByName)
-    monkeypatch.setattr("my_project.export._ONNX_BYTES", 32)  # it has 8 numbers
+    monkeypatch.setattr("my_project_trainer.cli.export._ONNX_BYTES", 32)  # it has 8 numbers
     line = refusal(capsys, directory)
     assert "GiB of weights, and an ONNX file holds less than 2: use --format torch_export" in line
 

@@ -6,7 +6,7 @@ import re
 
 from tests.project import PACKAGE, ROOT
 
-TRAINER = ROOT / "src" / PACKAGE / "trainer"
+TRAINER = ROOT / "src" / f"{PACKAGE}_trainer"
 FOLDERS = sorted(path.parent for path in TRAINER.glob("*/__init__.py"))
 
 
@@ -18,6 +18,6 @@ def test_each_folder_says_what_it_is_for_and_what_it_imports():
 
 def test_what_a_folder_exports_is_there():
     for folder in FOLDERS:
-        module = importlib.import_module(f"{PACKAGE}.trainer.{folder.name}")
+        module = importlib.import_module(f"{PACKAGE}_trainer.{folder.name}")
         for name in getattr(module, "__all__", ()):
             assert hasattr(module, name), f"{folder.name}.{name}"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer.checkpoint import reading as checkpoint
 from tests.project import PACKAGE, fit, missing, require, run
 
-from my_project.trainer.checkpoint import reading as checkpoint
 from processes import at_root
 
 # Several trainings a test, of several processes each.
@@ -202,7 +202,9 @@ def test_says_what_it_would_compute_wrongly(tmp_path, subject, options, reason):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_fairscale_one_line_says_how_to_install_it(name):
-    code = f"import sys; sys.modules['fairscale'] = None; from {PACKAGE}.cli import main; main()"
+    code = (
+        f"import sys; sys.modules['fairscale'] = None; import {PACKAGE}_trainer.cli as c; c.main()"
+    )
     done = run(["-c", code, *fit("--trainer.strategy", name)[2:]])
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
@@ -214,7 +216,7 @@ def test_without_fairscale_one_line_says_how_to_install_it(name):
 AFTER_A_FIT = """
 import sys
 from pathlib import Path
-from my_project.trainer import Trainer
+from my_project_trainer import Trainer
 from sharding_subject import Tied
 folder, strategy = sys.argv[1:]
 options = {"max_steps": 1, "loggers": [], "enable_progress_bar": False}

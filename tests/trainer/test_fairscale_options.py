@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import TrainingModule
+from my_project_trainer.launch.cluster import Layout
+from my_project_trainer.strategies.fairscale import parameter_shards
+from my_project_trainer.strategies.optimizers import read_optimization
+from my_project_trainer.strategies.precision import Precision
 from torch import Tensor, nn
-
-from my_project.trainer import TrainingModule
-from my_project.trainer.launch.cluster import Layout
-from my_project.trainer.strategies.fairscale import parameter_shards
-from my_project.trainer.strategies.optimizers import read_optimization
-from my_project.trainer.strategies.precision import Precision
 
 
 class Layers(TrainingModule):
@@ -33,8 +32,8 @@ class Layers(TrainingModule):
     [(1, {"module.first", "module.second"}), (5, {"module.first"}), (1000, set())],
 )
 def test_units_have_at_least_min_num_params(smallest: int, units: set[str]) -> None:
-    from my_project.trainer.strategies.fairscale.fsdp import FairScaleFSDP
-    from my_project.trainer.strategies.fairscale.units import named_units
+    from my_project_trainer.strategies.fairscale.fsdp import FairScaleFSDP
+    from my_project_trainer.strategies.fairscale.units import named_units
 
     strategy, module = FairScaleFSDP(min_num_params=smallest), Layers()
     strategy.connect(Layout(), [torch.device("cpu")], Precision("32-true", "cpu"))

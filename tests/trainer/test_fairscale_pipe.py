@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from my_project_trainer import Trainer
+from my_project_trainer.errors import ConfigurationError
 from tests.project import missing, require, run
 from torch import nn
 
-from my_project.trainer import Trainer
-from my_project.trainer.errors import ConfigurationError
 from pipe_subject import Net
 from processes import at_root
 
-pytest.importorskip("my_project.trainer.strategies.fairscale.checks", reason="folder was deleted")
+pytest.importorskip("my_project_trainer.strategies.fairscale.checks", reason="folder was deleted")
 
 
 def test_it_computes_what_one_device_computes(tmp_path: Path) -> None:

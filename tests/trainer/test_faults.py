@@ -261,7 +261,7 @@ def test_a_rank_that_leaves_with_a_code_is_said_to(tmp_path):
 
 SCRIPT = f"""
 import sys
-from {PACKAGE}.trainer import Trainer
+from {PACKAGE}_trainer import Trainer
 from {PACKAGE}.tasks.digits import Digits
 from {SUBJECT} import Fails
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from my_project_trainer import errors
+from my_project_trainer.data import feed as feeds
+from my_project_trainer.data import feed_creation, randomness
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
-
-from my_project.trainer import errors
-from my_project.trainer.data import feed as feeds
-from my_project.trainer.data import feed_creation, randomness
 
 Share = feeds.Share
 ALONE = Share(replica=0, replicas=1, seed=3)

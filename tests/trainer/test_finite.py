@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer import errors
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.loop import finite, position
 from tests.project import PACKAGE, run
 
-from my_project import trainer
-from my_project.trainer import errors
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.loop import finite, position
 from nonfinite_subject import Diverges
 from processes import at_root
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from my_project_trainer.data.first_batches import fingerprint
 from tests.project import run
 from torch.nn.utils.rnn import pack_sequence
-
-from my_project.trainer.data.first_batches import fingerprint
 
 pytestmark = pytest.mark.timeout(600)
 

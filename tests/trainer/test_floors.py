@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.project import PACKAGE, ROOT
 
-TRAINER = ROOT / "src" / PACKAGE / "trainer"
+TRAINER = ROOT / "src" / f"{PACKAGE}_trainer"
 # From the ground up; a file imports from its own folder, and from folders on floors below.
 FLOORS = [
     {"errors"},
@@ -22,6 +22,7 @@ FLOORS = [
     {"run"},
     {"trainer"},
     {"legacy"},
+    {"cli"},
 ]
 
 
@@ -75,4 +76,4 @@ def test_folders_import_downward_only():
 
 def test_the_trainers_folder_fits_on_one_screen():
     entries = {name.split(".")[0] for name in modules() if name}
-    assert len(entries) <= 14
+    assert len(entries) <= 15

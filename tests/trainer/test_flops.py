@@ -4,16 +4,16 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer import launch
+from my_project_trainer.loop.flops import flops_per_sample
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import manual_subject
-from my_project import trainer
 from my_project.tasks.language_model import LanguageModel
-from my_project.trainer import launch
-from my_project.trainer.loop.flops import flops_per_sample
 
 
 class Net(trainer.TrainingModule):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule, UserError
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from checkpoint_subject import rewrite
-from my_project.trainer import Trainer, TrainingModule, UserError
 
 FORGED: list[Any] = ["x", None, [[1]], {"x": {"y": 1}}]
 

@@ -5,17 +5,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.errors import UserError
+from my_project_trainer.strategies.fsdp import units
+from my_project_trainer.strategies.fsdp.fsdp import FSDP
 from safetensors.torch import load_file
 from tests.project import PACKAGE, run
 from torch import nn
 
-from my_project import trainer
 from my_project.tasks.language_model import LanguageModel
-from my_project.trainer.errors import UserError
-from my_project.trainer.strategies.fsdp import units
-from my_project.trainer.strategies.fsdp.fsdp import FSDP
 from processes import at_root
 from sharding_subject import SAMPLES, TOKENS, WIDTH, Block, Tied
 
@@ -89,7 +89,7 @@ def test_a_rank_holds_its_shard_of_everything(results, strategy, devices):
 def test_a_module_that_is_still_sharded_is_refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        f"from {PACKAGE}.trainer import Trainer\n"
+        f"from {PACKAGE}_trainer import Trainer\n"
         "from sharding_subject import Tied\n"
         "run = Trainer(accelerator='cpu', devices=2, strategy='fsdp', max_steps=1,\n"
         "              enable_progress_bar=False, loggers=[])\n"

@@ -6,16 +6,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import load_file
 from tests.project import PACKAGE, ROOT, run
 from torch.utils.data import DataLoader, TensorDataset
 
-from my_project import trainer
 from my_project.tasks.digits import Digits
 from my_project.tasks.gan import GAN
-from my_project.trainer.checkpoint import reading as checkpoint
 
 STRATEGIES = {"single_device": 1, "ddp": 2, "ddp_spawn": 2, "fsdp": 2}
 EPOCHS = 6

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.arguments.options import Options
+from my_project_trainer.launch.devices import gpu_backends
 
-from my_project import trainer
-from my_project.trainer.arguments.options import Options
-from my_project.trainer.launch.devices import gpu_backends
 from steps_subject import Reads
 
 

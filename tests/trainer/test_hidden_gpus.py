@@ -5,12 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
-
-from my_project import trainer
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch.devices import accelerator, hidden_gpus
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.launch.devices import accelerator, hidden_gpus
 
 HAVE = "this machine has 2 GPUs, which torch cannot use: "
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from my_project_trainer.strategies.horovod.strategy import Horovod
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import PACKAGE, fit, mpirun, run
 
-from my_project.trainer.strategies.horovod.strategy import Horovod
 from test_fairscale import difference
 
 SHORT = [
@@ -96,7 +96,9 @@ def test_a_model_that_is_easily_got_wrong(tmp_path, subject, processes):
 
 
 def test_without_horovod_one_line_says_how_to_install_it():
-    code = f"import sys; sys.modules['horovod'] = None; from {PACKAGE}.cli import main; main()"
+    code = (
+        f"import sys; sys.modules['horovod'] = None; from {PACKAGE}_trainer.cli import main; main()"
+    )
     done = run(["-c", code, *fit(*SHORT, *HOROVOD)[2:]])
     assert done.returncode == 2
     assert done.stderr.splitlines() == [

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from my_project_trainer.strategies.deepspeed import onebit_adam
+from my_project_trainer.strategies.deepspeed.strategy import DeepSpeed
+from my_project_trainer.strategies.fsdp.fsdp import FSDP
+from my_project_trainer.strategies.replicated import dp
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
-
-from my_project.trainer.strategies.deepspeed import onebit_adam
-from my_project.trainer.strategies.deepspeed.strategy import DeepSpeed
-from my_project.trainer.strategies.fsdp.fsdp import FSDP
-from my_project.trainer.strategies.replicated import dp
 
 
 @pytest.fixture

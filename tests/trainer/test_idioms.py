@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import callback_subject as subject
-from my_project import trainer
 
 pytestmark = pytest.mark.usefixtures("apart")
 DATA = TensorDataset(torch.arange(64.0).view(16, 4) / 64, torch.ones(16, 1))

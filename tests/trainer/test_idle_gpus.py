@@ -5,9 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch.devices import idle_gpus
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.launch.devices import idle_gpus
 
 GIB = 2**30
 UUIDS = ["GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-dd44"]

@@ -4,12 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from my_project_trainer.cli import command as cli
 from tests.project import PACKAGE, run
 
-from my_project import cli
 from processes import at_root
 
-CODE = f"from {PACKAGE}.cli import main; main([]); import json, own; print(json.__file__, own)"
+CODE = (
+    f"from {PACKAGE}_trainer.cli import main; main([]); import json, own; print(json.__file__, own)"
+)
 
 
 @pytest.mark.parametrize("given", [[], [""], ["HERE"]])

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from my_project_trainer import ConfigurationError
+from my_project_trainer.cli import command as cli
+from my_project_trainer.cli.loading import load_module
 from tests.project import ROOT
-
-from my_project import cli
-from my_project.loading import load_module
-from my_project.trainer import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("apart")
 DIGITS = ("--config", str(ROOT / "configs" / "digits.yaml"))
@@ -21,8 +20,8 @@ ONE = ("--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.logg
 OWN = """
 from pathlib import Path
 from my_project.tasks.image_classifier import ImageClassifier
-from my_project.trainer import Callback, Strategy
-from my_project.trainer.logging import Logger
+from my_project_trainer import Callback, Strategy
+from my_project_trainer.logging import Logger
 Path("ran").touch()
 class M(ImageClassifier): pass
 class C(Callback): pass

@@ -4,18 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.callbacks import EMA
+from my_project_trainer.checkpoint import Checkpoint, resolve
+from my_project_trainer.cli import export
+from my_project_trainer.cli.loading import load_weights
 from safetensors.torch import load_file, save_file
 from tests.project import run
 from torch import Tensor, nn
 
 import averaging_subject
 from initial_weights_subject import STEPS, Net, fit
-from my_project import export, trainer
-from my_project.loading import load_weights
-from my_project.trainer.callbacks import EMA
-from my_project.trainer.checkpoint import Checkpoint, resolve
 
 pytestmark = pytest.mark.usefixtures("apart")
 
@@ -92,7 +93,7 @@ def test_a_file_and_the_average_of_a_run(expected: dict[str, Tensor], capsys: An
 
     fit(averaging_subject.Net(), "averages", callbacks=[EMA(0.9)])
     state = Checkpoint(resolve(Path("runs/averages"))).state()
-    average = state["callbacks"]["my_project.trainer.callbacks.ema.EMA"]["average"]
+    average = state["callbacks"]["EMA"]["average"]
     module = Net()
     capsys.readouterr()
     fit(module, "from_average", weights="runs/averages", callbacks=[_KeepsStart()], max_steps=1)

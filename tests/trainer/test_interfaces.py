@@ -6,9 +6,8 @@ import socket
 from typing import Any
 
 import pytest
-
-from my_project.trainer.errors import UserError
-from my_project.trainer.launch import cluster, interfaces, rendezvous
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch import cluster, interfaces, rendezvous
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 WAYS = {"gpu07": "10.0.0.8", "192.0.2.1": "192.168.1.8"}

@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+from my_project_trainer.launch import interruption, outcome
 from tests.project import PACKAGE, PATIENCE, fit, run, start
 
-from my_project.trainer.launch import interruption, outcome
 from preemption_subject import steps_of
 from processes import assert_nothing_left, at_root
 
@@ -151,7 +151,7 @@ def test_ranks_that_are_still_starting_print_nothing(tmp_path):
 SCRIPT = f"""
 import sys
 from {PACKAGE}.tasks.digits import Digits
-from {PACKAGE}.trainer import Trainer
+from {PACKAGE}_trainer import Trainer
 from preemption_subject import Slow
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def test_an_interactive_session_is_told_what_to_do():
     code = f"""
 import sys; sys.ps1 = ">>> "
 from {PACKAGE}.tasks.image_classifier import ImageClassifier
-from {PACKAGE}.trainer import Trainer, UserError
+from {PACKAGE}_trainer import Trainer, UserError
 try:
     Trainer(max_epochs=1, devices=2, accelerator="cpu", strategy="ddp").fit(ImageClassifier())
 except UserError as error:

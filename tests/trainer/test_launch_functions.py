@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import load_file
 from tests.project import PACKAGE, PATIENCE, environment, run
 
-from my_project.trainer.checkpoint import reading as checkpoint
 from processes import assert_nothing_left, at_root
 from test_launch import losses
 
@@ -21,8 +21,8 @@ HEAD = f"""
 import json, os, sys
 import torch
 from safetensors.torch import save_file
-from {PACKAGE}.trainer import Trainer, UserError
-from {PACKAGE}.trainer.launch import RankError
+from {PACKAGE}_trainer import Trainer, UserError
+from {PACKAGE}_trainer.launch import RankError
 from {SUBJECT} import *
 
 def make(strategy, **options):

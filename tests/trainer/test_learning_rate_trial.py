@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer
+from my_project_trainer.callbacks import EMA
+from my_project_trainer.errors import ConfigurationError, UserError
+from my_project_trainer.loop import learning_rate_trial
 
 import control_subject as subject
-from my_project.trainer import Trainer
-from my_project.trainer.callbacks import EMA
-from my_project.trainer.errors import ConfigurationError, UserError
-from my_project.trainer.loop import learning_rate_trial
 
 
 def make(folder: Path, **options: Any) -> Trainer:

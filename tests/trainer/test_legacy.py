@@ -4,14 +4,13 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 from jsonargparse import ArgumentParser
-
-from my_project import trainer
-from my_project.trainer.arguments import legacy
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch.devices.device_list import parse_devices
-from my_project.trainer.strategies import SingleDevice
+from my_project_trainer.arguments import legacy
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.launch.devices.device_list import parse_devices
+from my_project_trainer.strategies import SingleDevice
 
 GPUS = 8
 NEWER = {

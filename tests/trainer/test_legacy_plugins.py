@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule, legacy, strategies
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.strategies import registry
 from tests.conformance.rows import ROUNDING
 from tests.project import run
 
 from legacy_subject import Extended, Model, NotWrapped, OwnDDP
-from my_project.trainer import Trainer, TrainingModule, legacy, strategies
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.strategies import registry
 from processes import at_root
 from test_legacy import layout, refusal, translate
 

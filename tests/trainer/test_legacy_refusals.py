@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from jsonargparse import ArgumentParser
+from my_project_trainer.arguments import legacy
 
-from my_project.trainer.arguments import legacy
 from test_legacy import NEWER, OBJECT, refusal
 
 

@@ -8,17 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import psutil
 import pytest
 import torch
+from my_project_trainer import errors
+from my_project_trainer.checkpoint import reading as checkpoint
 from tests.project import PATIENCE, fit, start
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from my_project import trainer
-from my_project.trainer import errors
-from my_project.trainer.checkpoint import reading as checkpoint
 from test_preemption import told_in
 
 

@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import numpy as np
 import pytest
 import torch
+from my_project_trainer import CheckpointError, checkpoint
+from my_project_trainer.data import feed as feeds
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
-
-from my_project import trainer
-from my_project.trainer import CheckpointError, checkpoint
-from my_project.trainer.data import feed as feeds
 
 SAMPLES, SIZE = 24, 4
 

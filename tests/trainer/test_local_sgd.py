@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.checkpoint.reading import Checkpoint
 from tests.project import run
 from torch import Tensor, nn
 
@@ -24,8 +26,6 @@ from local_sgd_worker import (
     data,
     short,
 )
-from my_project import trainer
-from my_project.trainer.checkpoint.reading import Checkpoint
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 Reads = list[list[tuple[int, list[int], int]]]

@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.callbacks.early_stopping import EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.callbacks.early_stopping import EarlyStopping
 
 
 class Slope(trainer.TrainingModule):

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from my_project_trainer.logging import CSVLogger, LoggedRun, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from my_project.trainer.logging import CSVLogger, LoggedRun, TensorBoardLogger
 
 
 def started(logger: Any, directory: Path) -> Any:

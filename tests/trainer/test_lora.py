@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from my_project_trainer.checkpoint import Checkpoint, resolve
+from my_project_trainer.cli.loading import load_module
 from safetensors.torch import load_file
 from tests.project import require, run
-
-from my_project.loading import load_module
-from my_project.trainer.checkpoint import Checkpoint, resolve
 
 pytestmark = pytest.mark.slow
 TEMPLATE = Path(__file__).resolve().parents[2]

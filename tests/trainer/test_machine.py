@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch.failures import machine
 from tests.project import run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from my_project.trainer import Trainer, TrainingModule
-from my_project.trainer.errors import UserError
-from my_project.trainer.launch.failures import machine
 from processes import at_root
 
 SMALL = "16k"

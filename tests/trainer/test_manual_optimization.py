@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
 from tests.conformance.rows import ROUNDING
@@ -13,7 +14,6 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
 from manual_subject import SAMPLES, Accumulates, ByHand
-from my_project import trainer
 
 
 def fit(module: ByHand, folder: Path, **options: Any) -> Any:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING
 from tests.project import missing, require, run
 from torch.utils.data import DataLoader, TensorDataset
 
 from manual_subject import SAMPLES, Accumulates, ByHand, Clips
-from my_project.trainer.checkpoint import reading as checkpoint
 from test_manual_optimization import fit, weights
 
 

@@ -14,7 +14,7 @@ from tests.conformance.matrix import ENGINES, MATRIX
 from tests.conformance.rows import PROPERTIES, rounding
 from tests.project import PACKAGE, ROOT, run
 
-STRATEGIES = Path("src") / PACKAGE / "trainer" / "strategies"
+STRATEGIES = Path("src") / f"{PACKAGE}_trainer" / "strategies"
 ROWS = Path("tests") / "conformance"
 NAMES = [engine.name for engine in ENGINES]
 A_STRATEGY = """

@@ -5,8 +5,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.strategies.mesh.sizes import Sizes
+from my_project_trainer.strategies.mesh.styles import ShardedRandomness
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING
 from tests.project import run
@@ -14,10 +18,6 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from mesh_subject import CONTEXT, GPT, SAMPLES
-from my_project import trainer
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.strategies.mesh.sizes import Sizes
-from my_project.trainer.strategies.mesh.styles import ShardedRandomness
 
 SECONDS = 600.0
 pytestmark = pytest.mark.timeout(4 * SECONDS)

@@ -6,17 +6,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.strategies.mesh.strategy import Mesh
 from safetensors.torch import load_file
 from tests.project import run
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput
 
 from mesh_subject import GPT, SAMPLES
-from my_project import trainer
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.strategies.mesh.strategy import Mesh
 from pipeline_subject import Subject, dashed
 from stages_subject import CASES, GPTS
 

@@ -1,15 +1,15 @@
 """Models that are built without memory."""
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.errors import UserError
+from my_project_trainer.memory import meta_device
+from my_project_trainer.module import TrainerState
 from tests.project import fit, run
 from torch import nn
 
-from my_project import trainer
 from my_project.tasks import language_model
-from my_project.trainer.errors import UserError
-from my_project.trainer.memory import meta_device
-from my_project.trainer.module import TrainerState
 from sharding_subject import Tied
 
 

@@ -6,13 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from my_project_trainer.errors import UserError
+from my_project_trainer.logging import metrics, torchmetrics_state
+from my_project_trainer.logging.context import BatchContext
 from torch import nn
 from torchmetrics.aggregation import CatMetric
 from torchmetrics.classification import MulticlassAccuracy
-
-from my_project.trainer.errors import UserError
-from my_project.trainer.logging import metrics, torchmetrics_state
-from my_project.trainer.logging.context import BatchContext
 
 
 def make_recorder() -> Any:

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping
+from my_project_trainer.checkpoint import Checkpoint
+from my_project_trainer.errors import ConfigurationError, UserError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
-
-from my_project.trainer import Trainer, TrainingModule
-from my_project.trainer.callbacks import BestCheckpoint, EarlyStopping
-from my_project.trainer.checkpoint import Checkpoint
-from my_project.trainer.errors import ConfigurationError, UserError
 
 
 def loader(*numbers: float, size: int = 2) -> DataLoader[Any]:

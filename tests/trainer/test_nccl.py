@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer.launch.failures import nccl_watch, watcher
+from my_project_trainer.launch.failures import reports as failures
+from my_project_trainer.strategies import process_group
 from tests.project import PATIENCE, fit, run
 
-from my_project.trainer.launch.failures import nccl_watch, watcher
-from my_project.trainer.launch.failures import reports as failures
-from my_project.trainer.strategies import process_group
 from processes import assert_nothing_left, at_root
 
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from my_project_trainer.strategies.deepspeed.onebit_adam import OneBitAdam
 from safetensors.torch import load_file
 
 from group_worker import ADAM, ADAM_STEPS, FREEZE_STEP, SHAPES, draw, run_ranks
-from my_project.trainer.strategies.deepspeed.onebit_adam import OneBitAdam
 
 Numbers = list[float]
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import errors
+from my_project_trainer.strategies import clipping
+from my_project_trainer.strategies import optimizer_state as states
+from my_project_trainer.strategies import optimizers as optimization
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
-
-from my_project.trainer import errors
-from my_project.trainer.strategies import clipping
-from my_project.trainer.strategies import optimizer_state as states
-from my_project.trainer.strategies import optimizers as optimization
 
 FIRST, SECOND = SGD([nn.Parameter(torch.ones(2))], lr=1.0), Adam([nn.Parameter(torch.ones(1))])
 STEPS = StepLR(FIRST, 1)

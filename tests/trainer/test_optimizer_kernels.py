@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
 from tests.conformance.rows import ROUNDING
@@ -12,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
 
 STEPS, SAVED = 6, 3
 MAKERS: dict[str, Callable[..., Optimizer]] = {

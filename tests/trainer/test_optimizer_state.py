@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.strategies.optimizer_state import (
+    load_optimizer_state,
+    optimizer_state,
+    parameter_names,
+)
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 from torch.optim import SGD, Adam, Optimizer
-
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.strategies.optimizer_state import (
-    load_optimizer_state,
-    optimizer_state,
-    parameter_names,
-)
 
 Get = Callable[[nn.Module, Optimizer], Any]
 Load = Callable[[nn.Module, Optimizer, Any], None]

@@ -9,22 +9,21 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.checkpoint import is_sharded
+from my_project_trainer.data import sampling
+from my_project_trainer.launch.cluster import Layout
+from my_project_trainer.strategies.fsdp import fsdp
+from my_project_trainer.strategies.fsdp.hsdp import HSDP
+from my_project_trainer.strategies.optimizers import Optimization, read_optimization
+from my_project_trainer.strategies.precision import Precision
+from my_project_trainer.strategies.replicated.ddp import DDP
+from my_project_trainer.strategies.replicated.ddp_zero1 import DDPZeRO1
+from my_project_trainer.strategies.replicated.single_device import SingleDevice
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project.trainer import Trainer, TrainingModule
-from my_project.trainer.checkpoint import is_sharded
-from my_project.trainer.data import sampling
-from my_project.trainer.launch.cluster import Layout
-from my_project.trainer.strategies.fsdp import fsdp
-from my_project.trainer.strategies.fsdp.hsdp import HSDP
-from my_project.trainer.strategies.optimizers import Optimization, read_optimization
-from my_project.trainer.strategies.precision import Precision
-from my_project.trainer.strategies.replicated.ddp import DDP
-from my_project.trainer.strategies.replicated.ddp_zero1 import DDPZeRO1
-from my_project.trainer.strategies.replicated.single_device import SingleDevice
 
 CPU = torch.device("cpu")
 

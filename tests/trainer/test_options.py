@@ -8,16 +8,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
-
-from my_project import trainer
-from my_project.trainer import launch
-from my_project.trainer.arguments import legacy
-from my_project.trainer.arguments.options import Options
-from my_project.trainer.arguments.plugin import Plugin
-from my_project.trainer.launch.devices import idle_gpus
-from my_project.trainer.run import device_choice
-from my_project.trainer.strategies import Strategy
+from my_project_trainer import launch
+from my_project_trainer.arguments import legacy
+from my_project_trainer.arguments.options import Options
+from my_project_trainer.arguments.plugin import Plugin
+from my_project_trainer.launch.devices import idle_gpus
+from my_project_trainer.run import device_choice
+from my_project_trainer.strategies import Strategy
 
 # Reading a keyword leaves less of it: what a user may write, and what checks read.
 NARROWER = {

@@ -5,16 +5,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.callbacks import EarlyStopping
+from my_project_trainer.checkpoint import run_directory
+from my_project_trainer.errors import ConfigurationError
 from tests.project import run
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from my_project import trainer
-from my_project.trainer.callbacks import EarlyStopping
-from my_project.trainer.checkpoint import run_directory
-from my_project.trainer.errors import ConfigurationError
 from test_lineage import Model, content, steps, train
 
 pytestmark = pytest.mark.timeout(600)

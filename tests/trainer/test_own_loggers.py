@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.cli import configuration
+from my_project_trainer.logging import CSVLogger, callers
 
 import callback_subject
 import logger_subject as subject
-from my_project import configuration, trainer
-from my_project.trainer.logging import CSVLogger, callers
 
 LINES = {"class_path": "logger_subject.Lines"}
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+import my_project_trainer as trainer
 import pytest
+from my_project_trainer import strategies
+from my_project_trainer.errors import ConfigurationError
 from tests.project import PACKAGE, run
 
-from my_project import trainer
-from my_project.trainer import strategies
-from my_project.trainer.errors import ConfigurationError
 from processes import at_root
 
 SUBJECT = "function_subject"

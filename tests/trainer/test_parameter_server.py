@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conformance.subject import make
-from tests.project import run
-from torch import nn
-
-from my_project.trainer import ConfigurationError, Trainer
-from my_project.trainer.strategies.asynchronous.peers import Peers, ServerLostError
-from my_project.trainer.strategies.asynchronous.server import Server
-from my_project.trainer.strategies.asynchronous.wire import (
+from my_project_trainer import ConfigurationError, Trainer
+from my_project_trainer.strategies.asynchronous.peers import Peers, ServerLostError
+from my_project_trainer.strategies.asynchronous.server import Server
+from my_project_trainer.strategies.asynchronous.wire import (
     Connection,
     Kind,
     Packing,
     WrongSecretError,
 )
+from tests.conformance.subject import make
+from tests.project import run
+from torch import nn
+
 from parameter_server_subject import BATCH, SAMPLES
 
 SECRET = bytes(range(32))

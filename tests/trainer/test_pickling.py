@@ -18,10 +18,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from my_project_trainer.launch.pickling import find_unpicklable
 from torch import nn
 from torch.utils.data import DataLoader
-
-from my_project.trainer.launch.pickling import find_unpicklable
 
 OTHERWISE = ", or use strategy='ddp', which pickles nothing"
 Pair = namedtuple("Pair", "left right")

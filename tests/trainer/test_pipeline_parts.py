@@ -6,16 +6,16 @@ import gc
 import weakref
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.strategies.balance import divide, total
+from my_project_trainer.strategies.pipeline import partition
+from my_project_trainer.strategies.pipeline.measure import measure
+from my_project_trainer.strategies.pipeline.schedules import NAMES, Action, Kind, order
 from torch import Tensor, nn
 
-from my_project import trainer
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.strategies.balance import divide, total
-from my_project.trainer.strategies.pipeline import partition
-from my_project.trainer.strategies.pipeline.measure import measure
-from my_project.trainer.strategies.pipeline.schedules import NAMES, Action, Kind, order
 from pipeline_subject import Subject
 
 COSTS = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUTS: 1, Kind.WEIGHTS: 1}

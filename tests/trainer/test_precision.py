@@ -3,18 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.strategies import precision
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
-
-from my_project import trainer
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.strategies import precision
 
 
 @pytest.mark.parametrize(

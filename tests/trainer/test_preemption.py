@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.launch import outcome, preemption
 from tests.project import PACKAGE, PATIENCE, fit, run, start
 
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.launch import outcome, preemption
 from processes import assert_nothing_left, at_root
 
 slow = pytest.mark.slow
@@ -136,7 +136,7 @@ def test_a_signal_to_one_rank_ends_all(tmp_path):
 def test_a_handler_of_the_program_stays(tmp_path):
     script = f"""
 import os, signal, sys
-from {PACKAGE}.trainer.launch.preemption import Preemption
+from {PACKAGE}_trainer.launch.preemption import Preemption
 
 signal.signal(signal.SIGUSR1, lambda *_: print("own", flush=True))
 asked = Preemption()

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.launch import outcome, preemption
 from tests.project import PATIENCE, environment, fit, run, start
 
 import test_lineage
-from my_project import trainer
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.launch import outcome, preemption
 from preemption_subject import steps_of
 from processes import at_root
 
@@ -180,9 +180,9 @@ SAVES = """
 import os, signal, sys
 from pathlib import Path
 from preemption_subject import Slow
-from my_project import trainer
+import my_project_trainer as trainer
 from my_project.tasks.digits import Digits
-from my_project.trainer.checkpoint import safetensors_writer as writer
+from my_project_trainer.checkpoint import safetensors_writer as writer
 
 write = writer.write
 

@@ -5,13 +5,12 @@ from unittest import mock
 
 import pytest
 import torch
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.launch.cluster import Layout
+from my_project_trainer.run import environment
+from my_project_trainer.strategies import process_group
+from my_project_trainer.strategies.replicated import communication_hooks, ddp
 from torch import nn
-
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch.cluster import Layout
-from my_project.trainer.run import environment
-from my_project.trainer.strategies import process_group
-from my_project.trainer.strategies.replicated import communication_hooks, ddp
 
 
 @pytest.mark.parametrize(

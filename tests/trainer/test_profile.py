@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
+import my_project_trainer as trainer
 import pytest
+from my_project_trainer.callbacks import Profile
 
 import callback_subject as subject
-from my_project import trainer
-from my_project.trainer.callbacks import Profile
 
 
 @pytest.fixture(autouse=True)

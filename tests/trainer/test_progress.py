@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.logging import progress
 from torch import Tensor, nn
-
-from my_project.trainer import Trainer, TrainingModule
-from my_project.trainer.logging import progress
 
 
 def test_rate_and_time_left_count_from_the_resumed_step(

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from my_project_trainer.checkpoint.reading import Checkpoint, complete
 from safetensors.torch import load_file
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import run
-
-from my_project.trainer.checkpoint.reading import Checkpoint, complete
 
 STRATEGIES = ["ddp", "ddp-manual", "fsdp", "ddp_zero1"]
 

@@ -5,11 +5,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from my_project_trainer.arguments import redaction
+from my_project_trainer.cli import command as cli
+from my_project_trainer.launch import describe
 from tests.project import PACKAGE, fit, run
 
-from my_project import cli
-from my_project.trainer.arguments import redaction
-from my_project.trainer.launch import describe
 from processes import at_root
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 from tests.project import fit as fit_words
 from tests.project import run
 
 import mlflow_server
-from my_project import trainer
 from processes import at_root
 
 AT_4 = "runs/run/checkpoints/step-00000004"

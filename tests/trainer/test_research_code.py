@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from typing import List, Optional
 
-from ..trainer import DataModule, TrainingModule
+from my_project_trainer import DataModule, TrainingModule
 
 
 class Net(TrainingModule):
@@ -79,7 +79,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = folder / "src" / "my_project"
     (package / "tasks" / "ordinary.py").write_text(ORDINARY)
     (package / "tasks" / "wrong.py").write_text(WRONG)
-    with (package / "trainer" / "errors.py").open("a") as file:
+    with (package.with_name("my_project_trainer") / "errors.py").open("a") as file:
         file.write(STRICT)
     return folder
 
@@ -89,7 +89,7 @@ def found(project: Path, *command: str) -> set[tuple[str, str]]:
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=project, capture_output=True, text=True, timeout=600
     )
-    pattern = r"^src/my_project/(\S+?):\d.*?(?: ([A-Z]\d+) .*|\[([\w-]+)\])$"
+    pattern = r"^src/my_project(?:/|_)(\S+?):\d.*?(?: ([A-Z]\d+) .*|\[([\w-]+)\])$"
     lines = re.findall(pattern, done.stdout, re.MULTILINE)
     assert done.returncode == 1, done.stdout + done.stderr
     return {(file, rule or code) for file, rule, code in lines}

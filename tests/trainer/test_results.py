@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from my_project_trainer.cli import command as cli
 from safetensors.torch import load_file
 from tests.project import ROOT
-
-from my_project import cli
 
 pytestmark = pytest.mark.usefixtures("apart")
 

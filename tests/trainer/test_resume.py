@@ -9,10 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import load_file
 from tests.project import ROOT, fit, run, start
-
-from my_project.trainer.checkpoint import reading as checkpoint
 
 SLOW = [pytest.mark.slow]
 EXHAUSTIVE = [*SLOW, pytest.mark.exhaustive]

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import errors
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.checkpoint import run_choice as choice
+from my_project_trainer.checkpoint import run_directory
+from my_project_trainer.checkpoint import run_lock as locks
+from my_project_trainer.checkpoint import writing as writer
+from my_project_trainer.launch.cluster import Layout
 from tests.project import ROOT
 
 from checkpoint_subject import rewrite
-from my_project.trainer import errors
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.checkpoint import run_choice as choice
-from my_project.trainer.checkpoint import run_directory
-from my_project.trainer.checkpoint import run_lock as locks
-from my_project.trainer.checkpoint import writing as writer
-from my_project.trainer.launch.cluster import Layout
 
 
 def save(run: Path, *steps: int) -> Path:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from my_project.trainer import errors
-from my_project.trainer.checkpoint import run_directory as runs
-from my_project.trainer.checkpoint.run_lock import RunLock
-from my_project.trainer.launch import files
-from my_project.trainer.launch.cluster import Layout
+from my_project_trainer import errors
+from my_project_trainer.checkpoint import run_directory as runs
+from my_project_trainer.checkpoint.run_lock import RunLock
+from my_project_trainer.launch import files
+from my_project_trainer.launch.cluster import Layout
 
 
 @pytest.mark.parametrize("name", [None, "a", "Run-1.2_b", "2026", "x" * 128])

@@ -5,16 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import numpy as np
 import pytest
 import torch
+from my_project_trainer.data import Splitter, batch_length, part_sizes
+from my_project_trainer.errors import UserError
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
-
-from my_project import trainer
-from my_project.trainer.data import Splitter, batch_length, part_sizes
-from my_project.trainer.errors import UserError
 
 Pair = namedtuple("Pair", "x y")
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from my_project_trainer.data import sampling
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -17,8 +18,6 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-
-from my_project.trainer.data import sampling
 
 BatchPlan, GlobalOrder = sampling.BatchPlan, sampling.GlobalOrder
 

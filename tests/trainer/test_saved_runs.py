@@ -4,15 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.callbacks import BestCheckpoint
+from my_project_trainer.cli import command as cli
+from my_project_trainer.cli.loading import load_module, load_weights
 from safetensors.torch import load_file
 from tests.project import ROOT
 
 import callback_subject as subject
-from my_project import cli, trainer
-from my_project.loading import load_module, load_weights
-from my_project.trainer.callbacks import BestCheckpoint
 
 pytestmark = pytest.mark.usefixtures("apart")
 ONE = ("--trainer.accelerator", "cpu", "--trainer.devices", "1")
@@ -101,7 +102,7 @@ def test_a_script_loads_the_model_of_a_run(trained: Path) -> None:
     module = load_module(trained)
     assert not module.training
     state = module.state_dict()
-    from my_project.trainer.checkpoint import Checkpoint, resolve
+    from my_project_trainer.checkpoint import Checkpoint, resolve
 
     saved = Checkpoint(resolve(trained)).state()["model"]
     assert state.keys() == saved.keys()

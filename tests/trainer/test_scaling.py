@@ -4,18 +4,17 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.data import scaling
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.loop.learning_rate import LearningRateScaling as LearningRate
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.data import scaling
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.loop.learning_rate import LearningRateScaling as LearningRate
 
 SIZES = st.integers(1, 10**6)
 FACTORS = st.floats(1e-3, 1e3)

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer import Trainer, TrainingModule
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project.trainer import Trainer, TrainingModule
 
 BATCHES = 4  # of an epoch
 EPOCHS = 4

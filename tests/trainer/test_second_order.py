@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer.checkpoint import reading
 from tests.project import run
-
-from my_project.trainer.checkpoint import reading
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 REFUSED, TRAINED = ("tensor", "context"), ("tensor, of another layer", "tensor, none")

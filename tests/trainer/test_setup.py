@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
 from tests.project import run
 
 import setup_subject as subject
-from my_project import trainer
 
 
 def found(folder: Path, strategy: str, rank: int = 0) -> dict[str, Any]:

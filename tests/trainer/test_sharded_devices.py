@@ -9,29 +9,28 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
 import torch.distributed as dist
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.checkpoint import writing as checkpoint_writer
+from my_project_trainer.data import randomness
+from my_project_trainer.strategies import optimizer_state as states
+from my_project_trainer.strategies import optimizers as optimization
+from my_project_trainer.strategies.deepspeed import slices as deepspeed_slices
+from my_project_trainer.strategies.deepspeed import state as deepspeed_state
+from my_project_trainer.strategies.deepspeed import strategy as deepspeed
+from my_project_trainer.strategies.fsdp import fsdp
+from my_project_trainer.strategies.fsdp import state as parts
+from my_project_trainer.strategies.precision import Precision
+from my_project_trainer.strategies.replicated import dp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchmetrics.classification import MulticlassAccuracy
-
-from my_project import trainer
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.checkpoint import writing as checkpoint_writer
-from my_project.trainer.data import randomness
-from my_project.trainer.strategies import optimizer_state as states
-from my_project.trainer.strategies import optimizers as optimization
-from my_project.trainer.strategies.deepspeed import slices as deepspeed_slices
-from my_project.trainer.strategies.deepspeed import state as deepspeed_state
-from my_project.trainer.strategies.deepspeed import strategy as deepspeed
-from my_project.trainer.strategies.fsdp import fsdp
-from my_project.trainer.strategies.fsdp import state as parts
-from my_project.trainer.strategies.precision import Precision
-from my_project.trainer.strategies.replicated import dp
 
 META = torch.device("meta")
 KEYS = ("exp_avg", "exp_avg_sq")

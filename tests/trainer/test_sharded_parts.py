@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from my_project_trainer.checkpoint import dtensors, writing
+from my_project_trainer.checkpoint.reading import Checkpoint, resolve
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.strategies import clipping
+from my_project_trainer.strategies.fsdp import state as fsdp_state
+from my_project_trainer.strategies.gradients import averaging
+from my_project_trainer.strategies.optimizer_state import optimizer_state, parameter_names
+from my_project_trainer.strategies.precision import Precision
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-
-from my_project.trainer.checkpoint import dtensors, writing
-from my_project.trainer.checkpoint.reading import Checkpoint, resolve
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.strategies import clipping
-from my_project.trainer.strategies.fsdp import state as fsdp_state
-from my_project.trainer.strategies.gradients import averaging
-from my_project.trainer.strategies.optimizer_state import optimizer_state, parameter_names
-from my_project.trainer.strategies.precision import Precision
 
 
 @pytest.fixture

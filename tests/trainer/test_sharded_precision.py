@@ -4,16 +4,16 @@ import json
 from functools import cache
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.strategies import recast
+from my_project_trainer.strategies.fsdp import precision as fsdp_precision
+from my_project_trainer.strategies.precision import Precision
 from tests.project import run
 from torch import nn
 from torch.nn.functional import conv2d, linear, multi_head_attention_forward
 
-from my_project import trainer
-from my_project.trainer.strategies import recast
-from my_project.trainer.strategies.fsdp import precision as fsdp_precision
-from my_project.trainer.strategies.precision import Precision
 from sharded_precision_subject import LAYERS
 
 SMALL_UNITS = {"unit_parameters": 100}

@@ -4,18 +4,18 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer import launch
+from my_project_trainer.callbacks import EMA
+from my_project_trainer.checkpoint import Checkpoint, resolve
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import averaging_subject
 import manual_subject
-from my_project import trainer
-from my_project.trainer import launch
-from my_project.trainer.callbacks import EMA
-from my_project.trainer.checkpoint import Checkpoint, resolve
 from test_skipping import Batches, Noted
 
 BATCHES = 8

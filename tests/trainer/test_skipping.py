@@ -4,16 +4,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer import launch
+from my_project_trainer.checkpoint import Checkpoint, resolve
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 
 import averaging_subject
 import manual_subject
-from my_project import trainer
-from my_project.trainer import launch
-from my_project.trainer.checkpoint import Checkpoint, resolve
 from nonfinite_subject import Diverges, Root
 
 SKIPPED = 3

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from my_project_trainer.checkpoint.reading import Checkpoint, resolve
+from my_project_trainer.strategies.precision import Precision
 from tests.project import run
 from torch import Tensor, nn
 
-from my_project.trainer.checkpoint.reading import Checkpoint, resolve
-from my_project.trainer.strategies.precision import Precision
 from skipping_subject import GRADIENT
 
 SHARDED = ["ddp_sharded", "fairscale_fsdp"]

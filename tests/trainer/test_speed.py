@@ -6,9 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import my_project_trainer as trainer
 import psutil
 import pytest
 import torch
+from my_project_trainer import launch
+from my_project_trainer.logging import Speed, speed
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -16,9 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 import averaging_subject
 import logger_subject as subject
 import manual_subject
-from my_project import trainer
-from my_project.trainer import launch
-from my_project.trainer.logging import Speed, speed
 
 
 class Clock:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-
-from my_project.trainer.launch.failures import reports as failures
-from my_project.trainer.launch.failures import stacks, watchdog
+from my_project_trainer.launch.failures import reports as failures
+from my_project_trainer.launch.failures import stacks, watchdog
 
 
 def lost() -> RuntimeError:

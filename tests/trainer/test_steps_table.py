@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from my_project_trainer import errors, strategies
+from my_project_trainer.data import feed as feeds
+from my_project_trainer.data import feed_creation, scaling
 from tests.project import PACKAGE, run_nodes
 from torch.utils.data import DataLoader, TensorDataset
 
-from my_project.trainer import errors, strategies
-from my_project.trainer.data import feed as feeds
-from my_project.trainer.data import feed_creation, scaling
 from steps_subject import SAMPLES
 
 DEVICES, NODES, ACCUMULATE = range(1, 5), range(1, 4), range(1, 4)

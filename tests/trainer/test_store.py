@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from my_project_trainer import errors
+from my_project_trainer.launch import cluster, rendezvous
 from tests.project import PACKAGE, run, start
 
-from my_project.trainer import errors
-from my_project.trainer.launch import cluster, rendezvous
 from processes import at_root
 from test_launch import launched, model, wait_for_ranks
 
@@ -135,7 +135,7 @@ def test_what_waits_in_the_kernel_is_ended_from_another_thread() -> None:
 def test_a_rank_that_is_ended_so_tells_why() -> None:
     """At once, whatever its other threads wait for."""
     code = (
-        f"import threading; from {PACKAGE}.trainer import launch, UserError\n"
+        f"import threading; from {PACKAGE}_trainer import launch, UserError\n"
         "threading.Thread(target=launch.end_process, args=[UserError('stuck')]).start()\n"
         "threading.Event().wait()"
     )

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from my_project_trainer.strategies import sync_batchnorm
 from safetensors.torch import load_file
 from tests.conformance.rows import rounding
 from torch import nn
 
 from group_worker import CASES, STEPS, Case, run_ranks
-from my_project.trainer.strategies import sync_batchnorm
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -93,7 +93,7 @@ def test_a_module_that_is_itself_a_batchnorm_is_converted():
 
 
 def test_half_precision_comes_out_as_it_went_in(monkeypatch):
-    from my_project.trainer.launch import collectives as distributed
+    from my_project_trainer.launch import collectives as distributed
 
     module = sync_batchnorm.convert(Case((4,)).make().float(), "cpu")
     plain = Case((4,)).make().float()
@@ -107,7 +107,7 @@ def test_half_precision_comes_out_as_it_went_in(monkeypatch):
 
 
 def test_a_single_value_a_channel_cannot_be_trained_on(monkeypatch):
-    from my_project.trainer.launch import collectives as distributed
+    from my_project_trainer.launch import collectives as distributed
 
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(distributed, "all_reduce", lambda tensor: tensor)

@@ -6,16 +6,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import psutil
 import pytest
 import torch
+from my_project_trainer.callbacks import SystemMonitor, system_monitor
 from tests.project import PATIENCE
 from torch import Tensor
 
 import callback_subject as subject
 import logger_subject
-from my_project import trainer
-from my_project.trainer.callbacks import SystemMonitor, system_monitor
 
 NAMES = {"system/cpu_percent", "system/memory_percent", "system/disk_free_gib"}
 

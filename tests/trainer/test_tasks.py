@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from my_project_trainer.errors import ConfigurationError
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from my_project.tasks import digits, text
 from my_project.tasks.image_classifier import ImageClassifier
 from my_project.tasks.language_model import LanguageModel
-from my_project.trainer.errors import ConfigurationError
 
 # --- digits ----------------------------------------------------------------------------------
 

@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.module import TrainerState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-
-from my_project import trainer
-from my_project.trainer.module import TrainerState
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 

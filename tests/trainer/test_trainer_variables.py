@@ -5,13 +5,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.cli import command as cli
+from my_project_trainer.run import environment
 from tests.project import PACKAGE, run
 
 import bad_inputs
-from my_project import cli, trainer
-from my_project.trainer.run import environment
 from test_bad_inputs import RIGHT, SOURCES
 
 pytestmark = pytest.mark.usefixtures("nothing_runs")
@@ -74,9 +75,9 @@ def test_a_directory_for_failures_without_a_rank_is_ignored(
 
 _NESTED = f"""
 import os, subprocess, sys
-from {PACKAGE}.trainer import Trainer
+from {PACKAGE}_trainer import Trainer
 Trainer(accelerator="cpu", devices=2, strategy="ddp", max_steps=1)
-layout = "from {PACKAGE}.trainer import Trainer; t = Trainer(accelerator='cpu', max_steps=1)\\n"
+layout = "from {PACKAGE}_trainer import Trainer; t = Trainer(accelerator='cpu', max_steps=1)\\n"
 layout += "print(t.world_size, t.global_rank)"
 print(subprocess.run([sys.executable, "-c", layout], capture_output=True, text=True).stdout, end="")
 """

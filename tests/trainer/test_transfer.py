@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.data import feed as feeds
+from my_project_trainer.data import feed_creation, transfer
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.data import feed as feeds
-from my_project.trainer.data import feed_creation, transfer
 
 META = torch.device("meta")  # a second device that every machine has
 CPU = torch.device("cpu")

@@ -12,13 +12,13 @@ import fsspec
 import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
+from my_project_trainer import ConfigurationError, Trainer, callbacks, checkpoint
+from my_project_trainer.callbacks import BestCheckpoint, UploadCheckpoints
+from my_project_trainer.callbacks.upload_checkpoints import _Store
+from my_project_trainer.launch import preemption
+from my_project_trainer.launch.files import write_private
 
 import callback_subject as subject
-from my_project.trainer import ConfigurationError, Trainer, callbacks, checkpoint
-from my_project.trainer.callbacks import BestCheckpoint, UploadCheckpoints
-from my_project.trainer.callbacks.upload_checkpoints import _Store
-from my_project.trainer.launch import preemption
-from my_project.trainer.launch.files import write_private
 
 pytestmark = pytest.mark.usefixtures("apart")
 Names = list[str]
@@ -142,7 +142,7 @@ def test_a_store_that_fails_is_tried_again_and_then_named_once(
 ) -> None:
     monkeypatch.setattr(Flaky, "failing", iter(failures))
     monkeypatch.setattr(
-        "my_project.trainer.callbacks.upload_checkpoints.time.sleep", lambda _: None
+        "my_project_trainer.callbacks.upload_checkpoints.time.sleep", lambda _: None
     )
     trainer = fit(UploadCheckpoints(f"flaky://{tmp_path}/store", every_n_seconds=0.01, attempts=2))
     assert trainer.global_step == 6

@@ -5,15 +5,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer import errors
+from my_project_trainer.checkpoint import reading as checkpoint
+from my_project_trainer.loop import saving
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-
-from my_project import trainer
-from my_project.trainer import errors
-from my_project.trainer.checkpoint import reading as checkpoint
-from my_project.trainer.loop import saving
 
 
 def data(samples: int = 16) -> TensorDataset:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from my_project_trainer.cli import command as cli
 from safetensors.torch import load_file
 from tests.project import fit, run
-
-from my_project import cli
 
 pytestmark = pytest.mark.usefixtures("apart")
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from my_project.trainer.launch import subprocesses
-from my_project.trainer.launch.cluster import Layout
-from my_project.trainer.launch.failures import reports, watchdog
-from my_project.trainer.launch.failures.watcher import Place, Watcher, threads_each
+from my_project_trainer.launch import subprocesses
+from my_project_trainer.launch.cluster import Layout
+from my_project_trainer.launch.failures import reports, watchdog
+from my_project_trainer.launch.failures.watcher import Place, Watcher, threads_each
 
 
 def report(folder: Path, rank: int, time: float) -> None:

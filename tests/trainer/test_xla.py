@@ -7,15 +7,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.errors import UserError
+from my_project_trainer.launch.devices import ADDED
+from my_project_trainer.loop.finite import FiniteGuard
 
-from my_project import trainer
-from my_project.trainer.errors import UserError
-from my_project.trainer.launch.devices import ADDED
-from my_project.trainer.loop.finite import FiniteGuard
-
-hardware = pytest.importorskip("my_project.trainer.strategies.xla.hardware")
+hardware = pytest.importorskip("my_project_trainer.strategies.xla.hardware")
 MISSING = (
     "strategy='xla' needs the package torch_xla, which is not installed: make xla (into an "
     "environment of its own, .venv-xla)"

@@ -7,12 +7,11 @@ import gc
 import sys
 from pathlib import Path
 
+import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-
-from my_project import trainer
 
 TASKS = Path("/proc/self/task")
 

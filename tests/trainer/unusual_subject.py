@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.checkpoint import reading
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project.trainer import Trainer, TrainingModule
-from my_project.trainer.checkpoint import reading
 
 WIDTH = 4
 

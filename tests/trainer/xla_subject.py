@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
-
-from my_project import trainer
 
 SAMPLES, BATCH = 96, 8
 STEPS = SAMPLES // BATCH

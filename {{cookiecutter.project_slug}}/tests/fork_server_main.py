@@ -46,7 +46,7 @@ PRELOADED = (
 )
 # Imported from this project; a process that finds another one in its path imports that instead.
 PACKAGE = "my_project"
-OURS = (f"{PACKAGE}.cli", f"{PACKAGE}.trainer.legacy")
+OURS = (f"{PACKAGE}_trainer.cli.command", f"{PACKAGE}_trainer.legacy")
 SOURCES = Path(__file__).parent.parent / "src"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

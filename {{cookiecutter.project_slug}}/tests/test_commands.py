@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from my_project import cli
-from my_project.loading import load_module
+from my_project_trainer.cli import command as cli
+from my_project_trainer.cli.loading import load_module
 
 from .project import ROOT, fit, run
 

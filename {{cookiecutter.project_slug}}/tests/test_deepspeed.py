@@ -6,7 +6,7 @@ import pytest
 
 from .project import PACKAGE, fit, run
 
-FOLDER = f"{PACKAGE}.trainer.strategies.deepspeed.strategy"
+FOLDER = f"{PACKAGE}_trainer.strategies.deepspeed.strategy"
 pytest.importorskip(FOLDER, reason="its folder was deleted")
 
 

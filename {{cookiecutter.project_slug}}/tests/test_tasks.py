@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from my_project import trainer
+import my_project_trainer as trainer
 from my_project.tasks import digits, text
 from my_project.tasks.gan import GAN
 from my_project.tasks.image_classifier import ImageClassifier

@@ -11,15 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
+from my_project_trainer.run import device_choice
+from my_project_trainer.strategies import process_group
 from tests.gpu import device
 from tests.gpu.subject import Sequences
 from torch import Tensor
-
-from my_project import trainer
-from my_project.trainer.run import device_choice
-from my_project.trainer.strategies import process_group
 
 STEP = 2
 TIMEOUT = 5.0

@@ -2,16 +2,15 @@
 
 import pytest
 import torch
+from my_project_trainer.launch.devices import accelerator, idle_gpus
 from tests.gpu import device
 from tests.project import PACKAGE, run
-
-from my_project.trainer.launch.devices import accelerator, idle_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 ASKS_THEN_FORKS = f"""
 import os
-from {PACKAGE}.trainer.launch.devices.accelerator import choose_accelerator
+from {PACKAGE}_trainer.launch.devices.accelerator import choose_accelerator
 choose_accelerator("gpu")
 import torch
 assert torch.cuda.device_count() > 0
@@ -24,7 +23,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 FORKS_TOO_LATE = f"""
 import torch
 from tests.gpu.subject import Sequences
-from {PACKAGE}.trainer import Trainer
+from {PACKAGE}_trainer import Trainer
 torch.ones(1, device="cuda")
 Trainer(accelerator="cpu", devices=2, strategy="ddp_fork", max_steps=1).fit(Sequences())
 """

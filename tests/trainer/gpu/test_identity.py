@@ -4,12 +4,11 @@ import os
 
 import pytest
 import torch
+from my_project_trainer.errors import ConfigurationError
+from my_project_trainer.launch.devices import idle_gpus
 from tests.gpu import device
 from tests.gpu.subject import Sequences
 from tests.gpu.training import train
-
-from my_project.trainer.errors import ConfigurationError
-from my_project.trainer.launch.devices import idle_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

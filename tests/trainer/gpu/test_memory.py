@@ -2,17 +2,16 @@
 
 from typing import Any
 
+import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.memory import activation_checkpointing
 from tests.conformance.matrix import PORTABLE
 from tests.gpu import device
 from tests.gpu.strategies import needing, shards_parameters
 from tests.gpu.training import train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project import trainer
-from my_project.trainer.memory import activation_checkpointing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 WIDTH = 1024 if device.IS_GPU else 32

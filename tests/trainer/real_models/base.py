@@ -2,11 +2,10 @@
 
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-
-from my_project import trainer
 
 STEPS = 4
 GLOBAL_BATCH = 8

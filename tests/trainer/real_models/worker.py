@@ -18,12 +18,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import my_project_trainer as trainer
 import torch
+from my_project_trainer.checkpoint import reading as checkpoint
 from safetensors.torch import save_file
 from tests.project import PATIENCE, free_port
-
-from my_project import trainer
-from my_project.trainer.checkpoint import reading as checkpoint
 
 from . import MODELS
 from .base import GLOBAL_BATCH, STEPS

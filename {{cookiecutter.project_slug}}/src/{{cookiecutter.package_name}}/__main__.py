@@ -15,7 +15,7 @@ def main() -> None:
     if is_default:
         signal.signal(signal.SIGINT, _end)
     try:
-        from .cli import main as run
+        from my_project_trainer.cli import main as run
     except Exception as error:
         _explain(error)
         raise

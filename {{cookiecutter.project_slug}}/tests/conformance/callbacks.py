@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from my_project import trainer
+import my_project_trainer as trainer
 
 
 class Totals(trainer.Callback):

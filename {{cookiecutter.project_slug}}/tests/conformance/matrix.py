@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from my_project.trainer import strategies
+from my_project_trainer import strategies
 
 from .rows import Engine, Portable, Row
 

@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from my_project import trainer
+import my_project_trainer as trainer
 
 SAMPLES = 101  # divides by nothing: the last batch of an epoch is uneven on any number of processes
 GLOBAL_BATCH = 24

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from my_project import trainer
-from my_project.trainer import strategies
+import my_project_trainer as trainer
+from my_project_trainer import strategies
 
 from ..project import run, run_nodes
 from .matrix import MATRIX

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from my_project import trainer
-from my_project.trainer import strategies
-from my_project.trainer.checkpoint import reading as checkpoint
+import my_project_trainer as trainer
+from my_project_trainer import strategies
+from my_project_trainer.checkpoint import reading as checkpoint
 
 from .matrix import MATRIX
 from .rows import PROPERTIES, Launch, Row

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from my_project.trainer import strategies as registry
+from my_project_trainer import strategies as registry
 
 from ..conformance.matrix import ENGINES, MATRIX
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, mse_loss, scaled_dot_product_attention
 from torch.utils.data import DataLoader, TensorDataset
 
-from my_project import trainer
+import my_project_trainer as trainer
 
 FEATURES = 16
 LENGTH = 8

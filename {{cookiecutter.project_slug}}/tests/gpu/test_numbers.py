@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from my_project import trainer
+import my_project_trainer as trainer
 
 from ..project import fit, run
 from . import device

@@ -8,7 +8,7 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from my_project.trainer.checkpoint import dtensors
+from my_project_trainer.checkpoint import dtensors
 
 from . import device
 from .subject import FEATURES, Sequences

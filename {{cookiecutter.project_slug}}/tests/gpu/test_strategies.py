@@ -135,7 +135,7 @@ def test_the_default_precision_of_matrix_products_is_near(folder, reference, rec
 
 
 def test_dp_runs_two_replicas_on_one_device():
-    from my_project.trainer.strategies.replicated import dp
+    from my_project_trainer.strategies.replicated import dp
 
     module = torch.nn.Linear(3, 2).to(device.DEVICE)
     x = torch.randn(5, 3)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from my_project import trainer
-from my_project.trainer.checkpoint import reading as checkpoint
+import my_project_trainer as trainer
+from my_project_trainer.checkpoint import reading as checkpoint
 
 from . import device
 

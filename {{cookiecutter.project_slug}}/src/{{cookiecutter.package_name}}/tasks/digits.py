@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from ..trainer import ConfigurationError, DataModule
+from my_project_trainer import ConfigurationError, DataModule
 
 
 def _check_installed() -> None:

@@ -6,7 +6,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import Adam, Optimizer
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from ..trainer import TrainingModule
+from my_project_trainer import TrainingModule
 
 
 class GAN(TrainingModule):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..trainer import TrainingModule
+from my_project_trainer import TrainingModule
 
 
 class ImageClassifier(TrainingModule):

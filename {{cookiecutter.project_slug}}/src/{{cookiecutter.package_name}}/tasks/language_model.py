@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
-from ..trainer import TrainingModule, UserError, sequence
+from my_project_trainer import TrainingModule, UserError, sequence
 
 _VOCABULARY = 256
 
@@ -110,7 +110,7 @@ class LanguageModel(TrainingModule):
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor import parallel as styles
 
-        from ..trainer.strategies.mesh.styles import LossParallel, ShardedRandomness
+        from my_project_trainer.strategies.mesh.styles import LossParallel, ShardedRandomness
 
         if self.heads % mesh.tensor:
             raise UserError(f"model.heads={self.heads} is not divisible by tensor={mesh.tensor}")

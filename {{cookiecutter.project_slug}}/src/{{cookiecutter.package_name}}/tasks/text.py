@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..trainer import ConfigurationError, DataModule
+from my_project_trainer import ConfigurationError, DataModule
 
 
 class ByteSequences(Dataset[Tensor]):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from jsonargparse import ArgumentParser
 
-from .trainer import ConfigurationError, strategies
-from .trainer.strategies import Entry, Limits
+from .. import ConfigurationError, strategies
+from ..strategies import Entry, Limits
 
 OPTION = "trainer.strategy.help"
 _OPTIONS = "trainer.strategy_options"

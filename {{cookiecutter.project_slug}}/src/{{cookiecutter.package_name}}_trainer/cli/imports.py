@@ -14,11 +14,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from .trainer.checkpoint import run_directory
-from .trainer.launch import files
+from ..checkpoint import run_directory
+from ..launch import files
 
 TRUST = "--trust"
-_PACKAGE = Path(__file__).resolve().parent
+_TRAINER = Path(__file__).resolve().parents[1]
+# The user's package, which is beside the trainer's.
+PACKAGE = _TRAINER.name.removesuffix("_trainer")
+_OURS = {_TRAINER, _TRAINER.with_name(PACKAGE)}
 _KINDS = ("stdlib", "platstdlib", "purelib", "platlib")
 # Thousands of modules, which need no check.
 _INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in _KINDS)
@@ -48,7 +51,7 @@ class _Finder(MetaPathFinder):
         entries = [Path(each).absolute() for each in sys.path]
         entry = max((each for each in entries if each in file.parents), default=file.parent)
         real, found_by = file.resolve(), entry.resolve()
-        above = {entry, *entry.parents, found_by, *found_by.parents, _PACKAGE, *_PACKAGE.parents}
+        above = {entry, *entry.parents, found_by, *found_by.parents, *_OURS, *_TRAINER.parents}
         folders = {*file.parents, *real.parents} - above
         shown = files.shown(file, Path.cwd())
         if run := next(filter(run_directory.is_run, sorted(folders)), None):
@@ -56,7 +59,7 @@ class _Finder(MetaPathFinder):
                 f"{shown} is in a run directory ({run.name}), and code of a run is never imported; "
                 "move it to where your code is, if you trust it"
             )
-        is_here = Path.cwd().is_relative_to(found_by) and _PACKAGE not in real.parents
+        is_here = Path.cwd().is_relative_to(found_by) and not _OURS & {*real.parents}
         if self._from_run and is_here:
             raise ImportError(
                 f"{shown} is neither in this package nor installed, and is named by a run's "

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from .trainer.arguments import paths
-from .trainer.errors import ConfigurationError, shorten
+from ..arguments import paths
+from ..errors import ConfigurationError, shorten
 
 _MOST_BYTES = 256 * 1024
 _MOST_LEVELS = 50

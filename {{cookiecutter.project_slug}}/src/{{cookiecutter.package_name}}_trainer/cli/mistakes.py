@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import DataModule, Trainer, TrainingModule
+from ..arguments import class_paths, other_trainers, values
+from ..errors import ConfigurationError, Problems, nearest, shorten, shown
 from . import config_files
-from .trainer import DataModule, Trainer, TrainingModule
-from .trainer.arguments import class_paths, other_trainers, values
-from .trainer.errors import ConfigurationError, Problems, nearest, shorten, shown
 
 SECTIONS: dict[str, type] = {"trainer": Trainer, "model": TrainingModule, "data": DataModule}
 CHECKPOINT, AVERAGED = "checkpoint", "averaged"

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import configuration, export, imports, strategy_help
-from .configuration import Work
-from .trainer.errors import ConfigurationError, UserError, nearest, shorten
-from .trainer.launch import (
+from ..errors import ConfigurationError, UserError, nearest, shorten
+from ..launch import (
     cluster,
     describe,
     drop_inherited_variables,
@@ -17,7 +15,10 @@ from .trainer.launch import (
     is_reported,
     outcome,
 )
-from .trainer.launch.failures import leftover_threads
+from ..launch.failures import leftover_threads
+from . import configuration, export, imports, strategy_help
+from .configuration import Work
+from .imports import PACKAGE
 
 HELP = {**configuration.COMMANDS, export.COMMAND: export.HELP}
 _USAGE = 2
@@ -68,7 +69,7 @@ def _find_classes_here() -> None:
 
 
 def _run(words: list[str]) -> None:
-    program = (__package__ or "").replace("_", "-")
+    program = PACKAGE.replace("_", "-")
     if not words or words[0] in ("-h", "--help"):
         print(_usage(program))
         return

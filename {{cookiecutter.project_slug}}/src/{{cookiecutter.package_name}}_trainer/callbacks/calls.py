@@ -1,5 +1,6 @@
 """Call the hooks of callbacks and of the module: only those that are overridden."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -9,6 +10,7 @@ from typing import Any
 from ..module import Hooks, Run, TrainingModule, is_overridden
 from .base import Callback
 
+_OLD_MODULE = re.compile(r"^\w+\.trainer\.callbacks\.\w+\.")
 _Call = Callable[..., None]
 _Calls = tuple[_Call, ...]
 
@@ -42,6 +44,8 @@ class HookCalls:
 
     def load_state(self, saved: Mapping[str, Any]) -> list[str]:
         """Load the states of a checkpoint; return notes on what could not be loaded."""
+        # Earlier versions wrote the modules of built-in callbacks too.
+        saved = {_OLD_MODULE.sub("", name): state for name, state in saved.items()}
         for name in saved.keys() & self.callbacks.keys():
             self.callbacks[name].load_stored_state(saved[name])
         return [
@@ -85,11 +89,13 @@ def _own(module: TrainingModule, name: str) -> Iterator[TrainingModule]:
 
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Callbacks by class, numbered from the second of a class on."""
+    """Callbacks by class, numbered from the second of a class on; built-in ones without module."""
     named: dict[str, Callback] = {}
     seen: Counter[str] = Counter()
     for each in callbacks:
-        name = f"{type(each).__module__}.{type(each).__qualname__}"
+        kind = type(each)
+        is_built_in = kind.__module__.startswith(f"{__package__}.")
+        name = kind.__qualname__ if is_built_in else f"{kind.__module__}.{kind.__qualname__}"
         seen[name] += 1
         named[name if seen[name] == 1 else f"{name}#{seen[name]}"] = each
     return named

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .trainer.arguments import redaction
-from .trainer.checkpoint import Checkpoint, run_directory, run_of
-from .trainer.launch import files
+from ..arguments import redaction
+from ..checkpoint import Checkpoint, run_directory, run_of
+from ..launch import files
 
 
 class Results:
@@ -44,7 +44,7 @@ class Results:
 
     def write_predictions(self, predictions: Mapping[str, Any]) -> None:
         """Write tensors of predictions by name, and print their number and the path."""
-        from .trainer.checkpoint import safetensors_writer
+        from ..checkpoint import safetensors_writer
 
         path = self._path("predictions", ".safetensors")
         replaced = _replaced(path)

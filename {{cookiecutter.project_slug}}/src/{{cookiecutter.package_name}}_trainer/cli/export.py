@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from .. import ConfigurationError, TrainingModule, UserError
+from ..arguments import paths
+from ..checkpoint import Checkpoint, run_of, safetensors_writer
+from ..errors import Problems, one_line, shown
+from ..launch import files
+from ..module.overrides import is_overridden
 from . import imports, saved_runs
 from .loading import load_module, read_weights
-from .trainer import ConfigurationError, TrainingModule, UserError
-from .trainer.arguments import paths
-from .trainer.checkpoint import Checkpoint, run_of, safetensors_writer
-from .trainer.errors import Problems, one_line, shown
-from .trainer.launch import files
-from .trainer.module.overrides import is_overridden
 
 COMMAND = "export"
 HELP = "Write the weights or the model of a run into a file."

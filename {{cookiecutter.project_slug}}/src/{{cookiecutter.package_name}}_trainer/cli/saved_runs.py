@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..arguments import paths
+from ..checkpoint import BEST, LAST, find_link, resolve, run_directory, run_of
+from ..errors import CheckpointError, ConfigurationError, Problems, shown
 from . import config_files, mistakes
 from .mistakes import CHECKPOINT, SECTIONS
-from .trainer.arguments import paths
-from .trainer.checkpoint import BEST, LAST, find_link, resolve, run_directory, run_of
-from .trainer.errors import CheckpointError, ConfigurationError, Problems, shown
 
 NO_CHECKPOINT = "none"
 _ROOT = "runs"

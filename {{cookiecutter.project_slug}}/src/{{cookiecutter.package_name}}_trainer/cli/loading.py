@@ -6,10 +6,10 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from .. import CheckpointError, ConfigurationError, TrainingModule
+from ..checkpoint import Checkpoint, read_all, resolve
+from ..errors import one_line
 from . import configuration, imports, mistakes, saved_runs
-from .trainer import CheckpointError, ConfigurationError, TrainingModule
-from .trainer.checkpoint import Checkpoint, read_all, resolve
-from .trainer.errors import one_line
 
 
 def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) -> TrainingModule:

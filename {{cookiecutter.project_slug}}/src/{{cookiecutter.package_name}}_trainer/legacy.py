@@ -1,6 +1,6 @@
 """Names of Lightning 1.x, so that its examples run when their imports are changed.
 
-``from PACKAGE.trainer.legacy import LightningModule, Trainer, DDPPlugin``. Plugins are declared by
+``from PACKAGE_trainer.legacy import LightningModule, Trainer, DDPPlugin``. Plugins are declared by
 the folders of their strategies, and are found here by name.
 """
 

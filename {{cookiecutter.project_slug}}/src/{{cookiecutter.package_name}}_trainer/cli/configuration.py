@@ -13,12 +13,12 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
+from .. import DataModule, Trainer, TrainingModule
+from ..arguments import legacy, paths, values
+from ..errors import ConfigurationError, Problems, one_line
 from . import imports, mistakes, saved_runs, strategy_help
 from .mistakes import AVERAGED, CHECKPOINT, SECTIONS
 from .results import Results
-from .trainer import DataModule, Trainer, TrainingModule
-from .trainer.arguments import legacy, paths, values
-from .trainer.errors import ConfigurationError, Problems, one_line
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,6 @@
+"""The command line, and ``load_module`` for scripts and notebooks."""
+
+from .command import main
+from .loading import load_module, load_weights
+
+__all__ = ["load_module", "load_weights", "main"]

@@ -32,7 +32,7 @@ def test_the_render_holds_the_template_s_files_and_no_others(project: Path) -> N
     assert set(git(project, "ls-files").splitlines()) == set(expected)
     for needed in ("LICENSE", "Makefile", "README.md", "pyproject.toml", "setup.py", ".gitignore"):
         assert needed in expected
-    assert "src/my_project/py.typed" in expected
+    assert "src/my_project_trainer/py.typed" in expected
 
 
 def test_defaults_render_a_project_that_works(project: Path) -> None:
@@ -136,9 +136,8 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
 def test_tests_are_in_form_whatever_the_package_is_called(tmp_path: Path, package: str) -> None:
     """They import the package by its name, which neither order nor line breaks may hang on."""
     project = render(tmp_path, {"package_name": package})
-    assert f"\nfrom {package} import trainer\n" in (project / "tests" / "test_tasks.py").read_text(
-        "utf-8"
-    )
+    text = (project / "tests" / "test_tasks.py").read_text("utf-8")
+    assert f"\nimport {package}_trainer as trainer\n" in text
     assert lint_python(project) == ""
 
 

@@ -185,7 +185,7 @@ def test_an_update_leaves_out_and_brings_engines(
 
 def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_path: Path) -> None:
     """`trainer/loop.py` is now a folder, and Python would import nothing of the user's file."""
-    name = "src/my_project_trainer/loop.py"
+    name = "src/my_project/trainer/loop.py"
     there = f"{TEMPLATE.name}/src/{{{{cookiecutter.package_name}}}}/trainer/loop.py"
     moved = git(ROOT, "log", "-1", "--format=%H", "--diff-filter=D", "--", there).strip()
     project = start(template, tmp_path, f"{moved}~1")

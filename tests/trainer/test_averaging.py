@@ -10,7 +10,7 @@ import pytest
 import torch
 from my_project_trainer.callbacks import EMA, BestCheckpoint, StochasticWeightAveraging
 from my_project_trainer.checkpoint import Checkpoint, resolve
-from my_project_trainer.cli.loading import load_weights
+from my_project_trainer.cli import load_weights
 from tests.conformance.rows import ROUNDING
 from tests.project import run
 from torch import Tensor

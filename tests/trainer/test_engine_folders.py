@@ -60,7 +60,7 @@ REMOVED = """
 import json, sys
 import torch
 from torch.utils.data import DataLoader
-from PACKAGE import strategy_help
+from PACKAGE_trainer.cli import strategy_help
 from PACKAGE_trainer import Trainer, TrainingModule, legacy as names, strategies
 from PACKAGE_trainer.arguments import legacy, other_trainers
 from PACKAGE_trainer.launch.cluster import detection
@@ -103,8 +103,9 @@ print(json.dumps({
 
 def copied(folder: Path) -> Path:
     """A copy of the package's sources, in which files may be removed and added."""
-    shutil.copytree(SOURCE, folder / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder / PACKAGE / FOLDERS
+    copy = folder / SOURCE.name
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy / FOLDERS
 
 
 def told(folder: Path, *trained: str) -> dict[str, Any]:

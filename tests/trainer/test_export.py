@@ -9,7 +9,7 @@ import torch
 from my_project_trainer import TrainingModule
 from my_project_trainer.checkpoint import Checkpoints, resolve
 from my_project_trainer.cli import command as cli
-from my_project_trainer.cli.loading import load_module
+from my_project_trainer.cli import load_module
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING

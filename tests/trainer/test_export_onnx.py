@@ -10,7 +10,7 @@ import torch
 from my_project_trainer import TrainingModule
 from my_project_trainer.checkpoint import Checkpoints
 from my_project_trainer.cli import command as cli
-from my_project_trainer.cli.loading import load_module
+from my_project_trainer.cli import load_module
 from tests.conformance.rows import ROUNDING
 from tests.project import fit, run
 from torch import Tensor, nn

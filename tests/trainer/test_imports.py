@@ -11,7 +11,7 @@ import pytest
 import yaml
 from my_project_trainer import ConfigurationError
 from my_project_trainer.cli import command as cli
-from my_project_trainer.cli.loading import load_module
+from my_project_trainer.cli import load_module
 from tests.project import ROOT
 
 pytestmark = pytest.mark.usefixtures("apart")

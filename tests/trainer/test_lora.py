@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from my_project_trainer.checkpoint import Checkpoint, resolve
-from my_project_trainer.cli.loading import load_module
+from my_project_trainer.cli import load_module
 from safetensors.torch import load_file
 from tests.project import require, run
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from my_project_trainer.callbacks import BestCheckpoint
 from my_project_trainer.cli import command as cli
-from my_project_trainer.cli.loading import load_module, load_weights
+from my_project_trainer.cli import load_module, load_weights
 from safetensors.torch import load_file
 from tests.project import ROOT
 

@@ -46,7 +46,8 @@ PRELOADED = (
 )
 # Imported from this project; a process that finds another one in its path imports that instead.
 PACKAGE = "my_project"
-OURS = (f"{PACKAGE}_trainer.cli.command", f"{PACKAGE}_trainer.legacy")
+TRAINER = f"{PACKAGE}_trainer"
+OURS = (f"{TRAINER}.cli", f"{TRAINER}.legacy")
 SOURCES = Path(__file__).parent.parent / "src"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -286,10 +287,10 @@ def _run(arguments: list[str], request: _Request, path: Sequence[str]) -> None:
     sys.path[:] = [first, *paths, *path]
     sys.path_importer_cache.clear()
     others = {"tests"}  # it may have tests of its own
-    ours = sys.modules[PACKAGE].__spec__
-    found = importlib.machinery.PathFinder.find_spec(PACKAGE, sys.path)
+    ours = sys.modules[TRAINER].__spec__
+    found = importlib.machinery.PathFinder.find_spec(TRAINER, sys.path)
     if found is None or ours is None or found.origin != ours.origin:
-        others.add(PACKAGE)
+        others |= {PACKAGE, TRAINER}
     for name in [each for each in sys.modules if each.partition(".")[0] in others]:
         del sys.modules[name]
     if kind == "-m":

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from my_project_trainer.cli import command as cli
-from my_project_trainer.cli.loading import load_module
+from my_project_trainer.cli import load_module
 
 from .project import ROOT, fit, run
 

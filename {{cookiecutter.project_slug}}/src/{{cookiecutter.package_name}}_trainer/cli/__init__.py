@@ -1,4 +1,7 @@
-"""The command line, and ``load_module`` for scripts and notebooks."""
+"""The command line, and ``load_module`` for scripts and notebooks.
+
+Imports from all other folders.
+"""
 
 from .command import main
 from .loading import load_module, load_weights

@@ -13,9 +13,10 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from .. import DataModule, Trainer, TrainingModule
 from ..arguments import legacy, paths, values
 from ..errors import ConfigurationError, Problems, one_line
+from ..module import DataModule, TrainingModule
+from ..trainer import Trainer
 from . import imports, mistakes, saved_runs, strategy_help
 from .mistakes import AVERAGED, CHECKPOINT, SECTIONS
 from .results import Results

@@ -6,9 +6,9 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from .. import CheckpointError, ConfigurationError, TrainingModule
 from ..checkpoint import Checkpoint, read_all, resolve
-from ..errors import one_line
+from ..errors import CheckpointError, ConfigurationError, one_line
+from ..module import TrainingModule
 from . import configuration, imports, mistakes, saved_runs
 
 

@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import DataModule, Trainer, TrainingModule
 from ..arguments import class_paths, other_trainers, values
 from ..errors import ConfigurationError, Problems, nearest, shorten, shown
+from ..module import DataModule, TrainingModule
+from ..trainer import Trainer
 from . import config_files
 
 SECTIONS: dict[str, type] = {"trainer": Trainer, "model": TrainingModule, "data": DataModule}

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from jsonargparse import ArgumentParser
 
-from .. import ConfigurationError, strategies
+from .. import strategies
+from ..errors import ConfigurationError
 from ..strategies import Entry, Limits
 
 OPTION = "trainer.strategy.help"

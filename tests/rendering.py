@@ -194,9 +194,7 @@ def check_works(project: Path, answers: dict[str, str]) -> None:
     for name, file in expected.items():
         if name.endswith(".py"):
             source = (TEMPLATE / file).read_text(encoding="utf-8")
-            if not name.startswith(
-                f"src/{answers['package_name']}_trainer/"
-            ):  # they import the package by its name
+            if not name.startswith(f"src/{answers['package_name']}_trainer/"):
                 source = re.sub(r"\bmy_project(?=_trainer\b|\b)", answers["package_name"], source)
             rendered = (project / name).read_text(encoding="utf-8")
             assert rendered == source, f"{file} was changed by rendering"

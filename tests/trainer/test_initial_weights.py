@@ -9,8 +9,7 @@ import pytest
 import torch
 from my_project_trainer.callbacks import EMA
 from my_project_trainer.checkpoint import Checkpoint, resolve
-from my_project_trainer.cli import export
-from my_project_trainer.cli import load_weights
+from my_project_trainer.cli import export, load_weights
 from safetensors.torch import load_file, save_file
 from tests.project import run
 from torch import Tensor, nn

@@ -110,7 +110,7 @@ class LanguageModel(TrainingModule):
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor import parallel as styles
 
-        from my_project_trainer.strategies.mesh.styles import LossParallel, ShardedRandomness
+        from my_project_trainer.strategies.mesh import styles as more
 
         if self.heads % mesh.tensor:
             raise UserError(f"model.heads={self.heads} is not divisible by tensor={mesh.tensor}")
@@ -118,7 +118,7 @@ class LanguageModel(TrainingModule):
         return {
             "bytes": styles.RowwiseParallel(input_layouts=whole, output_layouts=by_time),
             "positions": styles.RowwiseParallel(input_layouts=whole, output_layouts=Shard(0)),
-            "blocks": ShardedRandomness(),
+            "blocks": more.ShardedRandomness(),
             "blocks.*.norm*": styles.SequenceParallel(),
             "blocks.*.attention": styles.PrepareModuleInput(
                 input_layouts=by_time, desired_input_layouts=whole
@@ -128,7 +128,7 @@ class LanguageModel(TrainingModule):
             "blocks.*.up": styles.ColwiseParallel(input_layouts=by_time),
             "blocks.*.down": styles.RowwiseParallel(output_layouts=by_time),
             "norm": styles.SequenceParallel(),
-            "head": LossParallel(input_layouts=by_time),
+            "head": more.LossParallel(input_layouts=by_time),
         }
 
     def forward(self, tokens: Tensor) -> Tensor:

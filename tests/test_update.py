@@ -214,6 +214,25 @@ def test_an_edit_of_a_file_that_became_a_folder_is_named(template: Path, tmp_pat
     ]
 
 
+def test_edits_of_moved_files_move_along(template: Path, tmp_path: Path) -> None:
+    """The trainer was in the user's package; what the owner changed in it is kept."""
+    there = f"{TEMPLATE.name}/src/{{{{cookiecutter.package_name}}}}/trainer/errors.py"
+    moved = git(ROOT, "log", "-1", "--format=%H", "--diff-filter=D", "--", there).strip()
+    project = start(template, tmp_path, f"{moved}~1")
+    package = project / "src" / "my_project"
+    names = {"trainer/errors.py": "errors.py", "trainer/loop/fit.py": "loop/fit.py"}
+    for name in names:
+        with (package / name).open("a", encoding="utf-8") as file:
+            file.write("EDITED = True\n")
+    commit(project, "Edit the trainer")
+    said = cruft("update", "--skip-apply-ask", cwd=project)
+    assert "Project's cruft has been updated" in said
+    assert not (package / "trainer").exists()
+    for name in names.values():
+        text = (project / "src" / "my_project_trainer" / name).read_text(encoding="utf-8")
+        assert text.endswith("EDITED = True\n")
+
+
 def test_an_added_question_is_asked_where_cruft_is_to_ask(template: Path, tmp_path: Path) -> None:
     project = start(template, tmp_path, in_history(0))
     commit(project, "Start it")

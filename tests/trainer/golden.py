@@ -83,9 +83,8 @@ class Golden:
         self.lines: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call":
-            return
-        for row, found in report.user_properties:
+        properties: list[tuple[str, Any]] = report.user_properties if report.when == "call" else []
+        for row, found in properties:
             self.rows += 1
             if self.records:
                 with self.file.open("a") as file:

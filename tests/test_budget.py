@@ -17,7 +17,7 @@ LINES = {
     "callbacks": 1156,
     "checkpoint": 1772,
     "cli": 1456,
-    "data": 2198,
+    "data": 2190,
     "errors.py": 111,
     "launch": 4253,
     "legacy.py": 67,

@@ -14,7 +14,7 @@ from ..launch import collectives
 from . import loader_state, randomness
 from .batch_limit import ALL, BatchLimit
 from .first_batches import compared
-from .iteration import read
+from .iteration import counted, read
 from .samples import batch_length
 from .sampling import BatchPlan, GlobalOrder
 
@@ -268,7 +268,9 @@ class ReplayFeed(Feed):
             stream.load_state(saved.random)
         most = None if self._most is None else max(0, self._most - first)
         batches = islice(_isolated(batches, stream), most)
-        return batches if self._positions is None else self._positions.noted(batches, first, stream)
+        if self._positions is not None:
+            return self._positions.noted(batches, first, stream)
+        return batches if most is not None else counted(batches, self._loader)
 
 
 def _isolated(batches: Iterator[Any], stream: randomness.Stream | None) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from ..errors import UserError
 from . import randomness
 
 Key = int | tuple[int, int]
@@ -180,7 +181,13 @@ class KeyedDataset(Dataset[Any]):
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, index = key
         randomness.seed_sample(randomness.mix(self.seed, epoch, index))
-        return self.dataset[index]
+        try:
+            return self.dataset[index]
+        except StopIteration as end:  # it would end the epoch early
+            raise UserError(
+                f"the dataset raised StopIteration for sample {index}: raise IndexError or another "
+                "error instead"
+            ) from end
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]

@@ -249,7 +249,9 @@ class Overflowing(Even):
 
 
 class Twice(Even):
-    """A parameter in two optimizers."""
+    """A parameter in two optimizers, which manual optimization allows."""
+
+    automatic_optimization = False
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]

@@ -90,6 +90,12 @@ def test_options_that_need_another_one_are_refused_together() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["reference_batch_size", "learning_rate_warmup_steps"])
+def test_an_option_out_of_range_has_one_line(name: str) -> None:
+    (line,) = refused(lambda: Trainer(**STEP, **{name: -1}))
+    assert line.startswith(f"{name}=-1: give a number of at least ")
+
+
 def test_options_that_have_an_effect_are_not_refused() -> None:
     scaled = {"learning_rate_scaling": "sqrt", "reference_batch_size": 8}
     clipped = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}

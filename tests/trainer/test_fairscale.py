@@ -48,7 +48,8 @@ def fitted(folder: Path, subject: str, devices: int, **options: Any) -> list[dic
     """What each rank has noted."""
     done = started(folder, subject, devices, **options)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    told = ("note: resumed from ", "note: saved by ")
+    assert [line for line in done.stderr.splitlines() if not line.startswith(told)] == []
     return [json.loads((folder / f"notes-{rank}.json").read_text()) for rank in range(devices)]
 
 
@@ -194,7 +195,7 @@ def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_ranks(tmp_path
     ],
 )
 def test_says_what_it_would_compute_wrongly(tmp_path, subject, options, reason):
-    accumulate = {"accumulate_grad_batches": 2}
+    accumulate = {"accumulate_grad_batches": 2} if subject == "Changing" else {}
     done = started(tmp_path, subject, 2, **options, **accumulate)
     assert done.returncode != 0
     assert reason in done.stderr

@@ -15,8 +15,9 @@ from ..data import MicroBatch
 from ..launch.preemption import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
-from ..strategies.optimizers import check_gradients, rates_to_log
+from ..strategies.optimizers import rates_to_log
 from . import saving
+from .first_gradients import FirstGradients
 from .nonfinite import NonfinitePolicy
 from .parts import FitParts
 from .position import is_logged, is_planned_end
@@ -59,7 +60,9 @@ class FitLoop:
         """Before the schedulers stepped, if there are any."""
         self._has_gradients = False
         """Whether a batch of the current step was not skipped."""
-        self._has_trained = False
+        self._first_gradients = (
+            fit.manual.first_gradients if fit.manual else FirstGradients(strategy, fit.optimization)
+        )
         self._skipped_batches = SkippedBatches()
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
@@ -212,6 +215,7 @@ class FitLoop:
         if manual is not None:
             strategy.forward("training", batch.data, batch.number)
             manual.end_batch()
+            self._first_gradients.check(together=False)
             return
         # The last batch of a step may be skipped, and so cannot average those before it.
         synchronize = context.ends_step or self.fit.module.may_skip_batches
@@ -235,10 +239,9 @@ class FitLoop:
         strategy, optimization = self.fit.strategy, self.fit.optimization
         self._gradient_norm = None
         has_gradients, self._has_gradients = self._has_gradients, False
-        if has_gradients and strategy.keeps_gradients and not self._has_trained:
-            check_gradients(optimization)
-            self._has_trained = True
         if has_gradients:
+            self._first_gradients.note()
+            self._first_gradients.check()
             self._clip(context.is_recorded)
         if not has_gradients or self._nonfinite.skips(self._gradient_norm):
             strategy.precision.note_skipped_step()

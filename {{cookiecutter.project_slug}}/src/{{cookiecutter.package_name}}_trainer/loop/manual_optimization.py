@@ -15,6 +15,7 @@ from ..module import TrainingModule
 from ..strategies import Strategy
 from ..strategies.gradients import sparse
 from ..strategies.optimizers import Optimization
+from .first_gradients import FirstGradients
 
 
 def problems_of(
@@ -72,6 +73,7 @@ class ManualOptimization:
         self.context = context
         self.synchronizes = True
         self.has_stepped = False
+        self.first_gradients = FirstGradients(strategy, optimization)
         self.optimizers = [ManualOptimizer(each, self) for each in optimization.optimizers]
 
     def backward(self, loss: Tensor) -> None:
@@ -83,6 +85,7 @@ class ManualOptimization:
         self.strategy.take_loss(loss, "manual_backward")
         with torch.autocast(self.strategy.device.type, enabled=False):
             self.strategy.backward(loss * self.context().weight, synchronize=self.synchronizes)
+        self.first_gradients.note()
 
     def gradients(self, kind: Callable[[Tensor], bool]) -> dict[str, Tensor]:
         """Gradients of one kind that no step has used yet, by parameter name."""

@@ -116,6 +116,9 @@ def make(given: Keywords) -> Plan:
     for logger in loggers.values():
         problems.lines += problems_of_signatures(logger, Logger)
     problems.lines += placement.check(options, where, name, strategy)
+    learning_rate = LearningRateScaling()
+    with problems:
+        learning_rate = LearningRateScaling.of(options)
     if is_placed:
         effects.check_planned(effects.Planned(options, where.accelerator, strategy), problems)
     asked = strategy_choice.asked(options, where, callbacks)
@@ -133,9 +136,6 @@ def make(given: Keywords) -> Plan:
     precision = Precision("32-true", where.accelerator)
     with problems:
         precision = Precision(options.precision, where.accelerator)
-    learning_rate = LearningRateScaling()
-    with problems:
-        learning_rate = LearningRateScaling.of(options)
     if is_placed:
         with problems:
             strategy.check_processes(strategy.local_processes(len(where.devices)) * where.nodes)

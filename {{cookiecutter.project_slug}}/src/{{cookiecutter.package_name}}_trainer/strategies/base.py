@@ -67,9 +67,6 @@ class Strategy:
     ends of epochs, validations and checkpoints: :meth:`agreed_signal` is called instead of an
     all-reduce, and the logged values of a step are those of the main rank."""
 
-    keeps_gradients: ClassVar[bool] = False
-    """Whether each parameter's gradient is in its ``grad`` after a backward."""
-
     compiles_steps: ClassVar[bool] = False
     """Whether all operations of a step are compiled together, so that they must be the same ones in
     each step."""

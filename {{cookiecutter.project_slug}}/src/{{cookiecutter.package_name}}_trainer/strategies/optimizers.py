@@ -18,6 +18,11 @@ from ..module import TrainingModule
 # Modules that step schedulers: this one, and torch's, for schedulers inside schedulers.
 _STEPPING = rf"{re.escape(__name__)}|torch\.optim\.lr_scheduler"
 
+UNREACHED = (
+    "the loss of training_step depends on no parameter of the optimizers: compute it from the "
+    "module's own parameters"
+)
+
 
 @dataclass
 class SchedulerConfig:
@@ -191,19 +196,6 @@ def _without_effect(found: Optimization, module: TrainingModule) -> list[str]:
         if not {id(group) for group in each.scheduler.optimizer.param_groups} <= groups
     ]
     return lines
-
-
-def check_gradients(optimization: Optimization) -> None:
-    """Check, after the first backward, that it reached a parameter.
-
-    Raises:
-        UserError: No parameter has a gradient.
-    """
-    if all(each.grad is None for each in optimization.parameters):
-        raise UserError(
-            "the loss of training_step depends on no parameter of the optimizers: compute it from "
-            "the module's own parameters"
-        )
 
 
 def _read(returned: Any) -> Optimization:

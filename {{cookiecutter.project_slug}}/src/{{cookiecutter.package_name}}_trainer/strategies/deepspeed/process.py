@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -23,6 +24,7 @@ from torch import nn
 
 from ...errors import UserError, one_line
 from ...launch.cluster import Layout
+from ..optimizers import UNREACHED
 
 # Attributes that stage 3 sets on every module; the first two refer to its engine.
 _OF_STAGE_3 = {
@@ -235,3 +237,18 @@ def explain_second_order() -> Iterator[None]:
             "backward, and the gradient of a gradient (create_graph=True) needs it again; use "
             "strategy='deepspeed_stage_2'"
         ) from error
+
+
+@contextlib.contextmanager
+def explain_unreached() -> Iterator[None]:
+    """Explain the error of stages 1 and 2 if a backward computes no gradient.
+
+    Raises:
+        UserError: With the explanation.
+    """
+    try:
+        yield
+    except IndexError as error:  # the bucket of gradients to reduce is empty
+        if traceback.extract_tb(error.__traceback__)[-1].name != "reduce_ipg_grads":
+            raise
+        raise UserError(UNREACHED) from error

@@ -283,7 +283,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
             self.same_use.check(loss)
-        with process.explain_second_order() if self.stage == 3 else nullcontext():
+        with process.explain_second_order() if self.stage == 3 else process.explain_unreached():
             self.engine.backward(loss, scale_wrt_gas=False)
         if synchronize and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()

@@ -85,7 +85,6 @@ class FSDP(ProcessGroupStrategy):
     """
 
     shards_parameters: bool = True
-    keeps_gradients: ClassVar[bool] = True
     lacks: ClassVar[Mapping[str, str]] = {
         "accumulate_in_parts": "it is called reduce_every_microbatch now"
     }

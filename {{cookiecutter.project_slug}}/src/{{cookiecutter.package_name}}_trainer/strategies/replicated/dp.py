@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +113,6 @@ class DP(Strategy):
         },
     )
 
-    keeps_gradients: ClassVar[bool] = True
     step: ReplicatedStep
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:

@@ -1,7 +1,5 @@
 """``single_device``: one process on one device."""
 
-from typing import ClassVar
-
 from ..base import Strategy
 from ..limits import Limits
 
@@ -10,4 +8,3 @@ class SingleDevice(Strategy):
     """One process on one device."""
 
     limits: Limits = Limits(max_devices=1)
-    keeps_gradients: ClassVar[bool] = True

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.errors import UserError
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
-
-from my_project.trainer import Trainer, TrainingModule
-from my_project.trainer.errors import UserError
 
 
 class Unreached(TrainingModule):

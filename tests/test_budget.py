@@ -21,7 +21,7 @@ LINES = {
     "errors.py": 111,
     "launch": 4253,
     "legacy.py": 67,
-    "logging": 1516,
+    "logging": 1328,
     "loop": 2454,
     "memory": 399,
     "module": 774,

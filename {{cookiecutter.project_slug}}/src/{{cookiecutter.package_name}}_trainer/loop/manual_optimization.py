@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ..arguments.options import Options
 from ..checkpoint import stored_tensors
-from ..logging.context import BatchContext
+from ..logging import BatchContext
 from ..module import TrainingModule
 from ..strategies import Strategy
 from ..strategies.gradients import sparse

@@ -270,8 +270,7 @@ def test_with_manual_optimization_the_module_skips() -> None:
         may_skip_batches = True
 
     assert line_of(Manual(), devices=1, max_steps=1) == (
-        "may_skip_batches: Manual uses manual optimization, and is not told which batches to "
-        "skip: leave it out, and do not call the optimizers"
+        "may_skip_batches: Manual uses manual optimization; leave it out, and do not call step"
     )
 
 

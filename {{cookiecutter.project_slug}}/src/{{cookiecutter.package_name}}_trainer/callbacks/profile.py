@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 from torch.profiler import profile, schedule
 
@@ -58,8 +59,11 @@ class Profile(Callback):
         self.ranks = ranks
         self._schedule = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
         self._steps = (wait + warmup + active) * repeat
-        self._records = {"record_shapes": record_shapes, "profile_memory": profile_memory}
-        self._records["with_stack"] = with_stack
+        self._records: dict[str, Any] = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+        }
         self._profiler: profile | None = None
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:

@@ -190,8 +190,8 @@ def test_a_preempted_run_uploads_what_it_has_saved(tmp_path: Path) -> None:
     [
         ({"url": "unknown://x"}, ["url='unknown://x': Protocol not known: unknown"]),
         (
-            {"url": "memory://x", "every_n_seconds": 0, "timeout_seconds": -1.0},
-            ["every_n_seconds=0: give", "timeout_seconds=-1.0: give"],
+            {"url": "unknown://x", "every_n_seconds": 0},
+            ["every_n_seconds=0: give", "url='unknown://x': Protocol not known: unknown"],
         ),
         ({"url": "unknown://me:secret@x"}, ["url='unknown://***@x'"]),
         *(

@@ -60,9 +60,8 @@ class HookCalls:
 
     def state(self) -> dict[str, Any]:
         """State of each callback by name."""
-        return {
-            name: state for name, each in self.callbacks.items() if (state := each.state_dict())
-        }
+        states = {name: each.state_dict() for name, each in self.callbacks.items()}
+        return {name: state for name, state in states.items() if state}
 
     def load_state(self, saved: Mapping[str, Any]) -> list[str]:
         """Load the states of a checkpoint; return notes on what could not be loaded."""

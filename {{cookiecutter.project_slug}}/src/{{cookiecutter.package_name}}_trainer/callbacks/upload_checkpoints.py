@@ -15,17 +15,19 @@ from ..errors import ConfigurationError, one_line
 from ..module import Run, TrainingModule
 from .callback import Callback
 
-_RECORDS = ("*.yaml", "*.json", "*.csv")
+# How long the end of a fit waits for the last upload.
+_LAST_SECONDS = 600.0
 
 
 class UploadCheckpoints(Callback):
     """Upload the newest checkpoint and those of ``BestCheckpoint`` while training continues.
 
     A thread of rank 0 looks for new checkpoints every ``every_n_seconds``, and at the end of the
-    fit. ``url/RUN`` then has the checkpoints, the configuration without its secrets, and the CSV
-    files of the run directory ``RUN``, which rank 0 must see as a whole: a download of it can be
-    resumed. Checkpoints that the run directory no longer has are removed there. A checkpoint is
-    complete there when its ``state.json``, the last file, is.
+    fit, which waits for it for ten minutes at most. ``url/RUN`` then has the checkpoints, the
+    configuration without its secrets, and the CSV files of the run directory ``RUN``, which rank 0
+    must see as a whole: a download of it can be resumed. Checkpoints that the run directory no
+    longer has are removed there. A checkpoint is complete there when its ``state.json``, the last
+    file, is.
 
     One line names an upload that fails; training continues, and the next look tries again. Nothing
     is uploaded if a new run finds checkpoints of another run of this name.
@@ -34,26 +36,21 @@ class UploadCheckpoints(Callback):
         url: A folder, by its path or an address of fsspec: ``"s3://bucket/runs"`` (with s3fs
             installed), ``"gs://…"``, ``"file:///…"``. Credentials come from the environment.
         every_n_seconds: Seconds between two looks.
-        timeout_seconds: How long the end of the fit waits for the last upload.
 
     Raises:
-        ConfigurationError: A number is out of range, the URL names no folder, or fsspec has no
+        ConfigurationError: The number is out of range, the URL names no folder, or fsspec has no
             file system for it.
 
     Source: https://filesystem-spec.readthedocs.io
     """
 
-    def __init__(
-        self, url: str, every_n_seconds: float = 60.0, timeout_seconds: float = 600.0
-    ) -> None:
+    def __init__(self, url: str, every_n_seconds: float = 60.0) -> None:
         import fsspec  # in no run that does not use it
 
-        seconds = {"every_n_seconds": every_n_seconds, "timeout_seconds": timeout_seconds}
-        problems = [
-            f"UploadCheckpoints: {name}={value!r}: give a number above 0"
-            for name, value in seconds.items()
-            if not 0 < value < threading.TIMEOUT_MAX
-        ]
+        problems = []
+        if not 0 < every_n_seconds < threading.TIMEOUT_MAX:
+            given = f"every_n_seconds={every_n_seconds!r}"
+            problems.append(f"UploadCheckpoints: {given}: give a number above 0")
         try:
             if not url.rpartition("://")[2].strip("/ ") or re.match(r"[\w+.-]+:(?!//|:)", url):
                 raise ValueError("name a folder, as 's3://bucket/runs' or 'file:///home/me/runs'")
@@ -62,7 +59,7 @@ class UploadCheckpoints(Callback):
             problems.append(f"UploadCheckpoints: url={redaction.message(url)!r}: {one_line(error)}")
         if problems:
             raise ConfigurationError(problems)
-        self.url, self.every_n_seconds, self.timeout_seconds = url, every_n_seconds, timeout_seconds
+        self.url, self.every_n_seconds = url, every_n_seconds
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._uploaded: set[Path] = set()
@@ -87,9 +84,9 @@ class UploadCheckpoints(Callback):
     def _end(self) -> None:
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(self.timeout_seconds)
+            self._thread.join(_LAST_SECONDS)
             if self._thread.is_alive():
-                _warn(f"the last upload is not complete after {self.timeout_seconds:g} s")
+                _warn(f"the last upload is not complete after {_LAST_SECONDS:g} s")
             self._thread = None
 
     def _keep_uploading(self, run: Path) -> None:
@@ -123,7 +120,7 @@ class UploadCheckpoints(Callback):
         self._is_own = True
         system.makedirs(root, exist_ok=True)
         # First: they must have the rows of the steps before a checkpoint.
-        for file in (each for pattern in _RECORDS for each in run.glob(pattern)):
+        for file in (each for each in run.iterdir() if each.suffix in (".yaml", ".json", ".csv")):
             text = file.read_text()
             text = redaction.document(text) if file.suffix == ".yaml" else text
             system.pipe_file(f"{root}/{file.name}", text.encode())

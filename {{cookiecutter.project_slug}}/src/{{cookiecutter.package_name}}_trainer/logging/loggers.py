@@ -139,8 +139,11 @@ def create(given: object, problems: Problems) -> dict[str, Logger]:
     for index, each in enumerate(given):
         with problems:
             logger = _create(f"loggers[{index}]", each)
-            if logger.name in made:
-                raise ConfigurationError(_about_two(made[logger.name], logger))
+            if (first := made.get(logger.name)) is not None:
+                is_same = first is logger or type(logger) in BUILT_IN.values()
+                what = f"{logger.name!r} is given twice; give it once"
+                other = f"two are named {logger.name!r}; give each its own name"
+                raise ConfigurationError(f"loggers: {what if is_same else other}")
             made[logger.name] = logger
     return made
 
@@ -150,8 +153,8 @@ def _create(where: str, given: object) -> Logger:
         raise ConfigurationError(about)
     entry, named = given, {}
     if isinstance(given, Mapping):
-        entry = {key: each for key, each in given.items() if key != "name"}
-        named = {key: each for key, each in given.items() if key == "name"}
+        entry = dict(given)
+        named = {"name": entry.pop("name")} if "name" in entry else {}
     logger = class_paths.create(where, entry, Logger, BUILT_IN)
     kind = type(logger)
     if kind.write is Logger.write:
@@ -163,9 +166,3 @@ def _create(where: str, given: object) -> Logger:
         raise ConfigurationError(f"{where}.name={name!r}: it is always {kind.name!r}")
     logger.name = name
     return logger
-
-
-def _about_two(first: Logger, second: Logger) -> str:
-    if first is second or type(second) in BUILT_IN.values():
-        return f"loggers: {second.name!r} is given twice; give it once"
-    return f"loggers: two are named {second.name!r}; give each its own name"

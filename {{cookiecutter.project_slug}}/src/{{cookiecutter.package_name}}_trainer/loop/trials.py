@@ -105,11 +105,10 @@ def find_batch_size(trial: Trial, replicas: int) -> tuple[int, str]:
     samples = len(loader.dataset)  # type: ignore[arg-type]
     largest = max(1, samples // replicas)
 
-    def fits(size: int) -> bool:
-        return fits_in_memory(lambda: _try(trial, loader, size))
-
     try:  # not one sample first, which BatchNorm refuses in training
-        found = largest_that_fits(fits, 2, largest)
+        found = largest_that_fits(
+            lambda size: fits_in_memory(lambda: _try(trial, loader, size)), 2, largest
+        )
     finally:
         trial.use_manual(None)
     if found < largest:
@@ -136,8 +135,7 @@ def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
             alone.forward_backward(batch, number, weight=1.0, synchronize=True)
         except BatchSkipped:
             raise UserError(
-                "find_batch_size: training_step returned None for the first samples, so that the "
-                "memory of backward is unknown; set batch_size"
+                "find_batch_size: training_step returned None for the first samples: set batch_size"
             ) from None
         _step(alone, optimization)
     del waiting
@@ -154,9 +152,9 @@ class Sweep:
         ConfigurationError: A number is out of range.
     """
 
-    lowest: float = 1e-7
-    highest: float = 1.0
-    steps: int = 100
+    lowest: float
+    highest: float
+    steps: int
 
     def __post_init__(self) -> None:
         if not 0 < self.lowest < self.highest < math.inf:
@@ -266,8 +264,8 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
         trained.forward_backward(batch.data, batch.number, weight=batch.weight, synchronize=True)
     except BatchSkipped:
         raise UserError(
-            f"find_learning_rate: training_step returned None for batch {batch.number}, which so "
-            "has no loss to compare; leave such batches out of the data"
+            f"find_learning_rate: training_step returned None for batch {batch.number}: leave such "
+            "batches out of the data"
         ) from None
     randomness.set_full_state(state, trained.devices)
     with torch.no_grad():

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import Trainer, TrainingModule
-from my_project_trainer.callbacks.best_checkpoint import BestCheckpoint
-from my_project_trainer.callbacks.early_stopping import EarlyStopping
+from my_project_trainer.callbacks import BestCheckpoint, EarlyStopping
 from my_project_trainer.cli import config_files
 from my_project_trainer.errors import ConfigurationError, UserError
 from torch import Tensor, nn

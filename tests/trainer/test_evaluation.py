@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from my_project_trainer import Trainer, TrainingModule
-from my_project_trainer.loop import batch_size_trial
+from my_project_trainer.loop import trials
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -114,18 +114,18 @@ class Eight(Dataset[Tensor]):
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_the_largest_batch_leaves_each_replica_one(replicas: int) -> None:
     loader, device = DataLoader(Eight()), torch.device("cpu")
-    trial = batch_size_trial.Trial(Draws(), loader, device, "32-true", lambda manual: None)
-    found, why = batch_size_trial.find_batch_size(trial, replicas)
+    trial = trials.Trial(Draws(), loader, device, "32-true", lambda manual: None)
+    found, why = trials.find_batch_size(trial, replicas)
     assert found == 8 // replicas
     of_all = f" for {replicas} replicas" if replicas > 1 else ""
     assert why == f"; no larger one was tried: the dataset has 8 samples{of_all}"
 
 
 def test_a_batch_that_does_not_fit_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_size_trial, "_try", _refuse_more_than_five)
+    monkeypatch.setattr(trials, "_try", _refuse_more_than_five)
     loader, device = DataLoader(Eight()), torch.device("cpu")
-    trial = batch_size_trial.Trial(Draws(), loader, device, "32-true", lambda manual: None)
-    assert batch_size_trial.find_batch_size(trial, 1) == (5, "")
+    trial = trials.Trial(Draws(), loader, device, "32-true", lambda manual: None)
+    assert trials.find_batch_size(trial, 1) == (5, "")
 
 
 def _refuse_more_than_five(trial: object, loader: object, size: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.loop import finite, position
+from my_project_trainer.loop import nonfinite, position
 from tests.project import PACKAGE, run
 
 from nonfinite_subject import Diverges
@@ -101,20 +101,19 @@ def test_a_gradient_scaler_that_skips_every_step_ends_the_fit(tmp_path):
 
 def test_more_losses_than_are_kept_are_all_looked_at():
     where = position.Position()
-    guard = finite.FiniteGuard(torch.device("cpu"), None, where, lambda: None)
+    losses = nonfinite.LossRecord(torch.device("cpu"), where)
     for number in range(1, 200):
         where.global_step = number - 1
         loss = float("inf") if number in (70, 150) else 1e300
-        guard.note(torch.tensor(loss, dtype=torch.float64))
-    with pytest.raises(errors.UserError, match="the loss of step 70 "):
-        guard.check()
+        losses.note(torch.tensor(loss, dtype=torch.float64))
+    assert losses.first_step().tolist() == [70.0]
 
 
 def test_no_step_waits_for_its_loss():
     """A meta tensor has no value: whatever would wait for one fails."""
-    guard = finite.FiniteGuard(torch.device("meta"), None, position.Position(), lambda: None)
+    losses = nonfinite.LossRecord(torch.device("meta"), position.Position())
     for _ in range(200):
-        guard.note(torch.zeros((), device="meta"))
+        losses.note(torch.zeros((), device="meta"))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_no_step_waits_for_its_loss():
     ],
 )
 def test_what_is_not_finite_is_found(values, found):
-    assert finite.first_not_finite(values) == found
+    assert nonfinite.first_not_finite(values) == found
 
 
 @pytest.mark.parametrize(

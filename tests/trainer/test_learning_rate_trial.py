@@ -11,7 +11,7 @@ import torch
 from my_project_trainer import Trainer
 from my_project_trainer.callbacks import EMA
 from my_project_trainer.errors import ConfigurationError, UserError
-from my_project_trainer.loop import learning_rate_trial
+from my_project_trainer.loop import trials
 
 import control_subject as subject
 
@@ -32,7 +32,7 @@ def test_the_steepest_rate_is_returned_and_each_step_written(
     )
     with (tmp_path / "sweep" / "learning_rates.csv").open() as file:
         rows = [[float(value) for value in row.values()] for row in csv.DictReader(file)]
-    tried = [learning_rate_trial.Tried(*row) for row in rows]
+    tried = [trials.Tried(*row) for row in rows]
     assert [each.rate for each in tried] == pytest.approx(
         [10 ** (step * 8 / 49 - 5) for step in range(len(tried))]
     )
@@ -40,7 +40,7 @@ def test_the_steepest_rate_is_returned_and_each_step_written(
     assert max(abs(each.change) for each in tried[:5]) < 1e-2  # only the samples differ
     assert len(tried) < 50  # the loss diverges, and ends the sweep
     assert 1e-3 < found < 1
-    assert found == learning_rate_trial.suggest(tried)
+    assert found == trials.suggest(tried)
     assert all(each.equal(module.state_dict()[name]) for name, each in before.items())
     assert module.seen["training"] == []  # a copy was trained
     assert [each.name for each in tmp_path.iterdir()] == ["sweep"]
@@ -66,10 +66,8 @@ def test_first_steps_are_those_of_a_fit_at_these_rates(tmp_path: Path) -> None:
 
 def test_the_suggestion_is_where_the_smoothed_loss_falls_most() -> None:
     def suggested(losses: list[float]) -> float:
-        tried = [
-            learning_rate_trial.Tried(10.0**n, x + n % 3, 1.0 + n % 3) for n, x in enumerate(losses)
-        ]
-        return learning_rate_trial.suggest(tried)
+        tried = [trials.Tried(10.0**n, x + n % 3, 1.0 + n % 3) for n, x in enumerate(losses)]
+        return trials.suggest(tried)
 
     # Smoothing delays the fall at 1e30.
     assert 1e30 <= suggested([1 / (1 + math.exp(step - 30)) for step in range(60)]) <= 1e34

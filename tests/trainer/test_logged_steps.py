@@ -9,7 +9,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.callbacks.early_stopping import EarlyStopping
+from my_project_trainer.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 

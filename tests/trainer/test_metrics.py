@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from my_project_trainer.errors import UserError
-from my_project_trainer.logging import metrics, torchmetrics_state
-from my_project_trainer.logging.context import BatchContext
+from my_project_trainer.logging import BatchContext, metrics, torchmetrics_state
 from torch import nn
 from torchmetrics.aggregation import CatMetric
 from torchmetrics.classification import MulticlassAccuracy

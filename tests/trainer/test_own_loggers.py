@@ -1,8 +1,6 @@
 """Loggers that users write: what they are told, refusals, failures, and resumes."""
 
 import json
-import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.cli import configuration
-from my_project_trainer.logging import CSVLogger, callers
+from my_project_trainer.logging import CSVLogger
 
 import callback_subject
 import logger_subject as subject
@@ -90,86 +88,6 @@ def test_a_logger_that_raises_is_said_once_and_training_goes_on(
         "warning: logger 'Fails' is not used any more: it raised OSError: No space left on device: "
         "log"
     ]
-
-
-class Waits(subject.Bare):
-    """Waits in one of its methods."""
-
-    def __init__(self, method: str, event: threading.Event) -> None:
-        super().__init__()
-        self.method, self.event, self.calls = method, event, []
-
-    def _wait(self, method: str) -> None:
-        self.calls.append(method)
-        if method == self.method:
-            assert self.event.wait(600)
-
-    def start(self, run: trainer.LoggedRun) -> None:
-        self._wait("start")
-
-    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        self._wait("write")
-        super().write(step, epoch, values)
-
-    def position(self) -> int:
-        self._wait("position")
-        return 0
-
-    def close(self) -> None:
-        self._wait("close")
-
-
-def _threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "logger Waits"]
-
-
-@pytest.mark.parametrize("method", ["start", "write", "position", "close"])
-def test_a_logger_that_hangs_is_said_once_and_training_goes_on(
-    method: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(callers, "LIMIT", 0.3)
-    event = threading.Event()
-    hangs, bare = Waits(method, event), subject.Bare()
-    try:
-        made = fit([hangs, "csv"], run_name="run")
-        assert capfd.readouterr().err.splitlines() == [
-            "warning: logger 'Waits' is not used any more: a call has not returned for 0.3 s"
-        ]
-        [thread] = _threads()
-        calls = list(hangs.calls)
-    finally:
-        event.set()
-    thread.join(60)
-    whole = fit(["csv", bare], run_name="whole")
-    assert (hangs.calls, calls[-1], calls.count(method)) == (calls, method, 1)
-    assert made.run_directory is not None
-    assert whole.run_directory is not None
-    ours, theirs = (each.run_directory / "metrics.csv" for each in (made, whole))
-    assert ours.read_bytes() == theirs.read_bytes()
-    assert {step for step, _, _ in bare.kept} == {1, 2, 3}
-
-
-def test_training_goes_on_while_a_logger_writes() -> None:
-    event = threading.Event()
-
-    class SetsEvent(callback_subject.Net):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if self.trainer.global_step == 1:
-                event.set()
-            return super().training_step(batch, batch_idx)
-
-    slow, bare = Waits("write", event), subject.Bare()
-    made = trainer.Trainer(
-        **{"accelerator": "cpu", "devices": 1, "max_steps": 3, "log_every_n_steps": 1},
-        **{"enable_progress_bar": False, "loggers": [slow, bare]},
-    )
-    made.fit(SetsEvent())
-    assert event.is_set()
-    assert [step for step, _, _ in slow.kept] == [step for step, _, _ in bare.kept]
-    assert {step for step, _, _ in slow.kept} == {1, 2, 3}
-    for each in _threads():
-        each.join(60)
-    assert not _threads()
 
 
 @pytest.mark.parametrize(

@@ -270,8 +270,7 @@ def test_with_manual_optimization_the_module_skips() -> None:
         may_skip_batches = True
 
     assert line_of(Manual(), devices=1, max_steps=1) == (
-        "may_skip_batches: Manual uses manual optimization, and is not told which batches to "
-        "skip: leave it out, and do not call the optimizers"
+        "may_skip_batches: Manual uses manual optimization; leave it out, and do not call step"
     )
 
 
@@ -280,13 +279,12 @@ def test_with_manual_optimization_the_module_skips() -> None:
     [
         (
             "find_learning_rate",
-            "find_learning_rate: training_step returned None for batch 2, which so has no loss to "
-            "compare; leave such batches out of the data",
+            "find_learning_rate: training_step returned None for batch 2: leave such batches out "
+            "of the data",
         ),
         (
             "find_batch_size",
-            "find_batch_size: training_step returned None for the first samples, so that the "
-            "memory of backward is unknown; set batch_size",
+            "find_batch_size: training_step returned None for the first samples: set batch_size",
         ),
     ],
 )

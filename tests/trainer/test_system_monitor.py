@@ -101,5 +101,5 @@ def test_mistakes_are_refused_and_psutil_is_named(monkeypatch: pytest.MonkeyPatc
         SystemMonitor(float("nan"))
     assert caught.value.problems == [
         "SystemMonitor: every_n_seconds=nan: give a number above 0",
-        "SystemMonitor needs the package psutil, which is not installed: pip install psutil",
+        "SystemMonitor needs psutil: pip install psutil",
     ]

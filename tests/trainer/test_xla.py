@@ -4,15 +4,14 @@ What needs PyTorch/XLA is in ``test_xla_runs.py``.
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.errors import UserError
 from my_project_trainer.launch.devices import ADDED
-from my_project_trainer.loop.finite import FiniteGuard
+from my_project_trainer.loop.nonfinite import LossRecord
+from my_project_trainer.loop.position import Position
 
 hardware = pytest.importorskip("my_project_trainer.strategies.xla.hardware")
 MISSING = (
@@ -145,10 +144,8 @@ def test_all_chips_are_used_where_there_are_some(
 def test_the_first_loss_that_is_not_finite_is_found_in_blocks_of_any_size(
     block: int | None,
 ) -> None:
-    position = SimpleNamespace(global_step=0)
-    guard = FiniteGuard(torch.device("cpu"), None, position, lambda: None, block)
+    position = Position()
+    losses = LossRecord(torch.device("cpu"), position, block)
     for position.global_step, loss in enumerate([1.0, float("nan"), 2.0, float("inf")]):
-        guard.note(torch.tensor(loss))
-    position.global_step = 4
-    with pytest.raises(UserError, match="the loss of step 2 is not finite"):
-        guard.check()
+        losses.note(torch.tensor(loss))
+    assert losses.first_step().tolist() == [2.0]

@@ -21,7 +21,7 @@ from .data import Data, randomness, sources
 from .errors import ConfigurationError
 from .launch import interruption, outcome
 from .launch.interruption import Interrupted
-from .loop.learning_rate_trial import Sweep
+from .loop.trials import Sweep
 from .memory import meta_device
 from .module import Loaders, TrainingModule
 from .run import announcements, device_choice, environment, plan, process

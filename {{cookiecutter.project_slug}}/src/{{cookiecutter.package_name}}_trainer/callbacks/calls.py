@@ -1,14 +1,36 @@
-"""Call the hooks of callbacks and of the module: only those that are overridden."""
+"""The callbacks of a run: how they are created, and the hooks of them and of the module."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from ..module import Hooks, Run, TrainingModule, is_overridden
-from .base import Callback
+from ..arguments import class_paths, other_trainers
+from ..errors import ConfigurationError, Problems, shown
+from ..module import (
+    Hooks,
+    Run,
+    TrainingModule,
+    is_overridden,
+    other_hooks,
+    problems_of_signatures,
+)
+from .callback import Callback
+from .monitored import BestCheckpoint, EarlyStopping
+from .profile import Profile
+from .system_monitor import SystemMonitor
+from .upload_checkpoints import UploadCheckpoints
+from .weight_averages import EMA, StochasticWeightAveraging, WeightAverage
+
+BUILT_IN: dict[str, type[Callback]] = {
+    each.__name__: each
+    for each in (
+        *(BestCheckpoint, EarlyStopping, EMA, Profile, StochasticWeightAveraging),
+        *(SystemMonitor, UploadCheckpoints),
+    )
+}
 
 _OLD_MODULE = re.compile(r"^\w+\.trainer\.callbacks\.\w+\.")
 _Call = Callable[..., None]
@@ -38,9 +60,8 @@ class HookCalls:
 
     def state(self) -> dict[str, Any]:
         """State of each callback by name."""
-        return {
-            name: state for name, each in self.callbacks.items() if (state := each.state_dict())
-        }
+        states = {name: each.state_dict() for name, each in self.callbacks.items()}
+        return {name: state for name, state in states.items() if state}
 
     def load_state(self, saved: Mapping[str, Any]) -> list[str]:
         """Load the states of a checkpoint; return notes on what could not be loaded."""
@@ -65,27 +86,20 @@ class HookCalls:
 
 def calls_of(callbacks: Sequence[Callback], trainer: Run, module: TrainingModule) -> HookCalls:
     """Collect the hooks that are overridden."""
-    found = {
-        moment.name: (
-            *(
-                partial(getattr(each, moment.name), trainer, module)
-                for each in _with(callbacks, moment.name)
-            ),
-            *(getattr(module, moment.name) for _ in _own(module, moment.name)),
-        )
-        for moment in fields(HookCalls)
-        if moment.name != "callbacks"
-    }
+    found = {}
+    for name in (each.name for each in fields(HookCalls) if each.name != "callbacks"):
+        calls = [
+            partial(getattr(each, name), trainer, module)
+            for each in callbacks
+            if is_overridden(each, Callback, name)
+        ]
+        own = [getattr(module, name)] if _has_own(module, name) else []
+        found[name] = (*calls, *own)
     return HookCalls(_named(callbacks), **found)
 
 
-def _with(callbacks: Sequence[Callback], name: str) -> Iterator[Callback]:
-    return (each for each in callbacks if is_overridden(each, Callback, name))
-
-
-def _own(module: TrainingModule, name: str) -> Iterator[TrainingModule]:
-    if hasattr(Hooks, name) and is_overridden(module, Hooks, name):
-        yield module
+def _has_own(module: TrainingModule, name: str) -> bool:
+    return hasattr(Hooks, name) and is_overridden(module, Hooks, name)
 
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
@@ -94,20 +108,49 @@ def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     seen: Counter[str] = Counter()
     for each in callbacks:
         kind = type(each)
-        is_built_in = kind.__module__.startswith(f"{__package__}.")
-        name = kind.__qualname__ if is_built_in else f"{kind.__module__}.{kind.__qualname__}"
+        is_built_in = BUILT_IN.get(kind.__name__) is kind
+        name = kind.__name__ if is_built_in else f"{kind.__module__}.{kind.__qualname__}"
         seen[name] += 1
         named[name if seen[name] == 1 else f"{name}#{seen[name]}"] = each
     return named
 
 
-# --- checks --------------------------------------------------------------------------------------
+def create(given: object, problems: Problems) -> tuple[Callback, ...]:
+    """Create the callbacks of the trainer's argument; all errors in them are reported at once.
+
+    Args:
+        given: A callback, or a list: callbacks, class paths, names of built-in callbacks, or dicts
+            with ``class_path`` and ``init_args``.
+        problems: Collects one line per error.
+    """
+    if isinstance(given, Callback):
+        given = [given]
+    if not isinstance(given, list | tuple):
+        problems.add(f"callbacks={shown(given)}: give a list of callbacks, or of class paths")
+        return ()
+    made: list[Callback] = []
+    for index, each in enumerate(given):
+        with problems:
+            path = each.get("class_path") if isinstance(each, Mapping) else each
+            if isinstance(path, str) and (line := other_trainers.about_callback(path)):
+                raise ConfigurationError(f"callbacks: {line}")
+            callback = class_paths.create(f"callbacks[{index}]", each, Callback, BUILT_IN)
+            lines = other_hooks.of_callback(type(callback), Callback)
+            lines += problems_of_signatures(callback, Callback)
+            if lines:
+                raise ConfigurationError(lines)
+            made.append(callback)
+    averages = [type(each).__name__ for each in made if isinstance(each, WeightAverage)]
+    if len(averages) > 1:
+        problems.add(f"callbacks: {' and '.join(averages)}: validations use one average; keep one")
+    return tuple(made)
 
 
 def problems_of_manual(callbacks: Sequence[Callback], module: TrainingModule) -> list[str]:
     """One line for each hook that is not called with manual optimization."""
     name = "on_before_optimizer_step"
-    owners: list[object] = [*_with(callbacks, name), *_own(module, name)]
+    owners: list[object] = [each for each in callbacks if is_overridden(each, Callback, name)]
+    owners += [module] if _has_own(module, name) else []
     return [
         f"{type(each).__name__}.{name} is not called with manual optimization; use training_step"
         for each in owners

@@ -1,17 +1,14 @@
 """Record where the time of some steps goes."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import Any
+
+from torch.profiler import profile, schedule
 
 from ..errors import ConfigurationError
 from ..module import Run, TrainingModule
-from .base import Callback
-
-if TYPE_CHECKING:
-    from torch.profiler import profile
-
-DIRECTORY = "profile"
+from .callback import Callback
 
 
 class Profile(Callback):
@@ -50,72 +47,55 @@ class Profile(Callback):
         with_stack: bool = False,
     ) -> None:
         least = {"wait": (wait, 0), "warmup": (warmup, 0), "active": (active, 1)}
-        least |= {"repeat": (repeat, 1)}
         problems = [
             f"Profile: {name}={value!r}: give at least {smallest}"
-            for name, (value, smallest) in least.items()
+            for name, (value, smallest) in (least | {"repeat": (repeat, 1)}).items()
             if value < smallest
         ]
         if ranks is not None and (not ranks or min(ranks) < 0):
             problems.append(f"Profile: ranks={ranks!r}: give ranks from 0 on, or None for all")
         if problems:
             raise ConfigurationError(problems)
-        self.wait, self.warmup, self.active, self.repeat = wait, warmup, active, repeat
-        self.ranks = None if ranks is None else tuple(ranks)
-        self.record_shapes, self.profile_memory = record_shapes, profile_memory
-        self.with_stack = with_stack
-        self.written: list[Path] = []
-        """The traces of this rank."""
+        self.ranks = ranks
+        self._schedule = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
+        self._steps = (wait + warmup + active) * repeat
+        self._records: dict[str, Any] = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+        }
         self._profiler: profile | None = None
-        self._steps_left = 0
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         if self.ranks is not None and max(self.ranks) >= trainer.world_size:
-            raise ConfigurationError(
-                f"Profile: ranks={list(self.ranks)!r}: there are {trainer.world_size} ranks, "
-                "counted from 0"
-            )
+            there = f"there are {trainer.world_size} ranks, counted from 0"
+            raise ConfigurationError(f"Profile: ranks={list(self.ranks)!r}: {there}")
         if self.ranks is not None and trainer.global_rank not in self.ranks:
             return
-        from torch.profiler import profile, schedule  # the import takes time
+        directory, rank = trainer.run_directory / "profile", trainer.global_rank
+        numbers = count(1)
 
-        directory, rank = trainer.run_directory / DIRECTORY, trainer.global_rank
-        self.written = []
-
-        def write(profiler: "profile") -> None:
+        def write(profiler: profile) -> None:
             directory.mkdir(exist_ok=True)
-            number = len(self.written) + 1
+            number = next(numbers)
             name = f"rank-{rank:05d}" + (f"-{number}" if number > 1 else "")
             profiler.export_chrome_trace(str(directory / f"{name}.json"))
-            self.written.append(directory / f"{name}.json")
 
-        self._steps_left = (self.wait + self.warmup + self.active) * self.repeat
         self._profiler = profile(
-            schedule=schedule(
-                wait=self.wait, warmup=self.warmup, active=self.active, repeat=self.repeat
-            ),
-            on_trace_ready=write,
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
-            with_stack=self.with_stack,
+            schedule=schedule(**self._schedule), on_trace_ready=write, **self._records
         )
         self._profiler.start()
 
     def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:
-        if self._profiler is None:
-            return
-        self._profiler.step()
-        self._steps_left -= 1
-        if not self._steps_left:
-            self._stop()
+        if self._profiler is not None:
+            self._profiler.step()
+            if self._profiler.step_num == self._steps:
+                self.on_fit_end(trainer, module)
 
     def on_fit_end(self, trainer: Run, module: TrainingModule) -> None:
-        self._stop()
-
-    def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
             profiler.stop()
+
+    def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
+        self.on_fit_end(trainer, module)

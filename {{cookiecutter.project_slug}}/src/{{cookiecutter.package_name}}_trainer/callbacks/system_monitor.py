@@ -10,7 +10,7 @@ import torch
 
 from ..errors import ConfigurationError, one_line
 from ..module import Run, TrainingModule
-from .base import Callback
+from .callback import Callback
 
 _Readers = dict[str, Callable[[], float]]
 _GIBIBYTE = 2**30
@@ -38,22 +38,19 @@ class SystemMonitor(Callback):
     def __init__(self, every_n_seconds: float = 10.0) -> None:
         problems = []
         if not 0 < every_n_seconds < threading.TIMEOUT_MAX:
-            problems.append(
-                f"SystemMonitor: every_n_seconds={every_n_seconds!r}: give a number above 0"
-            )
+            given = f"every_n_seconds={every_n_seconds!r}"
+            problems.append(f"SystemMonitor: {given}: give a number above 0")
         if importlib.util.find_spec("psutil") is None:
-            problems.append(
-                "SystemMonitor needs the package psutil, which is not installed: pip install psutil"
-            )
+            problems.append("SystemMonitor needs psutil: pip install psutil")
         if problems:
             raise ConfigurationError(problems)
         self.every_n_seconds = every_n_seconds
         self._newest: Mapping[str, float] = {}
-        self._thread: threading.Thread | None = None
-        self._ended: threading.Event | None = None
+        self._thread = threading.Thread()
+        self._ended = threading.Event()
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
-        self._end()  # of a fit that was interrupted
+        self.on_fit_end(trainer, module)  # of a fit that was interrupted
         if not trainer.is_global_zero:
             return
         readers = _readers(module.device, trainer.run_directory)
@@ -70,20 +67,16 @@ class SystemMonitor(Callback):
         self._thread.start()
 
     def on_fit_end(self, trainer: Run, module: TrainingModule) -> None:
-        self._end()
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
 
     def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
-        self._end()
+        self.on_fit_end(trainer, module)
 
     def _take(self) -> Mapping[str, float]:
         newest, self._newest = self._newest, {}
         return newest
-
-    def _end(self) -> None:
-        if self._ended is not None and self._thread is not None:
-            self._ended.set()
-            self._thread.join(timeout=5)
-            self._ended = self._thread = None
 
 
 def _readers(device: torch.device, directory: Path) -> _Readers:

@@ -5,11 +5,10 @@ the loggers that write it; a new one is added in ``loggers.py``. Imports ``launc
 below it.
 """
 
-from .base import LoggedRun, Logger
-from .context import BatchContext
-from .creation import create as create_loggers
+from .logger import LoggedRun, Logger
 from .loggers import CSVLogger, TensorBoardLogger
-from .metrics import Recorder, ReduceFx
+from .loggers import create as create_loggers
+from .metrics import BatchContext, Recorder, ReduceFx
 from .outputs import Outputs
 from .progress import Progress
 from .speed import Speed, peak_memory

@@ -5,6 +5,10 @@ import os
 import select
 import sys
 
+_OUTPUT = select.poll()
+for _descriptor in (1, 2):
+    _OUTPUT.register(_descriptor, 0)
+
 
 def show(*lines: str, error: bool = False) -> None:
     """Print lines, to stderr if ``error``, even if nothing reads them any more."""
@@ -15,11 +19,9 @@ def show(*lines: str, error: bool = False) -> None:
 
 def drop() -> None:
     """Discard output that nothing reads from now on, and say so: a print would raise an error."""
-    poll = select.poll()
-    poll.register(1, 0)
-    poll.register(2, 0)
-    closed = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]
-    if closed:
+    if not (events := _OUTPUT.poll(0)):
+        return
+    if closed := [descriptor for descriptor, event in events if event & select.POLLERR]:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in closed:
             os.dup2(nowhere, descriptor)

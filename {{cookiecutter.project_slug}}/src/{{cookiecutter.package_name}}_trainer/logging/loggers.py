@@ -1,14 +1,14 @@
-"""The loggers of the trainer by name; here: CSV file and TensorBoard."""
+"""CSV file and TensorBoard; the loggers of the trainer by name, and how they are created."""
 
 import csv
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .base import LoggedRun, Logger
-from .mlflow_logger import MLflowLogger
-from .wandb_logger import WandbLogger
+from ..arguments import class_paths, other_trainers
+from ..errors import ConfigurationError, Problems, shown
+from .logger import LoggedRun, Logger
+from .remote_loggers import MLflowLogger, WandbLogger
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -21,7 +21,6 @@ class CSVLogger(Logger):
     """
 
     name = "csv"
-    in_thread = False
     _metrics: "_Table"
     _speed: "_Table"
 
@@ -90,7 +89,6 @@ class TensorBoardLogger(Logger):
     """Event files in ``tensorboard/``; TensorBoard is imported at the first value."""
 
     name = "tensorboard"
-    in_thread = False
     _directory: Path
     _writer: "SummaryWriter | None"
     _purge_step: int | None
@@ -105,7 +103,6 @@ class TensorBoardLogger(Logger):
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            threading.excepthook = _without_tensorboard(threading.excepthook)
             self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -120,13 +117,52 @@ class TensorBoardLogger(Logger):
             self._writer.close()
 
 
-def _without_tensorboard(
-    show: Callable[[threading.ExceptHookArgs], object],
-) -> Callable[[threading.ExceptHookArgs], object]:
-    """Print no traceback of TensorBoard's thread, whose error its next call raises."""
-    return lambda args: type(args.thread).__module__.startswith("tensorboard.") or show(args)
-
-
 BUILT_IN: dict[str, type[Logger]] = {
     each.name: each for each in (CSVLogger, TensorBoardLogger, WandbLogger, MLflowLogger)
 }
+
+
+def create(given: object, problems: Problems) -> dict[str, Logger]:
+    """Create the loggers of the trainer's argument, by name; nothing is opened yet.
+
+    Args:
+        given: A logger, or a list: loggers, names of built-in loggers, class paths, or dicts with
+            ``class_path``, ``init_args`` and ``name``.
+        problems: Collects one line per error.
+    """
+    if isinstance(given, Logger):
+        given = [given]
+    if not isinstance(given, list | tuple):
+        problems.add(f"loggers={shown(given)}: give a list of loggers, or of names")
+        return {}
+    made: dict[str, Logger] = {}
+    for index, each in enumerate(given):
+        with problems:
+            logger = _create(f"loggers[{index}]", each)
+            if (first := made.get(logger.name)) is not None:
+                is_same = first is logger or type(logger) in BUILT_IN.values()
+                what = f"{logger.name!r} is given twice; give it once"
+                other = f"two are named {logger.name!r}; give each its own name"
+                raise ConfigurationError(f"loggers: {what if is_same else other}")
+            made[logger.name] = logger
+    return made
+
+
+def _create(where: str, given: object) -> Logger:
+    if about := other_trainers.about("loggers", given):
+        raise ConfigurationError(about)
+    entry, named = given, {}
+    if isinstance(given, Mapping):
+        entry = dict(given)
+        named = {"name": entry.pop("name")} if "name" in entry else {}
+    logger = class_paths.create(where, entry, Logger, BUILT_IN)
+    kind = type(logger)
+    if kind.write is Logger.write:
+        raise ConfigurationError(f"{where}: {kind.__name__} has no write(step, epoch, values)")
+    name = named.get("name", logger.name or kind.__name__)
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"{where}.name={shown(name)}: expected str")
+    if kind in BUILT_IN.values() and name != kind.name:
+        raise ConfigurationError(f"{where}.name={name!r}: it is always {kind.name!r}")
+    logger.name = name
+    return logger

@@ -12,12 +12,37 @@ from torch import Tensor
 from ..errors import UserError, nearest, shown
 from ..launch import collectives
 from ..launch.collectives import How
-from .context import BatchContext
 
 ReduceFx = Literal["mean", "sum", "min", "max"]
+Level = Literal["step", "epoch", "none"]
 # In a state, before the names of totals of steps.
 _STEPS = "steps:"
 _REDUCE_FX: tuple[ReduceFx, ...] = ("mean", "sum", "min", "max")
+
+
+class BatchContext(NamedTuple):
+    """Properties of a batch on which its step and logged values depend.
+
+    The loop creates one for each batch, and for hooks between them, and nothing changes it. Outside
+    a loop the defaults apply.
+    """
+
+    samples: int = 1
+    """This rank's samples that count; 0 for a padding batch."""
+    weight: float = 1.0
+    """Factor of the mean loss over the samples."""
+    ends_step: bool = True
+    """Whether the optimizers step after it, and gradients are synchronized for that."""
+    ends_epoch: bool = False
+    is_recorded: bool = False
+    """Whether the values of its step are written."""
+    is_training: bool = True
+    level: Level = "step"
+    """What a logged value is of: a step; in hooks around the steps the epoch; or nothing."""
+    rate_factor: float = 1.0
+    """Factor of the learning rates in its step."""
+    loader: str = ""
+    """Name of its loader, if the loaders of an evaluation have names."""
 
 
 @dataclass
@@ -46,6 +71,8 @@ def _empty_total(how: ReduceFx, synced: bool, device: torch.device) -> _Total:
 
 def _number(value: Any, device: torch.device) -> Tensor:
     """Convert a value to a tensor on the device; the host does not wait for the device."""
+    if hasattr(value, "full_tensor"):
+        value = value.full_tensor()
     if isinstance(value, Tensor) and value.device == device:
         return value
     if device.type == "cpu" or (isinstance(value, Tensor) and value.device.type != "cpu"):
@@ -125,12 +152,15 @@ class Recorder:
             is_quick = not context.is_recorded and context.is_training and context.level == "step"
             if is_quick and not (on_epoch or prog_bar or on_step is False):
                 # The step's value will not be shown, unless training ends with this step.
-                logged = _Logged(name, _kept(value), samples, reduce_fx, sync_dist)
+                # A copy if it may be changed in place, as a buffer is, and a loss is not.
+                kept = value.detach() if value.requires_grad else value.clone()
+                logged = _Logged(name, kept, samples, reduce_fx, sync_dist)
                 self._late.append(logged)
                 if on_epoch is None:
                     self._add(self._steps, logged)
                 return
-            value = _whole(value.detach())
+            value = value.detach()
+            value = value.full_tensor() if hasattr(value, "full_tensor") else value  # a DTensor
         elif hasattr(value, "compute") and hasattr(value, "reset"):
             self._log_metric(name, value)
             return
@@ -146,7 +176,8 @@ class Recorder:
             if context.is_recorded:
                 self._add(self._step, logged)
             else:
-                self._late.append(logged._replace(value=_kept(value)))
+                kept = value.clone() if isinstance(value, Tensor) else value
+                self._late.append(logged._replace(value=kept))
             if is_default:
                 self._add(self._steps, logged)
         if on_epoch:
@@ -169,7 +200,7 @@ class Recorder:
                 raise UserError(f"log({name!r}): reduce_fx={how!r} is unknown{known}")
             totals[name] = _empty_total(how, synced, self._device)
         try:
-            number = _number(_whole(value), self._device)
+            number = _number(value, self._device)
             if number.numel() == 1:
                 return totals[name].add(number.reshape(()) if number.ndim else number, samples)
         except (TypeError, ValueError, RuntimeError):
@@ -301,17 +332,6 @@ def _levels(
         what = "on_step=False without on_epoch=True" if is_step else "on_epoch=False"
         raise UserError(f"log({name!r}): with {what}, the value would not be logged")
     return on_step, on_epoch
-
-
-def _kept(value: Any) -> Any:
-    """A copy if it may be changed in place, as a buffer is, and a loss is not."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach() if value.requires_grad else value.clone()
-
-
-def _whole(value: Any) -> Any:
-    return value.full_tensor() if hasattr(value, "full_tensor") else value  # a DTensor
 
 
 def _unchanged(tensor: Tensor, how: How) -> Tensor:

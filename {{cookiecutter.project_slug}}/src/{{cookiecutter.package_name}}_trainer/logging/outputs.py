@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from ..arguments import redaction
 from ..errors import one_line
-from .base import LoggedRun, Logger
-from .callers import Caller, LoggerHangs, caller_of
+from .logger import LoggedRun, Logger
 from .metrics import Recorder
 from .progress import Progress
 
@@ -28,7 +27,7 @@ class Outputs:
 
     recorder: Recorder
     progress: Progress
-    loggers: dict[str, Caller] = field(default_factory=dict)
+    loggers: dict[str, Logger] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)
     validated: dict[str, float] = field(default_factory=dict)
     epoch_values: dict[str, float] = field(default_factory=dict)
@@ -40,8 +39,7 @@ class Outputs:
         """Write values to the loggers, and keep them as the run's latest values."""
         if values:
             self.latest.update(values)
-            given = dict(values)  # a thread may read them later
-            self._each(lambda _, each: each.send(lambda logger: logger.write(step, epoch, given)))
+            self._each(lambda _, logger: logger.write(step, epoch, values))
 
     def write_epoch(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Write the values of an epoch; the latest ``loss`` becomes ``loss_epoch``."""
@@ -56,9 +54,7 @@ class Outputs:
         measured = dict(values)
         for read in self.measurements:
             measured |= read()
-        self._each(
-            lambda _, each: each.send(lambda logger: logger.write_speed(step, epoch, measured))
-        )
+        self._each(lambda _, logger: logger.write_speed(step, epoch, measured))
 
     def log_to(self, loggers: Mapping[str, Logger], run: LoggedRun, resumed_at: int | None) -> None:
         """Write values to loggers from now on.
@@ -68,37 +64,29 @@ class Outputs:
             run: What they are told of the run.
             resumed_at: Step after which their logs are continued; ``None``: new logs.
         """
-        self.loggers = {name: caller_of(logger) for name, logger in loggers.items()}
-        self._each(lambda _, each: each.do(lambda logger: logger.start(run)))
+        self.loggers = dict(loggers)
+        self._each(lambda _, logger: logger.start(run))
         if resumed_at is not None:
-            self._each(lambda name, each: each.do(self._resumed(name, resumed_at)))
+            positions = self.log_positions
+            self._each(lambda name, logger: logger.resume(positions.get(name), resumed_at))
 
     def positions(self) -> dict[str, int]:
         """Position of each log, for a checkpoint."""
-        return self._each(lambda _, each: each.do(lambda logger: int(logger.position())))
+        return self._each(lambda _, logger: int(logger.position()))
 
     def close(self) -> None:
         """Close the loggers."""
-        self._each(lambda _, each: each.do(lambda logger: logger.close()))
-        for each in self.loggers.values():
-            each.end()
+        self._each(lambda _, logger: logger.close())
 
-    def _resumed(self, name: str, step: int) -> Callable[[Logger], None]:
-        return lambda logger: logger.resume(self.log_positions.get(name), step)
-
-    def _each(self, call: Callable[[str, Caller], T]) -> dict[str, T]:
-        """Call all loggers; one that raises or hangs is not called any more, which is said once."""
+    def _each(self, call: Callable[[str, Logger], T]) -> dict[str, T]:
+        """Call all loggers; one that raises is not called any more, which is said once."""
         results: dict[str, T] = {}
-        for name, caller in list(self.loggers.items()):
+        for name, logger in list(self.loggers.items()):
             try:
-                results[name] = call(name, caller)
-            except LoggerHangs as error:
-                self._drop(name, str(error))
+                results[name] = call(name, logger)
             except Exception as error:  # a logger may raise anything
-                self._drop(name, f"it raised {type(error).__name__}: {one_line(error)}")
+                del self.loggers[name]
+                reason = redaction.message(f"{type(error).__name__}: {one_line(error)}")
+                line = f"warning: logger {name!r} is not used any more: it raised {reason}"
+                print(line, file=sys.stderr, flush=True)
         return results
-
-    def _drop(self, name: str, reason: str) -> None:
-        self.loggers.pop(name).end()
-        line = f"warning: logger {name!r} is not used any more: {redaction.message(reason)}"
-        print(line, file=sys.stderr, flush=True)

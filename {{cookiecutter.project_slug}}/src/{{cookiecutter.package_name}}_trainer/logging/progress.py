@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import closed_output
@@ -61,18 +62,16 @@ class Progress:
         numbers = "  ".join(f"{name} {float(value):.4g}" for name, value in values.items())
         rate = (step - self._first_step) / max(self._shown - self._started, 1e-9)
         speed = f"{rate * self._samples:.0f} samples/s" if self._samples else f"{rate:.1f} steps/s"
-        if step == self._first_step:
-            speed = ""  # no step yet after a resume
+        speed = speed if rate else ""  # no step yet after a resume
         if self._bar is not None:
             task = self._bar.task_ids[0]
-            self._bar.update(task, completed=step, description=self._title)
-            self._bar.update(task, values=numbers, speed=speed)
-            self._bar.refresh()
+            self._bar.update(task, completed=step, values=numbers, speed=speed)
+            self._bar.update(task, description=self._title, refresh=True)
             return
         of = f"/{self._total}" if self._total else ""
         left = ""
-        if self._total and rate > 0:
-            left = f"  {_clock((self._total - step) / rate)} left"
+        if self._total and rate:
+            left = f"  {timedelta(seconds=int((self._total - step) / rate))} left"
         line = f"{self._title}  step {step}{of}  {numbers}  {speed}{left}"
         print(line, file=sys.stderr, flush=True)
 
@@ -84,31 +83,18 @@ class Progress:
 
 
 def _make_bar(total: int | None, step: int) -> "RichProgress":
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as RichProgress
 
-    bar = RichProgress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[values]}"),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=None),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[values]}  {task.fields[speed]}"),
+        progress.TimeRemainingColumn(),
         console=Console(stderr=True),
         # Refreshed explicitly: a thread that redraws would slow down every step.
         auto_refresh=False,
     )
     bar.add_task("", total=total, completed=step, values="", speed="")
     return bar
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}"

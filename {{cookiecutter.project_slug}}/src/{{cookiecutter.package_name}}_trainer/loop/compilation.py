@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -30,7 +31,7 @@ def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
         value: Value of the option.
         problems: Collects one line per error.
     """
-    if value is False or value is True:
+    if isinstance(value, bool):
         return
     if not value:
         problems.add("compile={}: give true, or options")
@@ -44,10 +45,8 @@ def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
         problems.add(f"compile.dynamic={shown(dynamic)}: give true, false or null")
     are_names = isinstance(regional, list | tuple) and all(isinstance(x, str) for x in regional)
     if not (regional in (None, True, False) or (are_names and regional)):
-        problems.add(
-            f"compile.regional={shown(regional)}: give true, or a list of names, for example "
-            "['Block']"
-        )
+        names = "give true, or a list of names, for example ['Block']"
+        problems.add(f"compile.regional={shown(regional)}: {names}")
 
 
 def check_compiler(value: bool | Mapping[str, Any]) -> None:
@@ -81,18 +80,12 @@ def applied(
         with activation_checkpointing.applied(module, checkpointed):
             yield
         return
-    options: dict[str, Any] = {}
-    if value is not True:
-        options = {name: value.get(name) for name in ("mode", "dynamic")}
-
-    def compiled(forward: _Forward) -> _Forward:
-        # All modules of a class share one forward, which torch compiles once.
-        result: _Forward = torch.compile(forward, **options)
-        return result
-
+    given = {} if value is True else value
+    options: dict[str, Any] = {name: given.get(name) for name in ("mode", "dynamic") if given}
+    compiled: Callable[[_Forward], _Forward] = partial(torch.compile, **options)
     regions = select(module, value, checkpointed)
     with activation_checkpointing.applied(module, checkpointed, compiled):
-        for part in regions:
+        for part in regions:  # all of a class share one forward, which torch compiles once
             vars(part)["forward"] = MethodType(compiled(type(part).forward), part)
         is_whole = not (regions or checkpointed)
         if is_whole:
@@ -109,17 +102,9 @@ def applied(
 def select(
     module: nn.Module, value: bool | Mapping[str, Any], checkpointed: Sequence[str]
 ) -> list[nn.Module]:
-    """Select the parts of a model that ``compile`` compiles separately.
+    """Select the parts of a model that :func:`applied` compiles separately; its arguments.
 
     Parts that are checkpointed, contain checkpointed parts, or are inside them, are excluded.
-
-    Args:
-        module: The whole model.
-        value: Value of the trainer's ``compile``.
-        checkpointed: Names of parts that recompute their activations in backward.
-
-    Raises:
-        ConfigurationError: A name matches nothing in this model, or it has no repeated blocks.
     """
     regional = value.get("regional") if isinstance(value, Mapping) else None
     if not regional:
@@ -134,11 +119,11 @@ def select(
             "class); name what to compile, for example ['Block'], or leave regional out"
         )
     apart = activation_checkpointing.select(module, checkpointed)
-    within = {id(each) for part in apart for each in part.modules()}
-    inner = {id(each) for part in found for each in part.modules() if each is not part}
     others = {id(part) for part in apart}
+    excluded = {id(each) for part in apart for each in part.modules()}
+    excluded |= {id(each) for part in found for each in part.modules() if each is not part}
     return [
         part
         for part in found
-        if id(part) not in within | inner and not any(id(each) in others for each in part.modules())
+        if id(part) not in excluded and others.isdisjoint(map(id, part.modules()))
     ]

@@ -3,7 +3,6 @@
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -60,7 +59,10 @@ def _run_batches(
 ) -> None:
     for batch in strategy.batches(feed, 0, 0):
         recorder.context = recorder.context._replace(samples=batch.samples)
-        with nullcontext() if batch.samples else _padding(module, recorder):
+        with contextlib.ExitStack() as padding:
+            if not batch.samples:  # nothing that is logged counts
+                padding.enter_context(recorder.ignoring_values())
+                padding.enter_context(torchmetrics_state.unchanged(module))
             output = strategy.forward(stage, batch.data, batch.number)
         if output is not None and batch.number == 0 and collectives.rank() == 0:
             warnings.warn(
@@ -150,13 +152,6 @@ def _merged(outputs: list[Any], batches: int | None, is_first: bool) -> list[Any
     empty = torch.zeros(0, *shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
     filled = outputs + [empty] * (int(-most) - len(outputs))
     return [torch.cat(collectives.all_gather(output)) for output in filled]
-
-
-@contextlib.contextmanager
-def _padding(module: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Context of a padding batch: nothing that it logs counts."""
-    with recorder.ignoring_values(), torchmetrics_state.unchanged(module):
-        yield
 
 
 @contextlib.contextmanager

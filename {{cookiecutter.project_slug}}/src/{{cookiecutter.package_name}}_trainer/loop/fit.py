@@ -1,17 +1,48 @@
-"""The training loop: epochs of steps, steps of micro-batches. Only control flow: strategies define
-what is done with parameters, gradients and data."""
+"""The training loop. Strategies define what is done with parameters, gradients and data.
+
+Its events in order. ``<hook>`` calls the hooks of this name, of callbacks and then of the module;
+``callbacks/callback.py`` says more of each::
+
+    <on_fit_start>                           # in run/rank.py; then a checkpoint is loaded
+    for each epoch:
+        <on_train_epoch_start>               # not if a run resumes within the epoch
+        for each micro-batch of strategy.batches:
+            <on_train_batch_start>
+            strategy.forward_backward        # module.training_step, backward
+            if it ends a step:
+                strategy.clip_gradients
+                <on_before_optimizer_step>   # each optimizer; not if nonfinite_loss skips the step
+                strategy.optimizer_step      # each optimizer
+                <on_after_optimizer_step>
+            <on_train_batch_end>
+            if it ends a step:
+                log values and speed         # every log_every_n_steps
+                step schedulers              # those with interval "step"
+                validate, save               # val_every_n_steps, checkpoint_every_n_steps
+        <on_train_epoch_end>
+        save, log values of the epoch        # save: checkpoint_every_n_epochs
+        validate                             # check_val_every_n_epoch
+        step schedulers                      # those with interval "epoch"
+    save, validate                           # unless done after the last step
+    <on_fit_end>
+    <on_exception>                           # if an error or a signal ends the fit
+
+To validate: ``<on_validation_start>``, ``module.on_validation_epoch_start``, ``validation_step`` of
+each batch, ``module.on_validation_epoch_end``, ``<on_validation_end>``.
+"""
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal
 
 from torch import Tensor
 
 from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
+from ..launch import collectives
 from ..launch.preemption import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
@@ -19,11 +50,10 @@ from ..strategies.optimizers import rates_to_log
 from . import saving
 from .first_gradients import FirstGradients
 from .nonfinite import NonfinitePolicy
-from .parts import FitParts
+from .parts import FitParts, StepOutputs, speed_of
 from .position import is_logged, is_planned_end
-from .skipped_batches import SkippedBatches
-from .step_outputs import StepOutputs
-from .throughput import speed_of
+
+_AS_IT_IS = nullcontext()
 
 
 class FitLoop:
@@ -45,13 +75,10 @@ class FitLoop:
         check_validation: Callable[[], dict[str, float]] | None,
         rate_factor: Callable[[int], float],
     ) -> None:
-        self.fit = fit
-        self.checkpoints = checkpoints
-        self.validate = validate
-        self.check_validation = check_validation
-        self.rate_factor = rate_factor
-        strategy = fit.strategy
-        self.preemption = Preemption(None if strategy.steps_together else strategy.agreed_signal)
+        self.fit, self.checkpoints, self.rate_factor = fit, checkpoints, rate_factor
+        self.validate, self.check_validation = validate, check_validation
+        agree = None if fit.strategy.steps_together else fit.strategy.agreed_signal
+        self.preemption = Preemption(agree)
         self.samples_per_second: float | None = None
         self._speed = speed_of(fit)
         self._gradient_norm: Tensor | None = None
@@ -63,13 +90,15 @@ class FitLoop:
         self._first_gradients = (
             fit.manual.first_gradients if fit.manual else FirstGradients(strategy, fit.optimization)
         )
-        self._skipped_batches = SkippedBatches()
+        self._skipped_batches = 0
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
         self._nonfinite = NonfinitePolicy(fit, checkpoints)
-        self._outputs = StepOutputs(strategy.device)
+        options, norm = fit.options, self._nonfinite.needs_norm
+        self._clips = options.gradient_clip_val is not None or options.log_gradient_norm or norm
+        self._outputs = StepOutputs(fit.strategy.device)
         if fit.calls.on_train_batch_end:
-            strategy.note_outputs = self._outputs.note
+            fit.strategy.note_outputs = self._outputs.note
 
     def run(self) -> None:
         """Train to the end, save a checkpoint, and write all values.
@@ -77,38 +106,41 @@ class FitLoop:
         Raises:
             Preempted: A signal ended training early; everything is saved.
         """
-        position, progress = self.fit.position, self.fit.outputs.progress
+        position, outputs = self.fit.position, self.fit.outputs
         started, first_step = time.monotonic(), position.global_step
         # The same on every rank: the time in the checkpoint from which it was resumed.
         position.is_stopped = position.is_out_of_time(self.fit.options)
         position.started = started
-        progress.start(first_step)
+        outputs.progress.start(first_step)
         self._speed.start(first_step)
         try:
             if position.epoch_done:
-                progress.begin_epoch(position.epoch, self.fit.options.max_epochs)
+                outputs.progress.begin_epoch(position.epoch, self.fit.options.max_epochs)
                 self._finish_epoch()
             while not position.is_end(self.fit.options):
                 self._run_epoch()
             self._nonfinite.check()
-            self._skipped_batches.tell(position.epoch)
-            if position.global_step > first_step:
-                self._note_last_step()
+            self._tell_skipped_batches()
+            if position.global_step > first_step and not (
+                is_logged(self.fit.options, position.global_step) or outputs.last_values
+            ):  # the last step of a fit that was stopped
+                factor = self.rate_factor(position.global_step - 1)
+                outputs.last_values = self._step_values(factor)
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
             self.fit.strategy.end_fit()
             self._write_last_values()
             self._validate_once()
-            self.fit.outputs.recorder.enter(BatchContext(level="none"))
+            outputs.recorder.enter(BatchContext(level="none"))
             for call in self.fit.calls.on_fit_end:
                 call()
             self._save_if_requested()
         finally:
-            progress.stop()
+            outputs.progress.stop()
         if self.fit.feed.samples_per_step:
             steps = position.global_step - first_step
-            seconds = max(time.monotonic() - started, 1e-9)
-            self.samples_per_second = steps * self.fit.feed.samples_per_step / seconds
+            samples = steps * self.fit.feed.samples_per_step
+            self.samples_per_second = samples / max(time.monotonic() - started, 1e-9)
 
     def close(self) -> None:
         """Wait for pending checkpoints, and close the loggers."""
@@ -127,10 +159,9 @@ class FitLoop:
             fit.outputs.recorder.enter(BatchContext(level="epoch"))
             for call in fit.calls.on_train_epoch_start:
                 call()
+        at = (position.epoch, position.batch)
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.
-        for batch in self._speed.reading(
-            fit.strategy.batches(fit.feed, position.epoch, position.batch)
-        ):
+        for batch in self._speed.reading(fit.strategy.batches(fit.feed, *at)):
             context = self._context(batch)
             fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
@@ -138,7 +169,11 @@ class FitLoop:
             self._run_batch(batch, context)
             position.batch += 1
             if context.ends_step:
-                self._step(context)
+                if fit.manual is None:
+                    self._optimize(context)
+                position.global_step += 1
+                for call in fit.calls.on_after_optimizer_step:
+                    call()
             if fit.calls.on_train_batch_end:
                 outputs = self._outputs.take()
                 for call in fit.calls.on_train_batch_end:
@@ -153,27 +188,26 @@ class FitLoop:
     def _context(self, batch: MicroBatch) -> BatchContext:
         """The facts of a batch, for its step and for what that logs."""
         options, position = self.fit.options, self.fit.position
-        is_recorded = is_logged(options, position.global_step + 1) or is_planned_end(
-            options, position, batch
-        )
+        step = position.global_step + 1
         return BatchContext(
             samples=batch.samples,
             weight=batch.weight,
             ends_step=batch.ends_step,
             ends_epoch=batch.ends_epoch,
-            is_recorded=is_recorded,
+            is_recorded=is_logged(options, step) or is_planned_end(options, position, batch),
             rate_factor=self.rate_factor(position.global_step),
         )
 
     def _is_finished(self) -> bool:
         """Whether training is done; raises Preempted if it is not, and a signal was received."""
-        if self.fit.position.is_end(self.fit.options):
+        position, options = self.fit.position, self.fit.options
+        if position.is_end(options):
             return True
-        if self.fit.position.is_out_of_time(self.fit.options):
+        if options.max_time is not None and position.is_out_of_time(options):
             self.preemption.request_stop()
         number = self.preemption.requested()
         if number == STOP:
-            self.fit.position.is_stopped = True
+            position.is_stopped = True
             return True
         if number:
             self._save_once()
@@ -182,7 +216,7 @@ class FitLoop:
         return False
 
     def _end_epoch(self) -> None:
-        self._skipped_batches.tell(self.fit.position.epoch)
+        self._tell_skipped_batches()
         self.fit.outputs.recorder.enter(BatchContext(level="epoch"))
         for call in self.fit.calls.on_train_epoch_end:
             call()
@@ -202,11 +236,10 @@ class FitLoop:
         if (position.epoch + 1) % self.fit.options.check_val_every_n_epoch == 0:
             self._validate_once()
         self._agree_to_stop()
-        self._step_schedulers("epoch")
+        if self.fit.manual is None:
+            self.fit.optimization.step_schedulers("epoch", outputs.latest)
         outputs.progress.show(position.global_step, outputs.recorder.latest | outputs.validated)
-        position.epoch += 1
-        position.batch = 0
-        position.epoch_done = False
+        position.epoch, position.batch, position.epoch_done = position.epoch + 1, 0, False
 
     # --- a step --------------------------------------------------------------------------------
 
@@ -218,22 +251,22 @@ class FitLoop:
             self._first_gradients.check(together=False)
             return
         # The last batch of a step may be skipped, and so cannot average those before it.
-        synchronize = context.ends_step or self.fit.module.may_skip_batches
+        sync = context.ends_step or self.fit.module.may_skip_batches
         try:
             strategy.forward_backward(
-                batch.data, batch.number, weight=context.weight, synchronize=synchronize
+                batch.data, batch.number, weight=context.weight, synchronize=sync
             )
         except BatchSkipped:
-            self._skipped_batches.note()
+            self._skipped_batches += 1
         else:
             self._has_gradients = True
 
-    def _step(self, context: BatchContext) -> None:
-        if self.fit.manual is None:
-            self._optimize(context)
-        self.fit.position.global_step += 1
-        for call in self.fit.calls.on_after_optimizer_step:
-            call()
+    def _tell_skipped_batches(self) -> None:
+        count, self._skipped_batches = self._skipped_batches, 0
+        if count and collectives.rank() == 0:
+            what = f"batches skipped because training_step returned None: {count}"
+            epoch = self.fit.position.epoch + 1
+            print(f"note: epoch {epoch}: {what}", file=sys.stderr, flush=True)
 
     def _optimize(self, context: BatchContext) -> None:
         strategy, optimization = self.fit.strategy, self.fit.optimization
@@ -242,22 +275,24 @@ class FitLoop:
         if has_gradients:
             self._first_gradients.note()
             self._first_gradients.check()
-            self._clip(context.is_recorded)
-        if not has_gradients or self._nonfinite.skips(self._gradient_norm):
+            if self._clips:
+                self._clip(context.is_recorded)
+        skips = self._nonfinite.needs_norm and self._nonfinite.skips(self._gradient_norm)
+        if skips or not has_gradients:
             strategy.precision.note_skipped_step()
         else:
-            self._step_optimizers(context.rate_factor)
+            if calls := self.fit.calls.on_before_optimizer_step:
+                strategy.precision.unscale(optimization.optimizers)
+                for optimizer in optimization.optimizers:
+                    for call in calls:
+                        call(optimizer)
+            factor = context.rate_factor
+            with _AS_IT_IS if factor == 1.0 else optimization.rates_multiplied(factor):
+                for optimizer in optimization.optimizers:
+                    strategy.optimizer_step(optimizer)
+            strategy.end_step()
         for optimizer in optimization.optimizers:
             strategy.zero_grad(optimizer)
-
-    def _step_optimizers(self, rate_factor: float) -> None:
-        strategy, optimization = self.fit.strategy, self.fit.optimization
-        if self.fit.calls.on_before_optimizer_step:
-            self._before_optimizer_step()
-        with nullcontext() if rate_factor == 1.0 else optimization.rates_multiplied(rate_factor):
-            for optimizer in optimization.optimizers:
-                strategy.optimizer_step(optimizer)
-        strategy.end_step()
 
     def _clip(self, is_recorded: bool) -> None:
         """Clip the gradients; keep their norm before that, if it is known or to be logged."""
@@ -271,12 +306,6 @@ class FitLoop:
         if bound is not None:
             strategy.clip_gradients(optimization, bound, algorithm)
 
-    def _before_optimizer_step(self) -> None:
-        self.fit.strategy.precision.unscale(self.fit.optimization.optimizers)
-        for optimizer in self.fit.optimization.optimizers:
-            for call in self.fit.calls.on_before_optimizer_step:
-                call(optimizer)
-
     def _after_step(self, context: BatchContext) -> None:
         step, options, outputs = self.fit.position.global_step, self.fit.options, self.fit.outputs
         outputs.last_values = {}
@@ -285,12 +314,19 @@ class FitLoop:
         if context.is_recorded:
             if self.fit.strategy.steps_together:
                 self._nonfinite.check()
-            self._log_step(self._step_values(context.rate_factor))
-        self._step_schedulers("step")
+            values = self._step_values(context.rate_factor)
+            if is_logged(options, step):
+                self._write_speed(self.fit.position.epoch)
+                outputs.write(step, self.fit.position.epoch, values)
+            else:  # written after the last checkpoint: a longer training would not log this step
+                outputs.last_values = values
+        if self.fit.optimization.schedulers and self.fit.manual is None:
+            self.fit.optimization.step_schedulers("step", outputs.latest)
         outputs.progress.step(step, outputs.recorder.latest)
         if context.ends_epoch:
             return  # the end of the epoch validates and saves
-        self._save_if_requested()
+        if self.after_save:
+            self._save_if_requested()
         if options.val_every_n_steps and step % options.val_every_n_steps == 0:
             self._validate_once()
             self._agree_to_stop()
@@ -306,20 +342,6 @@ class FitLoop:
         if self._gradient_norm is not None:
             values.setdefault("gradient_norm", float(dtensors.whole(self._gradient_norm)))
         return values
-
-    def _note_last_step(self) -> None:
-        """Log the last step of a fit that was stopped, if it is not logged yet."""
-        position, outputs = self.fit.position, self.fit.outputs
-        if not (is_logged(self.fit.options, position.global_step) or outputs.last_values):
-            outputs.last_values = self._step_values(self.rate_factor(position.global_step - 1))
-
-    def _log_step(self, values: dict[str, float]) -> None:
-        step, epoch = self.fit.position.global_step, self.fit.position.epoch
-        if is_logged(self.fit.options, step):
-            self._write_speed(epoch)
-            self.fit.outputs.write(step, epoch, values)
-        else:  # written after the last checkpoint: a longer training would not log this step
-            self.fit.outputs.last_values = values
 
     def _write_speed(self, epoch: int) -> None:
         step = self.fit.position.global_step
@@ -339,12 +361,6 @@ class FitLoop:
         outputs.write(position.global_step, epoch, outputs.last_values)
         outputs.latest |= kept
 
-    def _step_schedulers(self, interval: Literal["step", "epoch"]) -> None:
-        if self.fit.manual is None:
-            self.fit.optimization.step_schedulers(interval, self.fit.outputs.latest)
-
-    # --- once a step at most -------------------------------------------------------------------
-
     def _validate_once(self) -> None:
         position, outputs = self.fit.position, self.fit.outputs
         if self.validate is not None and position.validated_at != position.global_step:
@@ -362,33 +378,27 @@ class FitLoop:
 
     def _agree_to_stop(self) -> None:
         """Stop if a rank has asked for it; called by all ranks."""
-        position = self.fit.position
-        position.is_stopped = position.is_stopped or self.preemption.is_stop_requested()
+        self.fit.position.is_stopped |= self.preemption.is_stop_requested()
 
     def _save_if_requested(self) -> None:
-        if not self.after_save:
-            return
-        self._save_once()
-        with self._speed.paused():
-            self.checkpoints.wait()
-        actions, self.after_save = self.after_save, []
-        if self.fit.options.fast_dev_run:
-            return  # no checkpoint was saved
-        for action in actions:
-            action(self.checkpoints.path(self.fit.position.global_step))
+        if self.after_save:
+            self._save_once()
+            with self._speed.paused():
+                self.checkpoints.wait()
+            actions, self.after_save = self.after_save, []
+            for action in [] if self.fit.options.fast_dev_run else actions:
+                action(self.checkpoints.path(self.fit.position.global_step))
 
     def _save_once(self) -> None:
         position = self.fit.position
-        if position.saved_at != position.global_step:
-            self._nonfinite.check()
-            with self._speed.paused():
-                self._save()
-
-    def _save(self) -> None:
-        position, state = self.fit.position, saving.state(self.fit)
-        if self._nonfinite.check_weights(state["model"]):
-            state = saving.state(self.fit)
-        position.saved_at = position.global_step
-        if self.fit.options.fast_dev_run:
+        if position.saved_at == position.global_step:
             return
-        self.checkpoints.save(position.global_step, state, saving.rank_local_state(self.fit))
+        self._nonfinite.check()
+        with self._speed.paused():
+            state = saving.state(self.fit)
+            if self._nonfinite.check_weights(state["model"]):
+                state = saving.state(self.fit)
+            position.saved_at = position.global_step
+            if not self.fit.options.fast_dev_run:
+                own = saving.rank_local_state(self.fit)
+                self.checkpoints.save(position.global_step, state, own)

@@ -4,13 +4,12 @@ Source: https://docs.pytorch.org/docs/stable/meta.html and torch.utils.flop_coun
 """
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -61,18 +60,10 @@ def _count(module: TrainingModule, batch: Any) -> int:
 
 def _on_meta(module: TrainingModule) -> TrainingModule:
     """Copy a module without its data; it belongs to no run."""
-    state = module.trainer_state
-    memo: dict[int, Any] = {id(each): _empty(each) for each in _tensors(module)}
+    state, memo = module.trainer_state, dict[int, Any]()
+    for each in chain(module.parameters(), module.buffers()):
+        empty = torch.empty_like(each, device=_META)
+        is_parameter = isinstance(each, nn.Parameter)
+        memo[id(each)] = nn.Parameter(empty, each.requires_grad) if is_parameter else empty
     memo[id(state)] = replace(state, run=None, device=_META)
     return copy.deepcopy(module, memo)
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    return chain(module.parameters(), module.buffers())
-
-
-def _empty(tensor: Tensor) -> Tensor:
-    empty = torch.empty_like(tensor, device=_META)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    return empty

@@ -30,18 +30,15 @@ class LearningRateScaling:
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ConfigurationError(
-                f"learning_rate_scaling={self.rule!r} is unknown{nearest(self.rule, RULES)}"
-            )
-        if self.reference_batch_size is not None and self.reference_batch_size < 1:
-            raise ConfigurationError(
-                f"reference_batch_size={self.reference_batch_size}: give a number of at least 1"
-            )
-        if self.warmup_steps < 0:
-            raise ConfigurationError(
-                f"learning_rate_warmup_steps={self.warmup_steps}: give a number of at least 0"
-            )
+        rule, size, steps = self.rule, self.reference_batch_size, self.warmup_steps
+        if rule not in RULES:
+            known = nearest(rule, RULES)
+            raise ConfigurationError(f"learning_rate_scaling={rule!r} is unknown{known}")
+        if size is not None and size < 1:
+            raise ConfigurationError(f"reference_batch_size={size}: give a number of at least 1")
+        if steps < 0:
+            line = f"learning_rate_warmup_steps={steps}: give a number of at least 0"
+            raise ConfigurationError(line)
 
     def target(self, batch_size: int | None, device_batch_size: int | None) -> float:
         """The factor after the warm-up.

@@ -8,59 +8,21 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..arguments.options import Options
 from ..checkpoint import stored_tensors
-from ..logging.context import BatchContext
-from ..module import TrainingModule
+from ..logging import BatchContext
 from ..strategies import Strategy
 from ..strategies.gradients import sparse
 from ..strategies.optimizers import Optimization
 from .first_gradients import FirstGradients
 
 
-def problems_of(
-    module: TrainingModule, strategy_name: str, strategy: Strategy, options: Options
-) -> list[str]:
-    """One line for each option that contradicts the manual optimization of a module."""
-    name, lines = type(module).__name__, []
-    reason = strategy.limits.refused.get("manual_optimization")
-    if reason is not None:
-        lines.append(
-            f"strategy={strategy_name!r} does not support manual optimization, and {name} "
-            f"uses manual optimization: {reason}"
-        )
-    if options.gradient_clip_val is not None:
-        lines.append(
-            f"gradient_clip_val: {name} uses manual optimization; call clip_gradients of its "
-            "optimizers "
-            "instead"
-        )
-    if options.log_gradient_norm:
-        lines.append(
-            f"log_gradient_norm: {name} uses manual optimization; log what clip_gradients of its "
-            "optimizers returns"
-        )
-    if options.nonfinite_loss == "skip":
-        lines.append(
-            f"nonfinite_loss='skip': {name} uses manual optimization; do not call step if the loss "
-            "is not finite on any rank, and use 'stop'"
-        )
-    if options.accumulate_grad_batches != 1:
-        lines.append(
-            f"accumulate_grad_batches: {name} uses manual optimization; let it step in every n-th "
-            "batch "
-            "instead"
-        )
-    return lines
-
-
 class ManualOptimization:
     """Backward, clipping and optimizer steps, called by the user's training step.
 
     Args:
-            strategy: The strategy, after ``setup``.
-            optimization: The optimizers.
-            context: Returns the context of the current batch.
+        strategy: The strategy, after ``setup``.
+        optimization: The optimizers.
+        context: Returns the context of the current batch.
     """
 
     def __init__(

@@ -1,15 +1,91 @@
-"""What a fit does about losses that are not finite: the trainer's ``nonfinite_loss``."""
+"""Losses and gradients that are not finite (NaN or infinite): the trainer's ``nonfinite_loss``.
 
+``stop`` ends the fit before it overwrites good weights, ``skip`` leaves out steps whose gradients
+are not finite, and ``rollback`` restores the weights of the newest checkpoint and continues with
+the next batches: repeating the same ones would give the same loss (section 5.1 of PaLM,
+https://arxiv.org/abs/2204.02311). Losses are checked on their device, and read only where a step
+synchronizes anyway. A gradient scaler skips steps itself, so that a loss does not count with it.
+"""
+
+import math
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..checkpoint import Checkpoints
-from .finite import FiniteGuard, NotFinite
+from ..arguments.options import Options
+from ..checkpoint import Checkpoint, Checkpoints, dtensors
+from ..errors import Problems, UserError, nearest
+from ..launch import collectives
+from . import saving
 from .parts import FitParts
-from .rollback import Rollback
-from .skipping import Skipping
+from .position import Position
+
+POLICIES = ("stop", "skip", "rollback", "ignore")
+# Consecutive skipped steps after which a fit ends: about as many as with a gradient scaler, whose
+# scale starts at 65536; this is fairseq's --min-loss-scale.
+_MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
+# Rollbacks without a new good checkpoint, after which a fit ends.
+_MOST_ROLLBACKS = 3
+# Losses to collect before they are checked together: one or two kernels per loss instead of ten.
+_BLOCK = 64
+
+
+def check_policy(options: Options, problems: Problems) -> None:
+    """Check ``nonfinite_loss``; ``problems`` collects a line if it is unknown, or has no effect."""
+    policy = options.nonfinite_loss
+    if policy not in POLICIES:
+        problems.add(f"nonfinite_loss={policy!r} is unknown{nearest(policy, POLICIES)}")
+    elif policy == "rollback" and options.precision == "16-mixed":
+        problems.add(
+            "nonfinite_loss='rollback': with precision='16-mixed' a gradient scaler skips steps "
+            "whose gradients are not finite; use 'stop'"
+        )
+
+
+class LossRecord:
+    """Records the first step with a non-finite loss, on the device of the losses.
+
+    Args:
+        device: Device of the losses.
+        position: Current position of the training.
+        block: Number of losses that are checked together.
+    """
+
+    def __init__(self, device: torch.device, position: Position, block: int | None = None) -> None:
+        self._position = position
+        # In double precision, in which a finite loss of another type stays finite.
+        self._losses = torch.zeros(block or _BLOCK, dtype=torch.float64, device=device)
+        self._steps = torch.zeros_like(self._losses)
+        self._slots = list(zip(self._losses.split(1), self._steps.split(1), strict=True))
+        self._first = torch.full((1,), math.inf, dtype=torch.float64, device=device)
+        self._used = 0
+
+    def note(self, loss: Tensor) -> None:
+        """Record a loss before its backward, without synchronization."""
+        loss_slot, step_slot = self._slots[self._used]
+        loss_slot.copy_(loss.detach())
+        step_slot.fill_(self._position.global_step + 1)
+        self._used += 1
+        if self._used == len(self._slots):
+            self.first_step()
+
+    def first_step(self) -> Tensor:
+        """The first step, counted from 1, with a non-finite loss; infinite without one."""
+        steps = torch.where(self._losses.isfinite(), math.inf, self._steps)
+        self._first = torch.minimum(self._first, steps.min())
+        self._losses.zero_()
+        self._used = 0
+        return self._first
+
+    def clear(self) -> None:
+        """Forget the losses so far."""
+        self._losses.zero_()
+        self._first.fill_(math.inf)
+        self._used = 0
 
 
 class NonfinitePolicy:
@@ -21,67 +97,177 @@ class NonfinitePolicy:
     """
 
     def __init__(self, fit: FitParts, checkpoints: Checkpoints) -> None:
-        strategy, policy = fit.strategy, fit.options.nonfinite_loss
-        self._fit = fit
-        self._guard = FiniteGuard(
-            strategy.device,
-            strategy.precision.scaler,
-            fit.position,
-            checkpoints.newest,
-            block=1 if strategy.compiles_steps else None,
-        )
-        self._guard.is_on = policy != "ignore"
-        self._skipping: Skipping | None = None
-        # A gradient scaler skips steps by itself.
-        if policy == "skip" and strategy.precision.scaler is None:
-            self._guard.counts_losses = False
-            self._skipping = Skipping()
-        self._rollback = Rollback(fit, checkpoints) if policy == "rollback" else None
-        strategy.note_loss = self._guard.note
-
-    @property
-    def needs_norm(self) -> bool:
+        strategy, self._policy = fit.strategy, fit.options.nonfinite_loss
+        self._fit, self._checkpoints = fit, checkpoints
+        self._scaler = strategy.precision.scaler
+        self._losses: LossRecord | None = None
+        if self._policy in ("stop", "rollback") and self._scaler is None:
+            block = 1 if strategy.compiles_steps else None
+            self._losses = LossRecord(strategy.device, fit.position, block)
+            strategy.note_loss = self._losses.note
+        self.needs_norm = self._policy == "skip" and self._scaler is None
         """Whether :meth:`skips` needs the norm of the gradients in each step."""
-        return self._skipping is not None
+        self._skipped = self._skipped_in_a_row = 0
+        self._rollbacks = 0
+        """Rollbacks since the last good checkpoint."""
+        self._has_trained = False
+        """Whether a check found only finite losses since the last rollback."""
+        self._checked_at = 0
 
     def skips(self, norm: Tensor | None) -> bool:
-        """Whether a step is skipped, because the norm of its gradients is not finite."""
-        if self._skipping is None or norm is None:
-            return False
-        return self._skipping.skips(norm, self._fit.position.global_step + 1)
-
-    def check(self) -> None:
-        """Check the losses so far.
+        """Whether a step is skipped, because the norm of its gradients is not finite; reads it.
 
         Raises:
-            NotFinite: One is not finite, and there is no rollback.
+            UserError: So many steps in a row were skipped that training cannot recover.
         """
-        try:
-            if self._guard.check() and self._rollback is not None:
-                self._rollback.note_finite_losses()
-        except NotFinite as error:
-            self._roll_back(error)
+        if not self.needs_norm or norm is None or math.isfinite(float(dtensors.whole(norm))):
+            self._skipped_in_a_row = 0
+            return False
+        step = self._fit.position.global_step + 1
+        self._skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row == _MOST_SKIPPED:
+            raise UserError(
+                f"the gradients of {_MOST_SKIPPED} steps in a row, up to step {step}, are not "
+                "finite; lower the learning rate, or resume from an earlier checkpoint"
+            )
+        _warn(
+            f"step {step} is skipped, because its gradients are not finite (NaN or infinite); "
+            f"steps skipped so far: {self._skipped}"
+        )
+        return True
+
+    def check(self) -> None:
+        """Check the losses since the last call; with a gradient scaler, its scale.
+
+        Raises:
+            UserError: One is not finite, and there is no rollback.
+        """
+        step = self._fit.position.global_step
+        if self._checked_at == step or self._policy == "ignore":
+            return
+        self._checked_at = step
+        if self._scaler is not None and _smallest(self._scaler.get_scale()) < _SMALLEST_SCALE:
+            self._stop_or_roll_back(
+                f"the gradient scaler's scale fell to {self._scaler.get_scale():.1g} by step "
+                f"{step}: the losses or gradients of all recent steps were not finite"
+            )
+        if self._losses is None:
+            return
+        world_size = collectives.world_size()
+        first = _smallest(self._losses.first_step() * world_size + collectives.rank())
+        if first < math.inf:
+            step, rank = divmod(int(first), world_size)
+            self._stop_or_roll_back(
+                f"the loss of step {step} is not finite (NaN or infinite) on rank {rank}"
+            )
+        else:
+            self._has_trained = True
 
     def check_weights(self, model: Mapping[str, Any]) -> bool:
-        """Check the weights before they are saved.
+        """Check the weights before they are saved: a finite loss may have an infinite gradient.
+
+        Args:
+            model: Tensors by name; each rank checks what it holds of the trainable parameters.
+                Others, and buffers, may be infinite on purpose.
 
         Returns:
             Whether there was a rollback, so that the state to save is another one.
 
         Raises:
-            NotFinite: A parameter is not finite, and there is no rollback.
+            UserError: A parameter is not finite, and there is no rollback.
         """
-        try:
-            self._guard.check_weights(model, self._fit.module)
-        except NotFinite as error:
-            self._roll_back(error)
-            return True
-        if self._rollback is not None:
-            self._rollback.note_finite_weights()
-        return False
+        if self._policy == "ignore":
+            return False
+        named = self._fit.module.named_parameters()
+        trained = (name for name, each in named if each.requires_grad)
+        found = first_not_finite({name: model[name] for name in trained if name in model})
+        rank = _smallest(math.inf if found is None else collectives.rank())
+        if rank < math.inf:
+            name = next(each for each in collectives.gather(found) if each is not None)
+            self._stop_or_roll_back(
+                f"parameter {name} is not finite (NaN or infinite) on rank {int(rank)} after step "
+                f"{self._fit.position.global_step}, and is not saved"
+            )
+        elif self._has_trained:
+            self._rollbacks = 0
+        return rank < math.inf
 
-    def _roll_back(self, error: NotFinite) -> None:
-        if self._rollback is None:
-            raise error
-        self._rollback.restore(error)
-        self._guard.forget()
+    def _stop_or_roll_back(self, what: str) -> None:
+        newest = self._checkpoints.newest()
+        if self._policy == "rollback":
+            newest = Path(found) if (found := collectives.broadcast(str(newest or ""))) else None
+        if self._policy != "rollback" or newest is None:
+            is_there = f"the last good checkpoint is {newest}"
+            raise UserError(
+                f"{what}; {is_there if newest else 'there is no checkpoint yet'}; lower the "
+                "learning rate or set gradient_clip_val, or train on with "
+                "--trainer.nonfinite_loss skip or rollback"
+            )
+        self._rollbacks, self._has_trained = self._rollbacks + 1, False
+        if self._rollbacks > _MOST_ROLLBACKS:
+            raise UserError(
+                f"{what}, after {_MOST_ROLLBACKS} rollbacks without a good checkpoint in between; "
+                "lower the learning rate or set gradient_clip_val"
+            )
+        _restore(self._fit, Checkpoint(newest))
+        if self._losses is not None:
+            self._losses.clear()
+        _warn(
+            f"{what}: restored weights and optimizers from {newest}; training continues with the "
+            "next batches"
+        )
+
+
+def _restore(fit: FitParts, checkpoint: Checkpoint) -> None:
+    """Restore weights, optimizers and averages of the weights, but not what schedulers have set.
+
+    Steps, data, schedules, random numbers and other callbacks continue.
+    """
+    strategy, saved = fit.strategy, checkpoint.stored_state()
+    groups = [group for each in fit.optimization.optimizers for group in each.param_groups]
+    kept = [
+        {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
+        for group in groups
+    ]
+    strategy.load_state(saved, fit.optimization)
+    groups = [group for each in fit.optimization.optimizers for group in each.param_groups]
+    for group, own in zip(groups, kept, strict=True):
+        group.update(own)
+    if checkpoint.world_size == strategy.layout.world_size:
+        own_state = checkpoint.own(strategy.layout.rank)
+        strategy.load_rank_local_state(saving.part(own_state, "strategy"))
+    for name, callback in fit.calls.callbacks.items():
+        if callback.belongs_to_weights and name in saved["callbacks"]:
+            callback.load_stored_state(saved["callbacks"][name])
+    for optimizer in fit.optimization.optimizers:
+        strategy.zero_grad(optimizer)
+
+
+def first_not_finite(tensors: Mapping[str, Any]) -> str | None:
+    """Name of the first tensor with a non-finite value in this process."""
+    bounds: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        part = dtensors.local(value.detach()) if isinstance(value, Tensor) else torch.empty(0)
+        if part.numel() and (part.is_floating_point() or part.is_complex()):
+            # No copy of large tensors, as isfinite makes, and no difference, which may overflow.
+            least, most = torch.aminmax(torch.view_as_real(part) if part.is_complex() else part)
+            bounds[name] = torch.maximum(least.double().abs(), most.double().abs())
+    if not bounds:
+        return None
+    finite = torch.stack([each.cpu() for each in bounds.values()]).isfinite().tolist()
+    return next((name for name, good in zip(bounds, finite, strict=True) if not good), None)
+
+
+def _smallest(value: Tensor | float) -> float:
+    number = torch.as_tensor(value, dtype=torch.float64)
+    return float(collectives.all_reduce(number.reshape(1), "min"))
+
+
+def _warn(line: str) -> None:
+    if collectives.rank() == 0:
+        print(f"warning: {line}", file=sys.stderr, flush=True)

@@ -1,27 +1,19 @@
 """What a checkpoint contains of a fit, and how a fit resumes from it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
-from ..checkpoint import Checkpoint, is_sharded, read_all
+from ..checkpoint import MOST_STEPS, Checkpoint, check_count, is_sharded, read_all
 from ..data import Feed, loader_state, randomness
 from ..errors import CheckpointError, ConfigurationError
 from ..launch.cluster import Layout
 from ..logging import torchmetrics_state
-from . import saved_types
 from .parts import FitParts
-from .saved_position import SavedPosition
 
 _NOT_OF_THIS_MODEL = (
-    RuntimeError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    OverflowError,
+    *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError),
 )
 
 
@@ -32,13 +24,27 @@ def state(fit: FitParts) -> dict[str, Any]:
         **fit.strategy.state(fit.optimization),
         "schedules": [each.scheduler.state_dict() for each in fit.optimization.schedulers],
         "precision": fit.strategy.precision.state(),
-        "position": asdict(SavedPosition.of(fit.position, fit.feed)),
+        "position": _position(fit),
         "epoch_values": outputs.epoch_values,
         "latest": dict(outputs.latest),
         "last_values": outputs.last_values,
         "logs": outputs.positions(),
         "gradients": _accumulated(fit, is_sharded),
         "callbacks": fit.calls.state(),
+    }
+
+
+def _position(fit: FitParts) -> dict[str, Any]:
+    """In steps, not batches, because these depend on the layout."""
+    position = fit.position
+    return {
+        "epoch": position.epoch,
+        "step_in_epoch": position.batch // fit.feed.accumulate,
+        "samples_per_step": fit.feed.samples_per_step,
+        "global_step": position.global_step,
+        "validated_at": position.validated_at,
+        "epoch_done": position.epoch_done,
+        "seconds": position.seconds,
     }
 
 
@@ -84,8 +90,12 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
         if checkpoint.world_size == layout.world_size:
             own, shared = checkpoint.own(layout.rank), fit.strategy.random_rank
             random = own if shared == layout.rank else checkpoint.own(shared)
-            _load_rank_local_state(fit, own, random)
-            remarks += _load_loader(fit, own)
+            fit.strategy.load_rank_local_state(part(own, "strategy"))
+            fit.outputs.recorder.load_state(part(own, "log"))
+            torchmetrics_state.load(fit.module, part(own, "torchmetrics"))
+            randomness.set_full_state(part(random, "random"), fit.strategy.devices)
+            if loader := part(own, "loader"):
+                remarks += fit.feed.load_state(loader, fit.position.batch)
         else:
             remarks.append(
                 f"saved by {checkpoint.world_size} processes, resumed on {layout.world_size}: "
@@ -104,52 +114,72 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
 
 def _load(fit: FitParts, saved: dict[str, Any], step: int) -> list[str]:
     """Load the state that is the same on every process; return notes."""
-    position, outputs = SavedPosition.read(saved["position"], step), fit.outputs
-    configured, schedulers = fit.optimization.configured_rates(), fit.optimization.schedulers
-    for index, (state, own) in enumerate(
-        zip(saved["optimizers"], fit.optimization.optimizers, strict=False)
-    ):
-        if saved_types.is_of_torch(own):
-            saved_types.check_optimizer(state, own, f"optimizers/{index}")
+    outputs, schedulers = fit.outputs, fit.optimization.schedulers
+    configured = fit.optimization.configured_rates()
+    position = _checked(saved["position"], step)
     fit.strategy.load_state(saved, fit.optimization)
     for each, of_scheduler in zip(schedulers, saved["schedules"], strict=True):
-        if saved_types.is_of_torch(each.scheduler):
-            saved_types.check(of_scheduler, each.scheduler.state_dict(), "schedules")
         each.scheduler.load_state_dict(read_all(of_scheduler))
     fit.strategy.precision.load_state(saved["precision"])
     remarks = fit.optimization.other_rates(configured) + _load_position(fit, position)
-    logged = ["latest", "last_values", "logs"] + ["epoch_values"] * position.epoch_done
-    values = {name: saved_types.numbers(saved[name], name) for name in logged}
-    outputs.epoch_values = values.get("epoch_values", {})
-    outputs.latest.update(values["latest"])
-    if position.epoch_done or fit.position.is_end(fit.options):
-        outputs.last_values = values["last_values"]
-    outputs.log_positions = values["logs"]
+    outputs.epoch_values = dict(saved["epoch_values"]) if fit.position.epoch_done else {}
+    outputs.latest.update(saved["latest"])
+    if fit.position.epoch_done or fit.position.is_end(fit.options):
+        outputs.last_values = dict(saved["last_values"])
+    outputs.log_positions = dict(saved["logs"])
     return remarks + fit.calls.load_state(saved.get("callbacks", {}))
 
 
 def extra_steps(checkpoint: Checkpoint, feed: Feed) -> int:
     """By how much the steps of a checkpoint exceed those that a feed makes of its samples."""
     try:
-        saved = SavedPosition.read(checkpoint.stored_state()["position"], checkpoint.step)
+        saved = _checked(checkpoint.stored_state()["position"], checkpoint.step)
     except _NOT_OF_THIS_MODEL:
         return 0  # :func:`resume` says what is wrong
     if feed.steps is None:
         return 0
-    steps = feed.steps if saved.epoch_done else saved.steps_of(feed)[0]
-    return saved.global_step - saved.epoch * feed.steps - steps
+    steps = feed.steps if saved["epoch_done"] else _steps_of(saved, feed)[0]
+    return int(saved["global_step"] - saved["epoch"] * feed.steps - steps)
 
 
-def _load_position(fit: FitParts, saved: SavedPosition) -> list[str]:
+def _checked(saved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+    """Check the position of a checkpoint.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is invalid.
+    """
+    # Missing in older checkpoints, which were saved at the end of an epoch after validation.
+    saved = {"epoch_done": False, "seconds": 0.0, **saved}
+    if type(epoch_done := saved["epoch_done"]) is not bool:
+        raise ValueError(f"epoch_done is {epoch_done!r}, not true or false")
+    least = {"epoch": 0, "step_in_epoch": 0, "global_step": step, "validated_at": -1}
+    if saved["samples_per_step"] is not None:
+        least["samples_per_step"] = 1
+    for name, smallest in least.items():
+        is_step = name in ("global_step", "validated_at")
+        check_count(name, saved[name], smallest, step if is_step else MOST_STEPS)
+    return saved
+
+
+def _steps_of(saved: Mapping[str, Any], feed: Feed) -> tuple[int, int]:
+    """Steps of a feed for the samples of the epoch so far, and samples that remain."""
+    steps: int = saved["step_in_epoch"]
+    if not (feed.samples_per_step and saved["samples_per_step"]):
+        return steps, 0
+    return divmod(steps * int(saved["samples_per_step"]), feed.samples_per_step)
+
+
+def _load_position(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     position, samples, remarks = fit.position, fit.feed.samples_per_step, list[str]()
-    position.epoch, position.global_step = saved.epoch, saved.global_step
-    position.epoch_done, position.validated_at = saved.epoch_done, saved.validated_at
-    position.earlier_seconds = saved.seconds
-    if samples and saved.samples_per_step and samples != saved.samples_per_step:
-        remarks = [f"the effective batch size is {samples}; it was {saved.samples_per_step}"]
+    for name in ("epoch", "global_step", "epoch_done", "validated_at"):
+        setattr(position, name, saved[name])
+    position.earlier_seconds = float(saved["seconds"])
+    earlier = saved["samples_per_step"]
+    if samples and earlier and samples != earlier:
+        remarks = [f"the effective batch size is {samples}; it was {earlier}"]
     if position.epoch_done:
         return remarks
-    steps, rest = saved.steps_of(fit.feed)
+    steps, rest = _steps_of(saved, fit.feed)
     position.batch = steps * fit.feed.accumulate
     if rest:
         remarks = [f"{each}: {rest} samples of this epoch are read again" for each in remarks]
@@ -169,20 +199,6 @@ def _load_gradients(
         ranks = range(layout.rank, layout.rank + 1)
     own = [part(checkpoint.own(rank), "gradients") for rank in ranks]
     fit.manual.load_gradients(sharded, own)
-
-
-def _load_rank_local_state(
-    fit: FitParts, own: Mapping[str, Tensor], random: Mapping[str, Tensor]
-) -> None:
-    fit.strategy.load_rank_local_state(part(own, "strategy"))
-    fit.outputs.recorder.load_state(part(own, "log"))
-    torchmetrics_state.load(fit.module, part(own, "torchmetrics"))
-    randomness.set_full_state(part(random, "random"), fit.strategy.devices)
-
-
-def _load_loader(fit: FitParts, own: Mapping[str, Tensor]) -> list[str]:
-    state = part(own, "loader")
-    return fit.feed.load_state(state, fit.position.batch) if state else []
 
 
 def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -21,14 +21,8 @@ from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..launch.devices import gpu_backends
 from ..logging import Logger, create_loggers
-from ..loop import (
-    LearningRateScaling,
-    compilation,
-    finite,
-    learning_rate_trial,
-    manual_optimization,
-    skipped_batches,
-)
+from ..loop import LearningRateScaling, compilation, nonfinite, trials
+from ..loop.problems import problems_of
 from ..memory import activation_checkpointing
 from ..module import (
     Hooks,
@@ -171,7 +165,7 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     with problems:
         activation_checkpointing.check_names(options.activation_checkpointing)
     feed.check_uneven(options.uneven_inputs, problems)
-    finite.check_policy(options, problems)
+    nonfinite.check_policy(options, problems)
     run_choice.check(options, where.layout, problems)
     initial_weights.check(options, problems)
 
@@ -193,11 +187,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
         problems.add("neither max_epochs nor max_steps is given: training would not end")
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.needs_optimizers]
     problems.lines += sources.missing(module, needed)
-    if not module.automatic_optimization:
-        problems.lines += manual_optimization.problems_of(
-            module, plan.strategy_name, strategy, options
-        )
-    problems.lines += skipped_batches.problems_of(module, plan.strategy_name, strategy, options)
+    problems.lines += problems_of(module, plan.strategy_name, strategy, options)
     if not is_overridden(module, StageHooks, "setup"):  # otherwise after it: it may create layers
         _check_layers(plan, module, problems)
     problems.lines += other_hooks.of_module(type(module)) + problems_of_signatures(module, Hooks)
@@ -217,7 +207,7 @@ def check_sweep(plan: Plan, module: TrainingModule) -> None:
         ConfigurationError: One line per error.
     """
     problems = Problems()
-    problems.lines += learning_rate_trial.problems_of(plan.strategy_name, plan.strategy, module)
+    problems.lines += trials.problems_of(plan.strategy_name, plan.strategy, module)
     problems.raise_any()
 
 

@@ -30,12 +30,11 @@ from ..logging import LoggedRun, Recorder
 from ..loop import (
     FitLoop,
     ManualOptimization,
-    batch_size_trial,
     compilation,
     evaluate,
-    learning_rate_trial,
     predict,
     saving,
+    trials,
 )
 from ..memory import activation_checkpointing
 from ..module import DataModule, Loaders, TrainingModule
@@ -328,7 +327,7 @@ class RankRun(RunInterface):
         """The largest batch that a device can train on, the same on all ranks."""
         names = self.plan.options.activation_checkpointing
         with self._attached(module, "fit", data):
-            trial = batch_size_trial.Trial(
+            trial = trials.Trial(
                 module,
                 sources.training_loader(data, module),
                 self.plan.device,
@@ -336,28 +335,24 @@ class RankRun(RunInterface):
                 self._use_manual,
             )
             with activation_checkpointing.applied(module, names):
-                found, why = batch_size_trial.find_batch_size(trial, self.strategy.data_replicas)
+                found, why = trials.find_batch_size(trial, self.strategy.data_replicas)
         self._console.say(f"the largest batch that fits on every device: {found}{why}")
         return found
 
-    def find_learning_rate(
-        self, module: TrainingModule, data: Data, sweep: learning_rate_trial.Sweep
-    ) -> float:
+    def find_learning_rate(self, module: TrainingModule, data: Data, sweep: trials.Sweep) -> float:
         """The rate at which the loss falls most steeply, the same on all ranks."""
         options, request = self.plan.options, self.plan.request
         with self._attached(module, "fit", data):
             self._start_from_weights(module)
             feed = self._assembly.training_feed(sources.training_loader(data, module))
             with activation_checkpointing.applied(module, options.activation_checkpointing):
-                tried = learning_rate_trial.try_rates(
-                    module, feed, self.plan.device, options, sweep
-                )
+                tried = trials.try_rates(module, feed, self.plan.device, options, sweep)
         if self.plan.layout.is_main:
             path = run_directory.create(request.root, request.name) / "learning_rates.csv"
             lines = [",".join(map(repr, each)) + "\n" for each in tried]
             files.write_atomically(path, "".join(["lr,loss,initial_loss\n", *lines]))
             self._console.say(f"learning rates and losses: {self.plan.shown(path)}")
-        found = learning_rate_trial.suggest(tried)
+        found = trials.suggest(tried)
         self._console.say(f"the loss falls most steeply at the learning rate {found:.3g}")
         return found
 

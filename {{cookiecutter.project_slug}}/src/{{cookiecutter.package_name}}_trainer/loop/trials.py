@@ -1,30 +1,147 @@
-"""``find_learning_rate``: train a copy of the module at rates that grow from step to step."""
+"""``find_batch_size`` and ``find_learning_rate``: training steps on copies of the module."""
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from ..arguments.options import Options
 from ..data import Feed, MicroBatch, randomness
 from ..errors import ConfigurationError, UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
+from ..memory import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
 from ..strategies import BatchSkipped, SingleDevice, Strategy
 from ..strategies.optimizers import Optimization, configured
 from ..strategies.precision import Precision
-from .batch_size_trial import copied
+from .manual_optimization import ManualOptimization
 
 _SMOOTHING = 0.8
 # The loss has diverged when it has grown by this multiple of the first one.
 _DIVERGED = 3.0
 # Part of the first loss by which it must fall in a step.
 _LEAST = 1e-6
+
+
+def _alone(device: torch.device, precision: str) -> Strategy:
+    alone = SingleDevice()
+    alone.connect(Layout(), [device], Precision(precision, device.type))
+    return alone
+
+
+def _copied(module: TrainingModule) -> TrainingModule:
+    """Copy a module, with the same run."""
+    state = module.trainer_state
+    module.trainer_state = replace(state, run=None, weights={})  # neither can be copied
+    try:
+        copied = copy.deepcopy(module)
+    finally:
+        module.trainer_state = state
+    copied.trainer_state = state
+    return copied
+
+
+def _step(strategy: Strategy, optimization: Optimization) -> None:
+    for optimizer in optimization.optimizers:
+        strategy.optimizer_step(optimizer)
+    strategy.end_step()
+    for optimizer in optimization.optimizers:
+        strategy.zero_grad(optimizer)
+
+
+# --- the batch size ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What training steps are tried on.
+
+    Args:
+        module: The user's; it is not changed.
+        loader: Training batches; a ``DataLoader`` of a dataset that can be indexed.
+        device: Device of this process.
+        precision: Precision of the run.
+        use_manual: Called with the manual optimization of a copy of the module, and at the end with
+            ``None``.
+    """
+
+    module: TrainingModule
+    loader: object
+    device: torch.device
+    precision: str
+    use_manual: Callable[[ManualOptimization | None], None]
+
+
+def find_batch_size(trial: Trial, replicas: int) -> tuple[int, str]:
+    """Find the largest batch on which a device can train, the same on every process.
+
+    Each process tries on its own, on a copy of the module and without collectives, so that one that
+    runs out of memory does not block its peers; then all agree. Two steps are tried for each size:
+    the second one includes the optimizer state.
+
+    Args:
+        trial: What steps are tried on.
+        replicas: Number of data-parallel replicas, which bounds the batch.
+
+    Returns:
+        The size, and why no larger one was tried, if that is so.
+
+    Raises:
+        UserError: Not even one sample fits, or batches cannot be made from the loader.
+    """
+    loader = trial.loader
+    if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
+        raise UserError(
+            "find_batch_size makes batches of many sizes: give a DataLoader of a data set that can "
+            "be indexed"
+        )
+    samples = len(loader.dataset)  # type: ignore[arg-type]
+    largest = max(1, samples // replicas)
+
+    try:  # not one sample first, which BatchNorm refuses in training
+        found = largest_that_fits(
+            lambda size: fits_in_memory(lambda: _try(trial, loader, size)), 2, largest
+        )
+    finally:
+        trial.use_manual(None)
+    if found < largest:
+        return found, ""
+    of_all = f" for {replicas} replicas" if replicas > 1 else ""
+    return found, f"; no larger one was tried: the dataset has {samples} samples{of_all}"
+
+
+def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
+    alone, tried = _alone(trial.device, trial.precision), _copied(trial.module)
+    optimization = alone.setup(tried, lambda: configured(tried))
+    manual: ManualOptimization | None = None
+    if not tried.automatic_optimization:
+        manual = ManualOptimization(alone, optimization)
+        trial.use_manual(manual)
+    batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
+    waiting = alone.move(batch)  # the prefetched batch, which is also on the GPU
+    for number in range(2):
+        if manual is not None:
+            alone.forward("training", batch, number)
+            manual.end_batch()
+            continue
+        try:
+            alone.forward_backward(batch, number, weight=1.0, synchronize=True)
+        except BatchSkipped:
+            raise UserError(
+                "find_batch_size: training_step returned None for the first samples: set batch_size"
+            ) from None
+        _step(alone, optimization)
+    del waiting
+
+
+# --- the learning rate ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -35,9 +152,9 @@ class Sweep:
         ConfigurationError: A number is out of range.
     """
 
-    lowest: float = 1e-7
-    highest: float = 1.0
-    steps: int = 100
+    lowest: float
+    highest: float
+    steps: int
 
     def __post_init__(self) -> None:
         if not 0 < self.lowest < self.highest < math.inf:
@@ -100,13 +217,13 @@ def try_rates(
         Losses over the global batch before each step, the same on every rank; of fewer steps than
         the sweep has if the loss has diverged.
     """
-    trained, untrained = _alone(device, options), _alone(device, options)
-    tried = copied(module)
+    trained, untrained = (_alone(device, options.precision) for _ in range(2))
+    tried = _copied(module)
     optimization = trained.setup(tried, lambda: configured(tried))
     if collectives.world_size() > 1:
         for each in tried.state_dict().values():
             collectives.broadcast_in_place(each)
-    untrained.place(copied(tried))
+    untrained.place(_copied(tried))
     first = optimization.configured_rates()[0]
     if not first > 0:
         raise UserError(
@@ -118,19 +235,16 @@ def try_rates(
         losses = [_losses(trained, untrained, batch) for batch in batches]
         _average_gradients(optimization.parameters)
         with optimization.rates_multiplied(rate / first):
-            _step(trained, optimization, options)
+            if options.gradient_clip_val is not None:
+                algorithm = options.gradient_clip_algorithm
+                trained.clip_gradients(optimization, options.gradient_clip_val, algorithm)
+            _step(trained, optimization)
         mean = collectives.all_reduce(torch.stack(losses).sum(0).double(), "mean").tolist()
         found.append(Tried(rate, *mean))
-        changes = _smoothed([each.change for each in found])
-        if not changes[-1] < _DIVERGED * found[0].initial:  # also if it is NaN
+        change = _smoothed([each.change for each in found])[-1]
+        if not change < _DIVERGED * found[0].initial:  # also if it is NaN
             break
     return found
-
-
-def _alone(device: torch.device, options: Options) -> Strategy:
-    alone = SingleDevice()
-    alone.connect(Layout(), [device], Precision(options.precision, device.type))
-    return alone
 
 
 def _steps(strategy: Strategy, feed: Feed) -> Iterator[list[MicroBatch]]:
@@ -150,8 +264,8 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
         trained.forward_backward(batch.data, batch.number, weight=batch.weight, synchronize=True)
     except BatchSkipped:
         raise UserError(
-            f"find_learning_rate: training_step returned None for batch {batch.number}, which so "
-            "has no loss to compare; leave such batches out of the data"
+            f"find_learning_rate: training_step returned None for batch {batch.number}: leave such "
+            "batches out of the data"
         ) from None
     randomness.set_full_state(state, trained.devices)
     with torch.no_grad():
@@ -168,17 +282,6 @@ def _average_gradients(parameters: Sequence[Tensor]) -> None:
     parts = mean.split([each.numel() for each in gradients])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)
-
-
-def _step(strategy: Strategy, optimization: Optimization, options: Options) -> None:
-    if options.gradient_clip_val is not None:
-        algorithm = options.gradient_clip_algorithm
-        strategy.clip_gradients(optimization, options.gradient_clip_val, algorithm)
-    for optimizer in optimization.optimizers:
-        strategy.optimizer_step(optimizer)
-    strategy.end_step()
-    for optimizer in optimization.optimizers:
-        strategy.zero_grad(optimizer)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What averages of the weights have in common: validations use them, checkpoints contain them."""
+"""Averages of the weights: validations use them, checkpoints contain them."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import AVERAGE, read_all
+from ..errors import ConfigurationError
 from ..module import Run, TrainingModule, Weights
-from .base import Callback
+from .callback import Callback
 
-_HALF = (torch.bfloat16, torch.float16)
+_WIDER = dict.fromkeys((torch.bfloat16, torch.float16), torch.float32)
 
 
 class WeightAverage(Callback):
@@ -45,10 +46,10 @@ class WeightAverage(Callback):
         known = [name for name in names if name in self.average]
         if known:
             averages = [self.average[name] for name in known]
-            parts = _as(averages, weights.parts(known))
-            torch._foreach_lerp_(averages, parts, weight)
+            parts = zip(weights.parts(known), averages, strict=True)
+            torch._foreach_lerp_(averages, [part.to(own.dtype) for part, own in parts], weight)
         for name, part in zip(new, weights.parts(new), strict=True):
-            self.average[name] = _precise(part)
+            self.average[name] = part.to(_WIDER.get(part.dtype, part.dtype), copy=True)
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         self._weights = trainer.weights()
@@ -88,14 +89,71 @@ class WeightAverage(Callback):
         self.load_stored_state(state)
 
 
-def _precise(part: Tensor) -> Tensor:
-    """A copy of a part in the data type of its average."""
-    return part.to(torch.float32 if part.dtype in _HALF else part.dtype, copy=True)
+class EMA(WeightAverage):
+    """Exponential moving average of the trainable parameters: validations of the fit use it.
+
+    After a step, ``average = decay * average + (1 - decay) * parameter``; the first average is the
+    parameters after the first such step. A step that a gradient scaler skips does not count. See
+    :class:`WeightAverage` for what it changes, and for its memory.
+
+    Args:
+        decay: Part of the average that an update keeps, from 0 to below 1.
+        every_n_steps: Number of optimizer steps per update; of batches in manual optimization.
+
+    Raises:
+        ConfigurationError: An argument is out of range.
+
+    Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
+    """
+
+    def __init__(self, decay: float = 0.999, every_n_steps: int = 1) -> None:
+        super().__init__()
+        problems = []
+        if not 0 <= decay < 1:
+            problems.append(f"EMA: decay={decay!r}: give a number from 0 to below 1")
+        if every_n_steps < 1:
+            problems.append(f"EMA: every_n_steps={every_n_steps!r}: give at least 1")
+        if problems:
+            raise ConfigurationError(problems)
+        self.decay, self.every_n_steps = decay, every_n_steps
+
+    def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
+        super().on_fit_start(trainer, module)
+        trainer.has_skipped_step()  # notes the scale
+
+    def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:
+        if trainer.has_skipped_step():
+            return
+        self.count += 1
+        if self.count % self.every_n_steps == 0:
+            self.update(1 - self.decay)
 
 
-def _as(averages: list[Tensor], parts: list[Tensor]) -> list[Tensor]:
-    """Parts in the data types of their averages."""
-    return [
-        part if part.dtype == average.dtype else part.to(average.dtype)
-        for average, part in zip(averages, parts, strict=True)
-    ]
+class StochasticWeightAveraging(WeightAverage):
+    """Mean of the trainable parameters at the ends of the last epochs.
+
+    Validations of the fit use it from the end of ``start_epoch`` on. It does not change learning
+    rates: return ``torch.optim.swa_utils.SWALR`` from ``configure_optimizers``. See
+    :class:`WeightAverage` for what it changes, and for its memory.
+
+    Args:
+        start_epoch: First epoch, counted from 0, whose last weights are averaged.
+
+    Raises:
+        ConfigurationError: The argument is negative.
+
+    Source: https://arxiv.org/abs/1803.05407
+    """
+
+    def __init__(self, start_epoch: int) -> None:
+        super().__init__()
+        if start_epoch < 0:
+            raise ConfigurationError(
+                f"StochasticWeightAveraging: start_epoch={start_epoch!r}: give at least 0"
+            )
+        self.start_epoch = start_epoch
+
+    def on_train_epoch_end(self, trainer: Run, module: TrainingModule) -> None:
+        if trainer.current_epoch >= self.start_epoch:
+            self.count += 1
+            self.update(1 / self.count)

@@ -53,11 +53,9 @@ def _plain(value: Any) -> Any:
 class Logger:
     """Writes the values of a run; override :meth:`write`, and other methods if you need them.
 
-    It is created on every rank, but its methods are called on rank 0 only, in order, in a thread
-    of this logger (see ``in_thread``): open files and connections in :meth:`start`. Training waits
-    for pending calls at the start, at checkpoints and at the end. If a method raises, or does not
-    return for two minutes, a warning says so, and this logger is not called any more; training
-    continues.
+    It is created on every rank, but its methods are called on rank 0 only, by the process that
+    trains: open files and connections in :meth:`start`, and do not wait long. If a method raises, a
+    warning says so, and this logger is not called any more; training continues.
 
     Example::
 
@@ -68,8 +66,6 @@ class Logger:
 
     name: str = ""
     """Name of this logger in the run, unique in ``Trainer(loggers=…)``; default: its class."""
-    in_thread: bool = True
-    """Whether methods are called in a thread of this logger, or in that of training."""
 
     def start(self, run: LoggedRun) -> None:
         """Called before any other method, once per fit."""

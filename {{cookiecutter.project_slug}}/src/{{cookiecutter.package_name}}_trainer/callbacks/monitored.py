@@ -1,0 +1,155 @@
+"""Callbacks that watch a logged value: stop training, and keep the best checkpoints."""
+
+import math
+import operator
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ..checkpoint import BEST, DIRECTORY, copy_linked, point, step_name
+from ..errors import ConfigurationError, UserError, nearest, shown
+from ..launch import collectives
+from ..module import Run, TrainingModule
+from .callback import Callback
+
+Mode = Literal["min", "max"]
+
+
+class Monitored(Callback):
+    """Base of callbacks that watch a logged value.
+
+    Args:
+        monitor: Its name in the logs.
+        mode: ``"min"``: lower values are better; ``"max"``: higher ones.
+        min_delta: The least change that counts as an improvement.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
+
+    def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
+        name = type(self).__name__
+        if mode not in ("min", "max"):
+            raise ConfigurationError(f"{name}: mode={shown(mode)}: give 'min' or 'max'")
+        if not 0 <= min_delta < math.inf:
+            raise ConfigurationError(f"{name}: min_delta={min_delta!r}: give a number from 0 on")
+        self.monitored = self._name = monitor
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._min_delta = min_delta
+
+    def read(self, metrics: Mapping[str, float]) -> float:
+        """The latest value of the main rank, on every rank, so that all decide the same."""
+        if self._name not in metrics:
+            known = nearest(self._name, metrics) if metrics else "; nothing was logged"
+            raise UserError(f"{type(self).__name__}: no value is logged as {self._name!r}{known}")
+        value: float = collectives.broadcast(metrics[self._name])
+        return value
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Whether a value improves on another one; ``None``, and NaN, are worse than any."""
+        if than is None or math.isnan(than):
+            return not math.isnan(value)
+        return self._sign * (than - value) > self._min_delta
+
+
+class EarlyStopping(Monitored):
+    """Stop training when a logged value has not improved for some validations.
+
+    A run that resumes continues to count.
+
+    Args:
+        monitor: Name of the value, such as ``"val_loss"``.
+        patience: Number of validations without an improvement after which training stops.
+        mode: ``"min"``: lower values are better; ``"max"``: higher ones.
+        min_delta: The least change that counts as an improvement.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+        UserError: At the first validation: no such value is logged.
+    """
+
+    def __init__(
+        self, monitor: str, patience: int = 3, mode: Mode = "min", min_delta: float = 0.0
+    ) -> None:
+        if patience < 1:
+            raise ConfigurationError(f"EarlyStopping: patience={patience}: give at least 1")
+        super().__init__(monitor, mode, min_delta)
+        self.patience = patience
+        self.best: float | None = None
+        """The best value so far."""
+        self.waited = 0
+        """Number of validations since the best value."""
+
+    def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
+        value = self.read(trainer.metrics)
+        if self.is_better(value, self.best):
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            since = f"{self.best} for {self.waited} validations"
+            trainer.stop(f"{self.monitored} has not improved on {since}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        best = state["best"]
+        self.best, self.waited = best if best is None else float(best), int(state["waited"])
+
+
+class BestCheckpoint(Monitored):
+    """Keep the checkpoints with the best values, beside the newest ones.
+
+    They are in ``checkpoints/best`` of the run directory, and ``best`` there is a link to the best
+    of them. Their files are hard links to those of the newest checkpoints where the file system
+    supports it, so that nothing is written twice.
+
+    Args:
+        monitor: Name of the value, such as ``"val_loss"``.
+        mode: ``"min"``: lower values are better; ``"max"``: higher ones.
+        k: Number of checkpoints to keep.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+        UserError: At the first validation: no such value is logged.
+    """
+
+    def __init__(self, monitor: str, mode: Mode = "min", k: int = 1) -> None:
+        if k < 1:
+            raise ConfigurationError(f"BestCheckpoint: k={k}: give at least 1")
+        super().__init__(monitor, mode)
+        self.k = k
+        self.kept: list[tuple[float, int]] = []
+        """Value and step of each kept checkpoint, the best first."""
+
+    def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
+        value = self.read(trainer.metrics)
+        folder = trainer.run_directory / DIRECTORY / BEST
+        # Of another run, if this one resumed from it.
+        kept = [each for each in self.kept if (folder / step_name(each[1])).is_dir()]
+        self.kept = [(each[0], each[1]) for each in collectives.broadcast(kept)]
+        better = [each for each in self.kept if not self.is_better(value, each[0])]
+        if len(better) >= self.k or math.isnan(value):
+            return
+        rest = [each for each in self.kept if each not in better and each[1] != trainer.global_step]
+        self.kept = [*better, (value, trainer.global_step), *rest][: self.k]
+        trainer.save_checkpoint(lambda path: self._keep(path, folder, trainer.is_global_zero))
+
+    def _keep(self, checkpoint: Path, folder: Path, is_main: bool) -> None:
+        if not is_main:
+            return
+        folder.mkdir(exist_ok=True)
+        names = {step_name(step) for _, step in self.kept}
+        for each in folder.iterdir():
+            if each.name not in names:
+                shutil.rmtree(each)
+        copy_linked(checkpoint, folder)
+        point(folder.parent.parent / BEST, folder / step_name(self.kept[0][1]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": [list(each) for each in self.kept]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.kept = [(float(value), operator.index(step)) for value, step in state["kept"]]

@@ -1,0 +1,254 @@
+"""Weights & Biases and MLflow, whose values cannot be removed again after a resume."""
+
+import importlib.util
+import json
+import os
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TextIO
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from ..arguments import redaction
+from ..errors import ConfigurationError, one_line
+from ..launch import files
+from .logger import LoggedRun, Logger
+
+_SECONDS_TO_ANSWER = 5.0
+# How long MLflow's client tries to reach a server that does not answer any more, unless the user
+# sets it: training waits for it, by MLflow's defaults for several minutes.
+_MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+class RemoteLogger(Logger):
+    """Base of loggers that continue their run at a service when a run resumes.
+
+    A folder of the run directory, with the name of the logger, has the id of the run at the service
+    (``run.json``) and all values (``values.jsonl``), so that a resume sends none of them again.
+    """
+
+    _values: Path
+    _file: TextIO
+    _last: dict[str, int]
+
+    def server(self) -> str | None:
+        """URL of the service, which must answer before the run is opened; ``None``: no server."""
+        return None
+
+    def open(self, run: LoggedRun, known: str | None) -> str:
+        """Open the run with a known id, or a new one; return its id."""
+        raise NotImplementedError
+
+    def send(self, step: int, values: Mapping[str, float]) -> None:
+        """Send values of a step."""
+        raise NotImplementedError
+
+    def start(self, run: LoggedRun) -> None:
+        """Open the run of the service.
+
+        Raises:
+            ConnectionError: It does not answer within five seconds. Its own client may wait for
+                minutes.
+        """
+        if (url := self.server()) is not None:
+            _check_answer(url)
+        folder = run.directory / self.name
+        folder.mkdir(exist_ok=True)
+        record, self._values = folder / "run.json", folder / "values.jsonl"
+        with self._values.open("a+b") as file:
+            file.seek(0)
+            # Without a line that a process was killed in.
+            file.truncate(file.read().rfind(b"\n") + 1)
+        self._last = {name: step for step, values in self.sent() for name in values}
+        known = json.loads(record.read_text())["id"] if record.exists() else None
+        service_id = self.open(run, known)
+        files.write_private(record, json.dumps({"id": service_id}))
+        self._file = self._values.open("a")
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Send the values that were not sent before a resume."""
+        given = {**values, "epoch": epoch}
+        new = {name: each for name, each in given.items() if self._last.get(name, -1) < step}
+        if new:
+            self._file.write(json.dumps([step, new]) + "\n")
+            self._file.flush()
+            self._last.update(dict.fromkeys(new, step))
+            self.send(step, new)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def sent(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the step and the values of each earlier call."""
+        for line in self._values.read_text().splitlines():
+            step, values = json.loads(line)
+            yield step, values
+
+
+def _check_answer(url: str) -> None:
+    """Raise ConnectionError if a server does not answer; an HTTP or TLS error is an answer."""
+    parts = urlsplit(url)
+    url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    reasons = [f"within {_SECONDS_TO_ANSWER:g} s"]
+
+    def ask() -> None:
+        try:
+            urlopen(url, timeout=2 * _SECONDS_TO_ANSWER).close()  # noqa: S310 (of the user)
+        except Exception as error:
+            reason = getattr(error, "reason", error)
+            if not isinstance(error, HTTPError) and not isinstance(reason, ssl.SSLError):
+                reasons[:] = [f"({one_line(error)})"]
+                return
+        reasons.clear()
+
+    # In a thread: a name server that does not answer has other timeouts.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_SECONDS_TO_ANSWER)
+    if reasons:
+        raise ConnectionError(f"{url} does not answer {reasons[0]}")
+
+
+def require(package: str) -> None:
+    """Raise ConfigurationError if the package of a logger is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigurationError(
+            f"loggers: {package!r} needs the package {package}: make {package}, or "
+            f"pip install '.[{package}]'"
+        )
+
+
+class WandbLogger(RemoteLogger):
+    """A run at Weights & Biases, with the configuration of this run; files are in ``wandb/``.
+
+    W&B cannot continue a run offline: after a resume, the newest ``wandb/offline-run-*`` has all
+    values of the run, and ``wandb sync`` of it replaces what was synced of earlier ones.
+
+    Args:
+        project: Name of the project; default: W&B's own (``WANDB_PROJECT``).
+        mode: ``"offline"``: write files only, for ``wandb sync``; default: W&B's own
+            (``WANDB_MODE``).
+    """
+
+    name = "wandb"
+    _run: Any
+
+    def __init__(
+        self, project: str | None = None, mode: Literal["online", "offline"] | None = None
+    ) -> None:
+        require("wandb")
+        self.project, self.mode = project, mode
+
+    def server(self) -> str | None:
+        """W&B's, or that of ``WANDB_BASE_URL``, unless files are written only."""
+        import wandb
+
+        settings = wandb.setup().settings
+        is_online = (self.mode or settings.mode) == "online"
+        return settings.base_url if is_online else None
+
+    def open(self, run: LoggedRun, known: str | None) -> str:
+        """Open the run."""
+        import wandb
+
+        words, sys.argv = sys.argv, redaction.command(sys.argv)  # W&B records and uploads it
+        try:
+            self._run = wandb.init(
+                project=self.project,
+                name=run.name,
+                id=known,
+                resume="allow",
+                config=dict(run.configuration),
+                dir=str(run.directory),
+                mode=self.mode,
+            )
+        finally:
+            sys.argv = words
+        # W&B's own step cannot stand still, as for a validation after the values of a step.
+        self._run.define_metric("*", step_metric="step")
+        if self._run.offline:
+            for step, values in self.sent():
+                self.send(step, values)
+        return str(self._run.id)
+
+    def send(self, step: int, values: Mapping[str, float]) -> None:
+        """Log values over ``step``."""
+        self._run.log({**values, "step": step})
+
+    def close(self) -> None:
+        """Finish the run."""
+        super().close()
+        self._run.finish()
+
+
+class MLflowLogger(RemoteLogger):
+    """A run of an MLflow experiment, with the configuration of this run as its parameters.
+
+    Args:
+        experiment: Name of the experiment, created if there is none; default: MLflow's own
+            (``MLFLOW_EXPERIMENT_NAME``).
+        tracking_uri: Server or database, such as ``"sqlite:///mlflow.db"``; default: MLflow's own
+            (``MLFLOW_TRACKING_URI``).
+    """
+
+    name = "mlflow"
+    _client: Any
+    _id: str
+
+    def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
+        require("mlflow")
+        self.experiment, self.tracking_uri = experiment, tracking_uri
+
+    def server(self) -> str | None:
+        """The tracking server, unless values are written into a database or files."""
+        import mlflow
+
+        url = self.tracking_uri or mlflow.get_tracking_uri()
+        return url if url.startswith(("http://", "https://")) else None
+
+    def open(self, run: LoggedRun, known: str | None) -> str:
+        """Open the run."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        for name, value in _MLFLOW_PATIENCE.items():
+            os.environ.setdefault(name, value)
+        self._client = client = MlflowClient(self.tracking_uri)
+        if known is not None:
+            client.update_run(known, status="RUNNING")
+            self._id = known
+            return known
+        name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
+        found = client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else client.create_experiment(name)
+        self._id = made = str(client.create_run(experiment, run_name=run.name).info.run_id)
+        client.log_batch(made, params=[Param(*each) for each in _flat("", run.configuration)])
+        return made
+
+    def send(self, step: int, values: Mapping[str, float]) -> None:
+        """Log values of a step."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        sent = [Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=sent)
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        super().close()
+        self._client.set_terminated(self._id)
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Values of a configuration by their dotted names."""
+    if not isinstance(value, Mapping):
+        yield prefix, str(value)
+        return
+    for key, each in value.items():
+        yield from _flat(f"{prefix}.{key}" if prefix else str(key), each)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from ..errors import UserError
-from ..launch import preemption
+from ..launch import signals
 from . import loaders
 
 # Where a DataLoader fetches a map-style batch, and where it re-raises a worker's error.
@@ -43,7 +43,7 @@ def _iterator(loader: Iterable[Any]) -> Iterator[Any]:
     if not getattr(loader, "num_workers", 0):
         return iter(loader)
     context = getattr(loader, "multiprocessing_context", None) or multiprocessing
-    with preemption.block_sigint_in_children(context.get_start_method()):
+    with signals.block_sigint_in_children(context.get_start_method()):
         return iter(loader)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
-from ..launch.preemption import STOP, Preempted, Preemption
+from ..launch.signals import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import check_gradients, rates_to_log

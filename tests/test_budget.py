@@ -19,7 +19,7 @@ LINES = {
     "cli": 1456,
     "data": 2190,
     "errors.py": 111,
-    "launch": 4253,
+    "launch": 3084,
     "legacy.py": 67,
     "logging": 1308,
     "loop": 2022,

@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -89,10 +88,6 @@ def leaves() -> None:
     os._exit(0)
 
 
-def starts_a_thread() -> None:
-    threading.Thread(target=time.sleep, args=(1000,), name="planted").start()
-
-
 def changes_the_directory() -> None:
     Path("elsewhere").mkdir(exist_ok=True)
     os.chdir("elsewhere")
@@ -118,7 +113,6 @@ FAULTS = {
         exits,
         exits_with_3,
         leaves,
-        starts_a_thread,
         changes_the_directory,
         raises,
     )

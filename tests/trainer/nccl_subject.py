@@ -5,14 +5,14 @@ that waits is aborted from a thread of NCCL's own.
 """
 
 import atexit
+import datetime
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from my_project_trainer.launch.devices import accelerator
 from torch import Tensor
 
 from my_project.tasks import image_classifier as classifier
@@ -60,42 +60,33 @@ class AbortsBeside(OverNCCL):
 
 
 class Hangs(classifier.ImageClassifier):
-    """Rank 1 never comes to a collective, in which rank 0 waits as over NCCL: in silence."""
+    """One rank never comes to a collective, in which the other waits as over NCCL: in silence.
 
-    def __init__(self) -> None:
+    Args:
+        rank: which hangs.
+    """
+
+    def __init__(self, rank: int) -> None:
         super().__init__()
+        self.rank = rank
         if "RANK" in os.environ:  # not in the launcher
             pretend_nccl()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 0:  # NCCL itself does not raise an error in time
+            self.group = dist.new_group(timeout=datetime.timedelta(seconds=10_000))
         if batch_idx == 2:
-            if self.global_rank == 1:
+            if self.global_rank == self.rank:
                 wait_for_ever()
-            recorded["pg_status"]["0"]["last_enqueued_collective"] = "8"
-            wait_in_silence()
+            dist.all_reduce(torch.zeros(1), group=self.group)
         return super().training_step(batch, batch_idx)
-
-
-recorded: dict[str, Any] = {
-    "pg_status": {"0": {"last_enqueued_collective": "7", "last_completed_collective": "7"}},
-    "entries": [{"profiling_name": "nccl:all_reduce", "retired": False}],
-}
 
 
 def pretend_nccl() -> None:
     """Have the trainer take the process group, which gloo forms, for one of NCCL's."""
     dist.get_backend_config = lambda group=None: "cpu:gloo,cuda:nccl"
     dist.destroy_process_group = lambda group=None: time.sleep(10_000)
-    accelerator.check_one_each = lambda device: None
-    from my_project_trainer.launch.failures import nccl_watch as watch
-
-    watch._set_nccl_timeout = lambda seconds: None
-    watch._recorded = lambda **which: recorded
 
 
 def wait_for_ever() -> None:
     time.sleep(10_000)
-
-
-def wait_in_silence() -> None:
-    threading.Event().wait(10_000)

@@ -143,21 +143,6 @@ def test_hydra() -> None:
     )
 
 
-def test_hydra_on_one_node_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.mpi, "_hydra_proxy", lambda: "hydra-node-a-123-4567")
-    alone = {"PMI_RANK": "1", "PMI_SIZE": "2"}
-    layout = cluster.detect(HYDRA | alone)
-    assert (layout.rank, layout.local_rank, layout.num_nodes) == (1, 1, 1)
-    assert (layout.main_address, layout.main_port) == ("127.0.0.1", 0)
-    assert layout.launch_id == "hydra-node-a-123-4567"
-    monkeypatch.setattr(cluster.mpi, "_hydra_proxy", lambda: None)
-    assert cluster.detect(HYDRA | alone | MASTER).main_port == 29500
-    with pytest.raises(
-        ConfigurationError, match="hydra: 1 node, but the address of rank 0 is unknown"
-    ):
-        cluster.detect(HYDRA | alone)
-
-
 def test_srun_wins_over_hydra_where_it_has_started_the_ranks() -> None:
     """Its own plugins set PMI's variables; hydra inside a step sets more."""
     assert cluster.detect(STEP | PMI2).source == "srun"

@@ -68,7 +68,8 @@ from cluster_environments import (
         ),
         (
             LAUNCHED | {"LOCAL_RANK": "2"},
-            "environment: local rank 2 of 2 (counted from 0) is invalid; the launch is broken",
+            "environment: rank 1 of 2, local rank 2 of 2, node 0 of 1 (counted from 0) are "
+            "impossible (at most 1048576 processes); the launch is broken",
         ),
         (
             MPIRUN,
@@ -91,11 +92,12 @@ from cluster_environments import (
         ),
         (
             ON_EACH_NODE | {"NODE_RANK": "2"},
-            "nodes: rank 2 of 2 (counted from 0) is invalid; the launch is broken",
+            "nodes: rank 2 of 2, local rank 0 of 1, node 2 of 2 (counted from 0) are impossible "
+            "(at most 1048576 processes); the launch is broken",
         ),
         (
             HYDRA,
-            "hydra: 2 nodes, but the address of rank 0 is unknown; start them with "
+            "hydra: the address of rank 0 is unknown; start the ranks with "
             "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500",
         ),
         (

@@ -10,8 +10,8 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 from my_project_trainer import launch, legacy, strategies
+from my_project_trainer.launch import reports
 from my_project_trainer.launch.cluster import detection
-from my_project_trainer.launch.failures import reports
 from tests.project import PACKAGE, ROOT, run
 
 from my_project.tasks import gan
@@ -91,7 +91,7 @@ print(json.dumps({
     "file": strategies.__file__,
     "made": {name: type(strategies.create(name, {})).__name__ for name in strategies.names()},
     "overview": [line.split()[0] for line in strategy_help.overview().splitlines()],
-    "sources": [source.name for source in detection._SOURCES],
+    "sources": [source.name for source in detection.SOURCES],
     "variables": sorted(environment.KNOWN),
     "modes": sorted(legacy.MODES),
     "elsewhere": other_trainers.STRATEGIES,
@@ -155,7 +155,7 @@ def test_sources_are_asked_in_their_order():
     order += ["srun", "environment", "nodes", "none"]
     engines = {each.name for engine in HERE for each in declared(engine).cluster_sources}
     absent = {"horovod", "deepspeed"} - engines
-    assert [each.name for each in detection._SOURCES] == [
+    assert [each.name for each in detection.SOURCES] == [
         name for name in order if name not in absent
     ]
 
@@ -267,8 +267,8 @@ class EngineError(RuntimeError):
 
 
 def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
-    assert not reports._is_lost_peer(EngineError("aborted"))
-    assert reports._is_lost_peer(EngineError("aborted"), ["EngineError"])
+    assert not reports.is_lost_peer(EngineError("aborted"))
+    assert reports.is_lost_peer(EngineError("aborted"), ["EngineError"])
 
     class Mine(trainer.SingleDevice):
         lost_peer_errors = ("EngineError",)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from my_project_trainer.errors import UserError
-from my_project_trainer.launch.failures import reports
+from my_project_trainer.launch import reports
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
 # A rank fails, and a fraction of a second later another one, which has lost it.
@@ -28,11 +28,10 @@ def test_the_first_of_two_failures_within_a_second_is_known(
 ) -> None:
     monkeypatch.setenv("TRAINER_FAILURE_DIR", str(tmp_path))
     monkeypatch.setenv("TRAINER_PARENT_PID", "1")
-    monkeypatch.setattr(reports, "_hide_traceback", lambda error: None)
+    monkeypatch.setattr(reports.signals, "hide_traceback", lambda is_hidden: None)
     for rank in MOMENTS:
         _fail(rank, UserError(f"from {rank}"), monkeypatch)
-    first = reports.first_report(tmp_path)
-    assert first is not None
+    first = reports.failures(tmp_path)[0]
     assert (first.rank, first.code, first.lines) == (1, 2, ["from 1"])
 
 

@@ -93,12 +93,11 @@ def test_a_rank_that_a_fault_ends_is_shown_with_its_stack(tmp_path, launcher, co
     assert ended.last == "rank 1 was killed by SIGSEGV"
 
 
-def test_when_a_rank_aborts_it_is_said_where_the_others_stand(tmp_path):
-    # So NCCL ends a rank that has waited too long for another.
+def test_a_rank_that_aborts_is_named_though_its_peer_waits(tmp_path):
     ended = fail("ddp_fork", "aborts", tmp_path, rank=0)
     assert ended.last == "rank 0 was killed by SIGABRT"
-    assert re.search(r"in training_step\n  File .* in aborts\nrank 1 stands at:\n", ended.error)
-    assert ended.error.splitlines()[-2].endswith(" in _engine_run_backward")
+    assert ended.error.startswith("rank 0 stood at:\n")
+    assert ended.error.splitlines()[-2].endswith(" in aborts")
 
 
 # --- a rank that hangs ---------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
     """One rank alone is said to hang, where it does, and in time."""
     assert ended.seconds < TIMEOUT + MORE
     assert ended.code == 1
-    pattern = r"^rank (\d) \(process \d+\) [a-z ]+, at:\n((?:  File .*\n)+)"
+    pattern = r"^rank (\d) \(process \d+\) [a-z ]+ at:\n((?:  File .*\n)+)"
     [(number, stack)] = re.findall(pattern, ended.error, re.M)
     assert int(number) == rank
     calls = [line.rpartition(" in ")[2] for line in stack.splitlines()]
@@ -119,9 +118,9 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
         assert calls[-2:] == ["training_step", fault]
     others = " and ".join(str(each) for each in range(processes) if each != rank)
     names = f"ranks {others}" if processes > 2 else f"rank {others}"
-    verdict = f"rank {rank} hangs: {names} timed out (Timed out waiting 5000ms for "
-    assert [line for line in ended.error.splitlines() if line.startswith(verdict)]
-    assert f"{names} waited at:\n" in ended.error
+    assert ended.last.startswith(f"rank {rank} hangs: {names} timed out (Timed out waiting 5000ms ")
+    for each in others.split(" and "):
+        assert f"rank {each} waited at:\n" in ended.error
 
 
 @pytest.mark.parametrize(
@@ -138,10 +137,7 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
             pytest.param(launcher, fault, rank, processes, marks=[slow, pytest.mark.exhaustive])
             for launcher, fault, rank, processes in [
                 ("ours", "is_stopped", 1, 2),
-                ("torchrun", "holds_the_interpreter", 1, 2),
                 ("ours", "holds_the_interpreter", 0, 2),
-                ("torchrun", "is_stopped", 0, 3),
-                ("torchrun", "loops", 1, 2),
                 ("ddp_spawn", "loops", 1, 3),
                 ("ddp_fork", "is_stopped", 1, 2),
                 ("ddp_fork", "holds_the_interpreter", 0, 3),
@@ -152,9 +148,19 @@ def assert_accused(ended: Ended, fault: str, rank: int, processes: int) -> None:
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path, launcher, fault, rank, processes):
     ended = fail(launcher, fault, tmp_path, rank, processes)
     assert_accused(ended, fault, rank, processes)
-    if launcher != "torchrun":
-        assert ended.last.startswith(f"rank {rank} hangs")
-        assert "Traceback" not in ended.error
+    assert "Traceback" not in ended.error
+
+
+@slow
+@pytest.mark.parametrize(
+    "fault", ["loops", pytest.param("holds_the_interpreter", marks=pytest.mark.exhaustive)]
+)
+def test_with_torchrun_a_rank_that_hangs_prints_its_stack(tmp_path, fault):
+    ended = fail("torchrun", fault, tmp_path)
+    assert ended.seconds < TIMEOUT + MORE
+    assert ended.code == 1
+    [printed] = re.findall(r"^Timeout .*\n(?:Thread .*\n|  File .*\n|\n)+", ended.error, re.M)
+    assert re.search(rf" in {fault}\n  File .* in training_step\n", printed)
 
 
 @slow
@@ -164,15 +170,15 @@ def test_a_rank_that_came_late_to_where_all_wait_is_not_accused(tmp_path):
     done = run(
         command("ours", tmp_path, *late, processes=3, timeout=15), cwd=tmp_path, extra=at_root()
     )
-    assert re.search(r"^rank 1 \(process \d+\) waits, at:\n", done.stderr, re.M)
-    assert done.stderr.splitlines()[-1].startswith("rank 0 hangs: rank 2 timed out (")
+    assert re.search(r"^rank 1 (waited|\(process \d+\) stands) at:\n", done.stderr, re.M)
+    assert re.match(r"rank 0 hangs: ranks? (1 and )?2 timed out \(", done.stderr.splitlines()[-1])
 
 
 @slow
 @pytest.mark.parametrize(
     "launcher",
     [
-        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in LAUNCHERS[1:3]),
+        pytest.param("ddp_spawn", marks=pytest.mark.exhaustive),
         *("ours", "ddp_fork"),
     ],
 )
@@ -192,7 +198,7 @@ def test_a_rank_that_is_stopped_at_any_moment_is_named(tmp_path, launcher, secon
         process.kill()
         process.communicate()
     assert process.returncode == 1
-    assert re.search(r"^rank 1 \(process \d+\) is stopped, at:\n  File ", error, re.M)
+    assert re.search(r"^rank 1 \(process \d+\) is stopped at:\n  File ", error, re.M)
     assert "rank 1 hangs: rank 0 timed out" in error
     assert_nothing_left(tmp_path)
 

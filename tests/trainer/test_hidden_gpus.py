@@ -1,33 +1,20 @@
 """A machine has GPUs and torch cannot use them: the line that says why."""
 
-import ctypes
 import os
 from pathlib import Path
-from typing import Any
 
 import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch.devices import accelerator, hidden_gpus
+from my_project_trainer.launch.devices import hidden_gpus
 
 HAVE = "this machine has 2 GPUs, which torch cannot use: "
 
 
-class Library:
-    """What of the driver's library is asked."""
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-
-    def cuDriverGetVersion(self, given: Any) -> int:
-        given._obj.value = self.version
-        return 0
-
-
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of two GPUs, with a driver for CUDA 13.1 and a torch for CUDA 13.0."""
+    """A machine of two GPUs."""
     for number in (0, 1):
         (tmp_path / "gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
         (tmp_path / f"nvidia{number}").touch()
@@ -35,7 +22,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(hidden_gpus, "_DRIVER", tmp_path / "gpus")
     monkeypatch.setattr(hidden_gpus, "_DEVICES", tmp_path)
     hidden_gpus.warn.cache_clear()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(13010))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -75,47 +61,9 @@ def test_a_container_without_them(machine: Path) -> None:
 
 
 def test_no_permission(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, flags: int) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     line = hidden_gpus.describe()
-    assert line.startswith(f"{HAVE}{machine}/nvidia0 cannot be opened (Operation not permitted); ")
-
-
-TOO_OLD = (
-    f"its driver supports CUDA 12.2 at most, and torch {torch.__version__} is built for CUDA 13.0; "
-    "update the driver, or install torch for CUDA 12 (make setup VARIANT=cu126)"
-)
-
-
-def test_too_old_a_driver_is_refused_though_torch_finds_the_gpus(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # as NVML has it
-    assert accelerator.choose_accelerator("gpu") == accelerator.choose_accelerator("auto") == "cuda"
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(12020))
-    assert accelerator.choose_accelerator("auto") == "cpu"
-    with pytest.raises(ConfigurationError) as raised:
-        accelerator.choose_accelerator("gpu")
-    assert raised.value.problems == [f"accelerator='gpu': {HAVE}{TOO_OLD}"]
-
-
-def test_an_older_minor_version_of_the_driver_will_do(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(12000))
-    assert hidden_gpus.too_old() is None
-
-
-def test_no_driver_s_library(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    line = hidden_gpus.describe()
-    assert line.startswith(f"{HAVE}the driver's library libcuda.so.1 is not found; in a container")
+    assert line.startswith(f"{HAVE}{machine}/nvidia0 cannot be opened; in a SLURM job ask for ")
 
 
 def test_otherwise_torch_is_asked(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from my_project_trainer.launch import interruption, outcome
+from my_project_trainer.launch import outcome, signals
 from tests.project import PACKAGE, PATIENCE, fit, run, start
 
 from preemption_subject import steps_of
@@ -198,7 +198,7 @@ def test_a_script_ends_with_the_line_and_no_traceback(tmp_path, devices):
 )
 def test_the_command_resumes_the_run_alone(options):
     words = ["python", "-m", "p", "fit", *options, "--data.path", "my file"]
-    assert interruption.resuming(words, "runs/new") == [
+    assert signals.resuming(words, "runs/new") == [
         *("python", "-m", "p", "fit", "--data.path", "my file"),
         *("--trainer.resume", "runs/new"),
     ]
@@ -206,11 +206,11 @@ def test_the_command_resumes_the_run_alone(options):
 
 def test_the_command_is_quoted(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "p", "fit", "--data.path", "my file"])
-    assert str(interruption.Interrupted(7, "runs/a b", True)) == (
+    assert str(signals.Interrupted(7, "runs/a b", True)) == (
         "interrupted: saved after step 7; resume with: "
         "python -m p fit --data.path 'my file' --trainer.resume 'runs/a b'"
     )
-    assert str(interruption.Interrupted(7, "runs/a", False)) == (
+    assert str(signals.Interrupted(7, "runs/a", False)) == (
         "interrupted: saved after step 7; resume with: Trainer(resume='runs/a')"
     )
 
@@ -224,6 +224,6 @@ def test_another_launcher_starts_the_command_again(monkeypatch):
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    assert str(interruption.Interrupted(7, "runs/a", True)).endswith(
+    assert str(signals.Interrupted(7, "runs/a", True)).endswith(
         "resume with: the same launcher and python -m p fit --trainer.resume runs/a"
     )

@@ -14,7 +14,7 @@ import pytest
 import torch
 from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.errors import UserError
-from my_project_trainer.launch.failures import machine
+from my_project_trainer.launch import machine
 from tests.project import run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset

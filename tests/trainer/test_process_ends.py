@@ -14,7 +14,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.launch import outcome, preemption
+from my_project_trainer.launch import outcome, signals
 from tests.project import PATIENCE, environment, fit, run, start
 
 import test_lineage
@@ -100,19 +100,6 @@ def test_training_continues_when_nothing_reads_its_output(tmp_path, devices):
     assert checkpoint.resolve(tmp_path / "runs" / "run").name == f"step-0000000{6 // devices}"
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_thread_that_is_left_over_does_not_keep_the_process(tmp_path, devices):
-    arguments = command("starts_a_thread", devices)
-    done = run(arguments, cwd=tmp_path, extra=at_root() | {"TRAINER_EXIT_SECONDS": "1"})
-    assert done.returncode == 0, done.stderr
-    rank = "rank 0: " if devices > 1 else ""
-    assert done.stderr.splitlines()[-1] == (
-        f"{rank}note: ended though threads of the program are still running: planted; end them, or "
-        "start them with daemon=True"
-    )
-    assert checkpoint.resolve(tmp_path / "runs" / "run").name == "step-00000004"
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_changed_directory_changes_no_path(tmp_path, devices):
     arguments = command("changes_the_directory", devices)
@@ -168,12 +155,12 @@ def test_a_terminal_that_is_closed_lets_the_run_save(tmp_path):
 def test_nohup_stays_in_force(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert preemption.is_ignored(signal.SIGHUP)
-        with preemption.Preemption().recording_signals():
+        assert signals.is_ignored(signal.SIGHUP)
+        with signals.Preemption().recording_signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert not preemption.is_ignored(signal.SIGTERM)
+    assert not signals.is_ignored(signal.SIGTERM)
 
 
 SAVES = """

@@ -1,14 +1,18 @@
-"""What is said of a rank that hangs or fails: by its stack, its error, the other nodes."""
+"""What is said of a rank that hangs or fails: by its stack and its error."""
 
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from my_project_trainer.launch.failures import reports as failures
-from my_project_trainer.launch.failures import stacks, watchdog
+from my_project_trainer.launch import hangs, reports
+from my_project_trainer.launch.watch import Place, Watcher
+from tests.project import run
+
+from processes import at_root
 
 
 def lost() -> RuntimeError:
@@ -30,22 +34,56 @@ def raised_for(first: Exception, then: Exception, explicit: bool) -> Exception:
 @pytest.mark.parametrize("explicit", [True, False])
 def test_an_error_counts_as_what_it_was_raised_for(explicit):
     of_user = raised_for(lost(), ValueError("while averaging"), explicit)
-    assert failures._is_lost_peer(of_user)
-    assert failures._reason(of_user) == "Connection closed by peer [127.0.0.1]:1253"
-    assert not failures._is_lost_peer(raised_for(ValueError("mine"), lost(), explicit))
+    assert reports.is_lost_peer(of_user)
+    assert reports.reason(of_user) == "Connection closed by peer [127.0.0.1]:1253"
+    assert not reports.is_lost_peer(raised_for(ValueError("mine"), lost(), explicit))
 
 
-def test_a_stack_is_read_from_its_file(tmp_path):
-    printer = stacks.Printer(tmp_path / "stack", fatal_too=True)
+def test_a_stack_is_printed_on_a_signal(tmp_path):
+    timer, path = hangs.HangTimer(), tmp_path / "stack"
+    timer.arm(600, path)
     try:
-        calls = stacks.request(os.getpid(), tmp_path / "stack").splitlines()
+        calls = hangs.request(os.getpid(), path).splitlines()
+        assert not hangs.has_timed_out(path)
     finally:
-        printer.close()
+        timer.disarm()
     assert [call.rpartition(" in ")[2] for call in calls[-2:]] == [
-        "test_a_stack_is_read_from_its_file",
+        "test_a_stack_is_printed_on_a_signal",
         "request",
     ]
-    assert stacks.of_fault(tmp_path / "stack") == ""
+
+
+TIMED = """
+import sys, time
+from pathlib import Path
+from PACKAGE_trainer.launch import hangs
+hangs._MARGIN_SECONDS = 0
+hangs.timer.arm(1.5, Path("stack") if len(sys.argv) > 1 else None)
+time.sleep(2)  # before the first batch it may take any time
+for _ in range(20):
+    hangs.timer.note_batch()
+    time.sleep(0.2)
+hangs.timer.pause()
+time.sleep(2)
+hangs.timer.note_batch()
+def hang():
+    time.sleep(600)
+hang()
+"""
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+def test_the_timer_ends_a_batch_that_takes_too_long_and_nothing_else(tmp_path, to_file):
+    code = TIMED.replace("PACKAGE", reports.__name__.partition("_trainer")[0])
+    done = run(["-c", code, *["file"] * to_file], cwd=tmp_path, extra=at_root())
+    assert done.returncode == 1
+    if not to_file:
+        assert done.stderr.startswith("Timeout (0:00:01.500000)!")
+        assert ' in hang\n  File "<string>"' in done.stderr
+        return
+    assert done.stderr == ""
+    assert hangs.has_timed_out(tmp_path / "stack")
+    assert hangs.printed(tmp_path / "stack").endswith(" in hang")
 
 
 FAULT = """\
@@ -61,6 +99,9 @@ Current thread 0x2 (most recent call first):
   File "external.py", line 28 in run_external
   File "cli.py", line 1 in main
 
+Thread 0x3 (most recent call first):
+  File "threading.py", line 1 in wait
+
 Extension modules: numpy (total: 1)
 """
 
@@ -72,9 +113,10 @@ def test_a_fault_s_stack_is_that_of_its_thread(tmp_path):
   File "external.py", line 28 in run_external
   File "model.py", line 9 in outer
   File "model.py", line 2 in inner"""
-    assert stacks.of_fault(tmp_path / "stack") == expected
-    assert not stacks.is_in_collective(expected)
-    assert stacks.is_in_collective(f'{expected}\n  File "/v/torch/distributed/x.py", line 1 in f')
+    assert hangs.printed(tmp_path / "stack") == expected
+    assert hangs.printed(tmp_path / "none") == ""
+    assert not hangs.waits_for_peers(expected)
+    assert hangs.waits_for_peers(f'{expected}\n  File "/v/torch/distributed/x.py", line 1 in f')
 
 
 WAITS = """\
@@ -85,51 +127,65 @@ data = next(batches)
 """
 
 
-def test_a_gpu_is_waited_for_where_a_value_is_read(tmp_path):
+def test_a_gpu_is_waited_for_where_a_value_is_read(tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text(WAITS)
     places = [f'  File "{tmp_path}/model.py", line {line} in step' for line in (1, 2, 3, 4)]
-    waits = [stacks.is_in_collective(f"  File x\n{place}", on_gpu=True) for place in places]
-    assert waits == [True, True, True, False]
-    assert not any(stacks.is_in_collective(place) for place in places)
-    assert not stacks.is_in_collective('  File "gone.py", line 1 in step', on_gpu=True)
-
-
-def test_a_rank_that_waits_for_its_gpu_is_not_said_to_hang(tmp_path, monkeypatch):
-    """Rank 1 stands in `item()`, rank 2 elsewhere: rank 2 is the one that hangs."""
-    (tmp_path / "model.py").write_text(WAITS)
-    stands = {"1": 1, "2": 4}
-
-    def ask(process: int, path: Path) -> str:
-        return f'  File "{tmp_path}/model.py", line {stands[path.parent.name]} in step'
-
-    monkeypatch.setattr(watchdog.stacks, "request", ask)
-    monkeypatch.setattr(watchdog._Peer, "state", lambda self: "S")
-    guard = watchdog.Watchdog()
-    guard._peers = [
-        watchdog._Peer(rank, "here", os.getpid(), "", str(tmp_path / str(rank))) for rank in (1, 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [hangs.waits_for_peers(f"  File x\n{place}") for place in places] == [
+        *(True, True, True, False)
     ]
-    guard._losses = {0: "  File x"}
-    for on_gpu, fates in ((True, "rank 2 hangs"), (False, "rank 1 hangs, rank 2 hangs")):
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda on_gpu=on_gpu: on_gpu)
-        told = guard.describe_hang("timed out")
-        assert told.splitlines()[-1] == f"{fates}: rank 0 timed out (timed out)"
+    assert not hangs.waits_for_peers('  File "gone.py", line 1 in step')
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not any(map(hangs.waits_for_peers, places))
 
 
-def test_a_process_that_cannot_be_asked_is_said_to(tmp_path):
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    (tmp_path / "stack").touch()
-    assert stacks.request(process.pid, tmp_path / "stack") == "  (unknown: No such process)"
+def test_a_process_that_prints_no_stacks_is_not_signaled(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert hangs.request(process.pid, tmp_path / "stack") == "  (unknown)"
+    assert process.returncode == 1  # of input(), and not -SIGUSR2
 
 
-def test_where_none_hangs_here_the_other_nodes_are_named():
-    def rank(number: int, host: str) -> Any:
-        return watchdog._Peer(number, f"{host} pid:[1]", 1, "1", "none")
+# --- which rank is named -------------------------------------------------------------------------
 
-    guard = watchdog.Watchdog()
-    guard._peers_on_other_nodes = [
-        rank(number, host) for number, host in enumerate(("b", "b", "c"))
-    ]
-    assert guard.other_nodes_hint() == "no rank on this node hangs: look at b and c"
-    guard._peers_on_other_nodes = []
-    assert guard.other_nodes_hint() is None
+WAITS_AT = """\
+Timeout (0:00:10)!
+Thread 0x1 (most recent call first):
+  File "torch/distributed/x.py", line 1 in f
+"""
+HANGS_AT = WAITS_AT.replace("torch/distributed", "model")
+ABORTED = WAITS_AT.replace("Timeout (0:00:10)!", "Fatal Python error: Aborted\n")
+
+
+class Ended:
+    """A rank that has ended."""
+
+    pid = 2**22 + 1
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def poll(self) -> int:
+        return self.code
+
+
+@pytest.mark.parametrize(
+    ("codes", "stacks", "last"),
+    [
+        ((1, 1), (WAITS_AT, HANGS_AT), "rank 1 hangs: rank 0 timed out ("),
+        ((1, 1, 1), (HANGS_AT, WAITS_AT, WAITS_AT), "rank 0 hangs: ranks 1 and 2 timed out ("),
+        ((1, 1, 1), (WAITS_AT, HANGS_AT, HANGS_AT), "ranks 1 and 2 hang: rank 0 timed out ("),
+        ((-signal.SIGABRT, 1), (ABORTED, HANGS_AT), "rank 1 hangs: rank 0 timed out ("),
+        ((-signal.SIGABRT, 1), (ABORTED, WAITS_AT), "rank 0 waited for peers until a timeout"),
+        ((1, -signal.SIGABRT), (WAITS_AT, FAULT), "rank 1 was killed by SIGABRT"),
+        ((1, 3), (WAITS_AT, ""), "rank 1 exited with code 3"),
+    ],
+)
+def test_the_rank_is_named_for_which_the_others_wait(
+    tmp_path: Path, codes: tuple[int, ...], stacks: tuple[str, ...], last: str
+) -> None:
+    for rank, text in enumerate(stacks):
+        reports.stack_file(tmp_path, rank).write_text(text)
+    ended = [Ended(code) for code in codes]
+    failure = Watcher(lambda: ended, "fork", Place(len(codes), tmp_path)).watch()
+    assert failure is not None
+    assert failure.message.splitlines()[-1].startswith(last)

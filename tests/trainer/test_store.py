@@ -1,10 +1,8 @@
 """The store of a launch on one node: a file that nobody else can open, and that is removed."""
 
 import datetime
-import fcntl
 import os
 import stat
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,8 +51,6 @@ def layout(rank: int, launch: str) -> object:
 def test_ranks_of_another_launcher_meet_in_a_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SLURM_SUBMIT_DIR", raising=False)
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
     undo: list[object] = []
     monkeypatch.setattr(
@@ -66,24 +62,17 @@ def test_ranks_of_another_launcher_meet_in_a_private_folder(
         stores = list(executor.map(lambda each: rendezvous.connect_store(each, long), ranks))
     (folder,) = tmp_path.glob("trainer-store-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    told = tmp_path / ".rendezvous-1.0.0"
-    assert told.read_text() == str(folder)
-    assert stat.S_IMODE(told.stat().st_mode) == 0o600
     assert len(stores) == 2
     for (function, *arguments), how in undo:
         function(*arguments, **how)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_user_may_have_made_is_refused(
+def test_a_folder_that_others_can_open_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SLURM_SUBMIT_DIR", raising=False)
-    told, folder = tmp_path / ".rendezvous-x", tmp_path / "folder"
-    told.write_text(str(folder))
-    with pytest.raises(errors.UserError, match="which this rank cannot see"):
-        rendezvous.connect_store(layout(1, "x"), SOON)
+    monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"trainer-store-{os.geteuid()}-x"
     folder.mkdir(mode=0o755)
     with pytest.raises(errors.UserError, match="is not a folder that only this user can open"):
         rendezvous.connect_store(layout(1, "x"), SOON)
@@ -91,53 +80,38 @@ def test_what_another_user_may_have_made_is_refused(
     with pytest.raises(errors.UserError, match=r"rank 0 did not join within 0\.2 s"):
         rendezvous.connect_store(layout(1, "x"), SOON)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(errors.UserError, match=r"was written by another user \(id \d+\)"):
+    (tmp_path / "trainer-store-12345-x").mkdir(mode=0o700)
+    with pytest.raises(errors.UserError, match="is not a folder that only this user can open"):
         rendezvous.connect_store(layout(1, "x"), SOON)
 
 
-def test_a_rank_that_is_stopped_with_the_store_s_lock_does_not_hold_the_others_for_ever(
+def test_a_port_that_another_user_has_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = tmp_path / "store"
-    (tmp_path / "present-1").touch()
-    monkeypatch.setenv(cluster.STORE, str(store))
-    rank = cluster.Layout(world_size=2, local_world_size=2, source="environment")
-    with store.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # as a rank would that is stopped just then
-        with pytest.raises(errors.UserError) as raised:
-            rendezvous.connect_store(rank, SOON)
-    assert raised.value.problems == [
-        f"{store} was locked for 0.2 s: a rank may be stopped (SIGSTOP, or a debugger) while it "
-        "holds the lock of the store's file"
-    ]
+    path = tmp_path / ".rendezvous-x"
+    with pytest.raises(errors.UserError, match=r"did not write its port to .* within 0\.2 s"):
+        rendezvous._await_address(path, SOON)
+    path.write_text("1")
+    assert rendezvous._await_address(path, SOON) == "1"
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(errors.UserError, match=r"was written by another user \(id \d+\)"):
+        rendezvous._await_address(path, SOON)
 
 
-def test_what_waits_in_the_kernel_is_ended_from_another_thread() -> None:
-    told: list[str] = []
-    ended = threading.Event()
-
-    def end(error: Exception) -> None:
-        told.append(str(error))
-        ended.set()
-
-    with rendezvous.exit_if_stuck(0.05, end):
-        assert ended.wait(600)
-    assert told == [
-        "initializing the process group did not finish within 0.05 s: a rank may be stopped "
-        "(SIGSTOP, or a "
-        "debugger) while it holds the lock of the store's file"
-    ]
-    with rendezvous.exit_if_stuck(600, end):
-        pass
-    assert len(told) == 1
+LIMITED = f"""
+import fcntl, os
+from {PACKAGE}_trainer.launch import hangs
+fcntl.flock(os.open("lock", os.O_CREAT), fcntl.LOCK_EX)
+with hangs.limited(600):
+    pass
+with hangs.limited(0.2):
+    fcntl.flock(os.open("lock", os.O_CREAT), fcntl.LOCK_EX)
+"""
 
 
-def test_a_rank_that_is_ended_so_tells_why() -> None:
-    """At once, whatever its other threads wait for."""
-    code = (
-        f"import threading; from {PACKAGE}_trainer import launch, UserError\n"
-        "threading.Thread(target=launch.end_process, args=[UserError('stuck')]).start()\n"
-        "threading.Event().wait()"
-    )
-    done = run(["-c", code], extra={"RANK": "3"})
-    assert (done.returncode, done.stderr) == (2, "rank 3: error: stuck\n")
+def test_what_waits_in_the_kernel_is_ended_with_its_stack(tmp_path: Path) -> None:
+    """So the others wait for a rank that is stopped while it has locked the store's file."""
+    done = run(["-c", LIMITED], cwd=tmp_path, extra=at_root())
+    assert done.returncode == 1
+    assert done.stderr.startswith("Timeout (0:00:00.200000)!")
+    assert 'File "<string>", line 8 in <module>' in done.stderr

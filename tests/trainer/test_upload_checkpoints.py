@@ -13,7 +13,7 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from my_project_trainer import ConfigurationError, Trainer, callbacks, checkpoint
 from my_project_trainer.callbacks import BestCheckpoint, UploadCheckpoints
-from my_project_trainer.launch import preemption
+from my_project_trainer.launch import signals
 from my_project_trainer.launch.files import write_private
 
 import callback_subject as subject
@@ -178,7 +178,7 @@ def test_a_preempted_run_uploads_what_it_has_saved(tmp_path: Path) -> None:
             if trainer.global_step == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(preemption.Preempted):
+    with pytest.raises(signals.Preempted):
         fit(UploadCheckpoints(f"file://{tmp_path}/store"), Preempt(), max_steps=10**6)
     there = checkpoint.complete(tmp_path / "store" / "run" / "checkpoints")
     here = checkpoint.complete(tmp_path / "runs" / "run" / "checkpoints")

@@ -9,25 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from my_project_trainer.launch import subprocesses
+from my_project_trainer.launch import reports, start
 from my_project_trainer.launch.cluster import Layout
-from my_project_trainer.launch.failures import reports, watchdog
-from my_project_trainer.launch.failures.watcher import Place, Watcher, threads_each
+from my_project_trainer.launch.watch import Place, Watcher
 
 
 def report(folder: Path, rank: int, time: float) -> None:
     """Report a failure as a rank does."""
     told = {"rank": rank, "time": time, "code": 1, "message": f"failed at {time}"}
-    more = {"is_user_error": False, "is_final": True}
-    (folder / f"rank-{rank}.json").write_text(json.dumps(told | more))
+    (folder / f"rank-{rank}.json").write_text(json.dumps(told))
 
 
 @pytest.mark.parametrize("first", range(3))
 def test_the_first_failure_is_shown(tmp_path: Path, first: int) -> None:
     for rank in range(3):
         report(tmp_path, rank, time=100.0 + (rank - first) % 3)
-    found = reports.first_report(tmp_path)
-    assert found is not None
+    found = reports.failures(tmp_path)[0]
     assert (found.rank, found.message) == (first, "failed at 100.0")
 
 
@@ -51,14 +48,14 @@ sys.exit(3)
 def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ranks: list[subprocess.Popen[bytes]] = []
 
-    def start() -> list[subprocess.Popen[bytes]]:
+    def begin() -> list[subprocess.Popen[bytes]]:
         for code in (FAILS, IGNORES):
             command = [sys.executable, "-S", "-c", code, str(tmp_path / "ignores")]
             ranks.append(subprocess.Popen(command, process_group=0))
         return ranks
 
     try:
-        failure = Watcher(start, "fork", Place(2, tmp_path), grace_seconds=0.2).watch()
+        failure = Watcher(begin, "fork", Place(2, tmp_path), grace_seconds=0.2).watch()
         assert failure is not None
         assert (failure.rank, failure.code) == (0, 3)
         assert [rank.poll() for rank in ranks] == [3, -signal.SIGKILL]
@@ -79,26 +76,12 @@ def test_ranks_share_the_cores_unless_omp_num_threads_is_set(
         def __init__(self, command: list[str], env: dict[str, str], **options: Any) -> None:
             given.append(env)
 
-    monkeypatch.setattr(subprocesses.subprocess, "Popen", Started)
+    monkeypatch.setattr(start.subprocess, "Popen", Started)
     monkeypatch.setattr(os, "cpu_count", lambda: 13)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if own is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", own)
-    subprocesses._start_all(Place(3, tmp_path, Layout()), tmp_path)
+    start._start_copies(Place(3, tmp_path, Layout()), tmp_path)
     assert [each["OMP_NUM_THREADS"] for each in given] == [own or "4"] * 3
     assert [each["RANK"] for each in given] == ["0", "1", "2"]
-    assert threads_each(99) == "1"
-
-
-# --- peers ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="start times are in /proc")
-def test_a_later_process_with_the_same_id_is_not_the_rank() -> None:
-    status = watchdog._status(os.getpid())
-    assert status is not None
-    _, started = status
-    peer = watchdog._Peer(1, "here", os.getpid(), started, "")
-    later = watchdog._Peer(1, "here", os.getpid(), str(int(started) - 1), "")
-    assert peer.state() is not None
-    assert later.state() is None
+    assert start.threads_each(99) == "1"

@@ -3,7 +3,6 @@
 ``python -m gpu.failing_subject KIND FOLDER``; ``struck`` in the folder says when it failed:
 
 ``raises``      the only rank raises, with a kernel queued that takes half a minute
-``hangs``       the only rank waits for an all-reduce that does not come to its turn
 ``one_of_two``  of two ranks on one GPU the second raises; the first waits for it in backward
 """
 
@@ -21,7 +20,6 @@ from tests.gpu.subject import Sequences
 from torch import Tensor
 
 STEP = 2
-TIMEOUT = 5.0
 LONG = 300.0
 
 
@@ -37,9 +35,8 @@ class Fails(Sequences):
             device.synchronize()
             (self.folder / "struck").write_text(str(time.time()))
             if self.kind != "one_of_two":
-                device.keep_busy(60 if self.kind == "hangs" else 30)
-            if self.kind != "hangs":
-                raise ArithmeticError("planted")
+                device.keep_busy(30)
+            raise ArithmeticError("planted")
         return super().training_step(batch, batch_idx)
 
 
@@ -65,7 +62,7 @@ def main(kind: str, folder: Path) -> None:
         accelerator=device.ACCELERATOR,
         devices=ranks,
         strategy="ddp",
-        strategy_options={"timeout_seconds": TIMEOUT if kind == "hangs" else LONG},
+        strategy_options={"timeout_seconds": LONG},
         max_steps=5,
         loggers=[],
         enable_progress_bar=False,

@@ -1,7 +1,5 @@
 """The driver and torch mean the same GPU by a number, whole or a part of one (MIG)."""
 
-import os
-
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
@@ -44,10 +42,10 @@ def test_the_driver_s_uuid_is_torch_s(nvml, record_property):
             idle_gpus.read_gpus()
         record_property("found", "MIG, which auto_select_gpus refuses")
         return
-    names = [nvml.nvmlDeviceGetName(each) for each in handles(nvml)]
     uuids = [nvml.nvmlDeviceGetUUID(each) for each in handles(nvml)]
-    seen = [uuids[at] for at in idle_gpus.visible(os.environ, names, uuids)]
-    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    indices = range(torch.cuda.device_count())
+    seen = [nvml.nvmlDeviceGetUUID(torch.cuda._get_pynvml_handler(each)) for each in indices]
+    properties = map(torch.cuda.get_device_properties, indices)
     assert seen == [f"GPU-{each.uuid}" for each in properties]
     record_property("found", f"{len(seen)} of {len(uuids)} GPUs are visible")
 

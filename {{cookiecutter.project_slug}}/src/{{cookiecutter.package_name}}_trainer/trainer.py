@@ -19,8 +19,8 @@ from .arguments.plugin import Plugin
 from .checkpoint import BEST, LAST, find_link
 from .data import Data, randomness, sources
 from .errors import ConfigurationError
-from .launch import interruption, outcome
-from .launch.interruption import Interrupted
+from .launch import outcome, signals
+from .launch.signals import Interrupted
 from .loop.trials import Sweep
 from .memory import meta_device
 from .module import Loaders, TrainingModule
@@ -275,8 +275,8 @@ class Trainer:
         except Interrupted as interrupted:
             directory = self._plan.started_in / interrupted.directory
             self._last = RunResult(global_step=interrupted.step, run_directory=directory)
-            prints = interruption.is_main_rank() and not launch.is_reported()
-            interruption.hide_traceback(interrupted, prints)
+            prints = signals.is_main_rank() and not launch.is_reported()
+            signals.show_as_one_line(interrupted, prints)
             raise
 
     def check_fit(self, module: TrainingModule) -> None:

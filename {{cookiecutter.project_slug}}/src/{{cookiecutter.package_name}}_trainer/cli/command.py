@@ -11,11 +11,10 @@ from ..launch import (
     cluster,
     describe,
     drop_inherited_variables,
-    interruption,
     is_reported,
     outcome,
+    signals,
 )
-from ..launch.failures import leftover_threads
 from . import configuration, export, imports, strategy_help
 from .configuration import Work
 from .imports import PACKAGE
@@ -34,27 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _find_classes_here()
     drop_inherited_variables()
     outcome.make_path_absolute(Path.cwd())
-    code: int | None = 0
-    try:
-        with imports.checked():
-            _end_with_a_code(words)
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int | None) else 1
-        raise
-    finally:
-        if arguments is None:  # the process ends with this command
-            leftover_threads.end_with_main_thread(code or 0)
-
-
-def _end_with_a_code(words: list[str]) -> None:
-    try:
-        _run(words)
-    except KeyboardInterrupt as interrupt:
-        _end_interrupted(interrupt)
-    except UserError as error:
-        _end(error, _USAGE)
-    except Exception as error:
-        _end(error, 1)
+    with imports.checked():
+        try:
+            _run(words)
+        except KeyboardInterrupt as interrupt:
+            _end_interrupted(interrupt)
+        except UserError as error:
+            _end(error, _USAGE)
+        except Exception as error:
+            _end(error, 1)
 
 
 def _find_classes_here() -> None:
@@ -145,12 +132,12 @@ def _usage(program: str) -> str:
 def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
     # Another SIGINT ends the cleanup.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    line = str(interrupt) or interruption.WORD
+    line = str(interrupt) or signals.INTERRUPTED
     outcome.write_failure(line)  # unless the run has written that it saved
-    if interruption.is_main_rank() and not is_reported():
+    if signals.is_main_rank() and not is_reported():
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
-    sys.exit(interruption.EXIT_CODE)
+    sys.exit(signals.INTERRUPTED_CODE)
 
 
 def _end(error: BaseException, code: int) -> NoReturn:

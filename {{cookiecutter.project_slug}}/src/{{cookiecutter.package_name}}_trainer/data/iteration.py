@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import UserError
-from ..launch import preemption
+from ..launch import signals
 from . import loaders
 
 
@@ -24,7 +24,7 @@ def _iterator(loader: Iterable[Any]) -> Iterator[Any]:
     if not getattr(loader, "num_workers", 0):
         return iter(loader)
     context = getattr(loader, "multiprocessing_context", None) or multiprocessing
-    with preemption.block_sigint_in_children(context.get_start_method()):
+    with signals.block_sigint_in_children(context.get_start_method()):
         return iter(loader)
 
 

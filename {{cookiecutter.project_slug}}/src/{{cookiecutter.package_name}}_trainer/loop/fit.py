@@ -43,7 +43,7 @@ from torch import Tensor
 from ..checkpoint import Checkpoints, dtensors
 from ..data import MicroBatch
 from ..launch import collectives
-from ..launch.preemption import STOP, Preempted, Preemption
+from ..launch.signals import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
 from ..strategies.optimizers import rates_to_log

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ..errors import ConfigurationError, Problems, UserError, nearest, shown
-from ..launch import cluster, outcome, rendezvous
-from ..launch.failures import leftover_threads, reports, watchdog, watcher
+from ..launch import cluster, outcome, rendezvous, reports, watch
 from ..strategies import process_group, registry
 
 GPUS = "TRAINER_GPUS"
@@ -135,8 +134,7 @@ def _check_interfaces(value: str) -> None:
 
 _CHECKS: Mapping[str, Callable[[str, str], None]] = {
     **dict.fromkeys(process_group.BACKENDS, _check_backend),
-    watcher.SAVE_SECONDS: _check_seconds,
-    leftover_threads.SECONDS: _check_seconds,
+    watch.SAVE_SECONDS: _check_seconds,
     outcome.FILE: _check_outcome,
     cluster.STORE: _check_store,
     reports.PARENT: _check_number,
@@ -144,5 +142,5 @@ _CHECKS: Mapping[str, Callable[[str, str], None]] = {
 }
 KNOWN = {
     *(name for name in (*_CHECKS, *registry.variables) if name.startswith(_PREFIX)),
-    *(cluster.OVERRIDE, watchdog.DIRECTORY, GPUS),
+    *(cluster.OVERRIDE, reports.DIRECTORY, GPUS),
 }

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from .. import launch
 from ..errors import EarlyExit, UserError
+from ..launch import hangs, machine
 from ..launch.devices import gpu_backends
-from ..launch.failures import machine, stacks
-from ..launch.preemption import Preempted
+from ..launch.signals import Preempted
 from ..module import TrainingModule
 from .plan import Plan
 from .rank import RankRun, RunResult
@@ -48,7 +48,7 @@ def run(
         except SystemExit as error:
             if error.code:
                 raise  # the exit code shows the failure
-            place = stacks.of_error(error).rpartition("\n")[2].strip()
+            place = hangs.of_error(error).rpartition("\n")[2].strip()
             raise EarlyExit(
                 f"user code called sys.exit({error.code}) in step {rank.global_step + 1}, before "
                 f"{command.func.__name__} ended ({place}): return instead, or raise an error"

@@ -24,8 +24,7 @@ from ..checkpoint import (
 from ..data import Data, Feed, LoadersByName, randomness, sources
 from ..errors import CheckpointError, UserError
 from ..launch import collectives, files, forks, outcome, restarts
-from ..launch.interruption import Interrupted
-from ..launch.preemption import Preempted
+from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Recorder
 from ..loop import (
     FitLoop,
@@ -110,7 +109,6 @@ class RankRun(RunInterface):
         with contextlib.closing(RunLock()) as lock:
             chosen = self._choose(lock)
             self.directory = chosen.directory
-            self.strategy.records_directory = chosen.directory / "logs"
             output = self._console.output_of(chosen.directory)
             with output, self._attached(module, "fit", data):
                 check_created_layers(self.plan, module)

@@ -7,7 +7,6 @@ starts the processes, and the cluster gives this process its rank.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +20,7 @@ from ..data import Feed, MicroBatch, moving, transfer
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..launch.collectives import How
+from ..launch.hangs import timer
 from ..memory import meta_device
 from ..module import TrainingModule
 from .clipping import clip_gradients
@@ -76,9 +76,6 @@ class Strategy:
 
     note_outputs: Callable[[Any], None] | None = None
     """Receives what each ``training_step`` and its ``training_step_end`` returned."""
-
-    records_directory: Path | None = None
-    """Where records of what has failed may be written: the logs of a fit's run directory."""
 
     read_sample: Callable[[], Any] | None = None
     """Reads a training batch on the CPU, before :meth:`setup`; all processes must call it."""
@@ -193,7 +190,13 @@ class Strategy:
 
     def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
         """Iterate over the batches of an epoch, from ``start`` on, where ``forward`` needs them."""
-        return transfer.read(feed, epoch, start, self.device, self.precision.parameter_dtype)
+        dtype = self.precision.parameter_dtype
+        try:
+            for batch in transfer.read(feed, epoch, start, self.device, dtype):
+                yield batch
+                timer.note_batch()
+        finally:
+            timer.pause()
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool

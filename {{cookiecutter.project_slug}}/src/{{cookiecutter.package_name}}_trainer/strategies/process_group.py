@@ -13,11 +13,8 @@ import torch.distributed.nn.functional
 from torch import Tensor
 
 from .. import launch
-from ..launch import collectives, rendezvous
+from ..launch import collectives, hangs, rendezvous
 from ..launch.cluster import Layout
-from ..launch.devices import accelerator
-from ..launch.failures.nccl_watch import NCCLWatch
-from ..launch.failures.watchdog import process_watchdog
 from .base import Strategy
 from .limits import Limits
 from .precision import Precision
@@ -63,8 +60,6 @@ class ProcessGroupStrategy(Strategy):
 
     limits: Limits = Limits()
 
-    _nccl_watch: NCCLWatch | None = None
-
     def __init__(self, timeout_seconds: float = 600.0) -> None:
         self.timeout_seconds = timeout_seconds
 
@@ -73,20 +68,15 @@ class ProcessGroupStrategy(Strategy):
     ) -> None:
         super().connect(layout, own_devices, precision)
         self.init_process_group(layout, self.device)
-        process_watchdog.arm()
-        if self.waits_for_peers():  # NCCL does not support two ranks on one GPU
-            accelerator.check_one_each(self.device)
-            self._nccl_watch = NCCLWatch(
-                layout.rank, self.timeout_seconds, launch.end_hung, lambda: self.records_directory
-            )
+        launch.watch_for_hangs(self.timeout_seconds)
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Initialize the process group: gloo on CPUs; NCCL on GPUs, with gloo for CPU tensors."""
         requested = next((os.environ[name] for name in BACKENDS if os.environ.get(name)), None)
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        # Ranks wait for each other twice: until all have joined, and until all are connected.
-        seconds = 2 * self.timeout_seconds + _SECONDS_FOR_TORCH
-        with rendezvous.exit_if_stuck(seconds, launch.end_process):
+        # Ranks wait for each other twice: until all have joined, and until all are connected. In
+        # the kernel no timeout of torch applies: a rank may be stopped with the lock of the store.
+        with hangs.limited(2 * self.timeout_seconds + _SECONDS_FOR_TORCH):
             dist.init_process_group(
                 backends(requested, device.type),
                 store=rendezvous.connect_store(layout, timeout),
@@ -133,9 +123,6 @@ class ProcessGroupStrategy(Strategy):
         )
 
     def teardown(self) -> None:
-        if self._nccl_watch is not None:
-            self._nccl_watch.close()
-            self._nccl_watch = None
-        process_watchdog.disarm()
+        hangs.timer.disarm()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -19,7 +19,7 @@ from .layout import (
     check_filled,
     read_size,
 )
-from .srun import first_host
+from .sources import first_host
 
 __all__ = [
     "NODES",

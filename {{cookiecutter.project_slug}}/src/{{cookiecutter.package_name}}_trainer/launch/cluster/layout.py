@@ -56,10 +56,6 @@ class Layout:
         )
 
 
-def _no_words(environment: Environment) -> Sequence[str]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Source:
     """A kind of launch from which a layout can be read.
@@ -71,15 +67,13 @@ class Source:
             Launchers that start their ranks from a daemon come before srun: in a SLURM job, the
             daemon is itself a task of a step, whose variables the ranks inherit.
         read: Reads the layout; returns ``None`` if this launch has not started the process.
-        numbers: A regular expression for names of variables that must be numbers.
         appended: Words that the launcher appends to the command line of each process.
     """
 
     name: str
     precedence: int
     read: Callable[[Environment], Layout | None]
-    numbers: str = ""
-    appended: Callable[[Environment], Sequence[str]] = _no_words
+    appended: Callable[[Environment], Sequence[str]] = lambda environment: ()
 
 
 def read_size(name: str, value: str) -> int:

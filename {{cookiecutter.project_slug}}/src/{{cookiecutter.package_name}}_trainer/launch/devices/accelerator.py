@@ -1,4 +1,4 @@
-"""Select the accelerator, and check that each rank has its own GPU."""
+"""Select the accelerator, and count its devices."""
 
 import os
 from collections.abc import Callable
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...arguments import other_trainers
-from ...errors import ConfigurationError, UserError
-from .. import collectives
+from ...errors import ConfigurationError
 from . import hidden_gpus
 
 # torch would initialize CUDA to check for a GPU, and no process forked afterward could use it. With
@@ -46,8 +45,8 @@ def choose_accelerator(name: str) -> Accelerator:
     Raises:
         ConfigurationError: Unknown name, or there is no such device.
     """
-    if name not in (*_ACCELERATORS, *ADDED):
-        known = (*_ACCELERATORS, *ADDED)
+    known = (*_ACCELERATORS, *ADDED)
+    if name not in known:
         raise ConfigurationError(other_trainers.unknown("accelerator", name, known))
     if name in ADDED:
         if ADDED[name].count() == 0:
@@ -55,11 +54,10 @@ def choose_accelerator(name: str) -> Accelerator:
                 f"accelerator={name!r}: this machine has none; use 'cpu' or 'auto'"
             )
         return name
-    is_usable = name != "cpu" and torch.cuda.is_available() and hidden_gpus.too_old() is None
-    if name == "auto" and not is_usable:
-        return next((each for each, added in ADDED.items() if added.count()), "cpu")
-    if name == "cpu":
-        return "cpu"
+    is_usable = name != "cpu" and torch.cuda.is_available()
+    if name in ("cpu", "auto") and not is_usable:
+        added = (each for each, hardware in ADDED.items() if name == "auto" and hardware.count())
+        return next(added, "cpu")
     if not is_usable:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         none = f"torch {torch.__version__} ({built}) sees no GPU; use 'cpu' or 'auto'"
@@ -75,21 +73,3 @@ def count(accelerator: Accelerator) -> int | None:
         return ADDED[accelerator].count()
     found: int = torch.get_device_module(accelerator).device_count()
     return found
-
-
-def check_one_each(device: torch.device) -> None:
-    """Check that each rank has its own GPU; called by all ranks.
-
-    Raises:
-        UserError: Two ranks have the same GPU; raised on all ranks.
-    """
-    uuids = collectives.gather(str(torch.cuda.get_device_properties(device).uuid))
-    used = len(set(uuids))
-    if used == len(uuids):
-        return
-    twice = next(each for each in uuids if uuids.count(each) > 1)
-    ranks = ", ".join(str(rank) for rank, each in enumerate(uuids) if each == twice)
-    raise UserError(
-        f"{len(uuids)} ranks have {used} GPU{'s' * (used > 1)}: ranks {ranks} are all on {twice}; "
-        "start a process for each GPU"
-    )

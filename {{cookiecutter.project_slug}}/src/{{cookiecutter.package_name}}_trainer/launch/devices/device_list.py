@@ -1,5 +1,7 @@
 """Parse values of ``devices``."""
 
+import contextlib
+
 from ...errors import ConfigurationError, shown
 
 # A mistyped number must not start that many processes; no node has more GPUs or cores.
@@ -19,17 +21,17 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
         ConfigurationError: A duplicate, a negative number other than -1, an index that does not
             exist, no device at all, or a value of another type. The message names it.
     """
-    indices = _indices(value, available)
     where = f"devices={shown(value)}"
+    indices = _indices(value, where, 1 if available is None else available)
     if not indices:
         raise ConfigurationError(f"{where} is not a device; a run needs at least one")
     if len(indices) > _MOST_DEVICES:
         raise ConfigurationError(
             f"{where}: a node has at most {_MOST_DEVICES}; give a smaller number"
         )
-    negative = [index for index in indices if index < 0]
-    if negative:
-        raise ConfigurationError(f"{where}: {negative[0]} is not a device; only -1 alone means all")
+    if min(indices) < 0:
+        negative = next(index for index in indices if index < 0)
+        raise ConfigurationError(f"{where}: {negative} is not a device; only -1 alone means all")
     if len(set(indices)) < len(indices):
         twice = next(index for index in indices if indices.count(index) > 1)
         raise ConfigurationError(f"{where} names device {twice} more than once")
@@ -41,37 +43,25 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
     return indices
 
 
-def _indices(value: int | str | list[int] | None, available: int | None) -> list[int]:
-    if value is None:
-        value = "auto"
+def _indices(value: int | str | list[int] | None, where: str, all_of: int) -> list[int]:
+    given: object = -1 if value is None else value
     if isinstance(value, str):
-        return _indices_from_text(value, available)
-    if isinstance(value, bool):
-        raise ConfigurationError(
-            f"devices={shown(value)}: give a number, a list of indices, or 'auto'"
-        )
-    if isinstance(value, int):
-        if value == -1:
-            return list(range(1 if available is None else available))
-        return [value] if value < 0 else list(range(min(value, _MOST_DEVICES + 1)))
-    if isinstance(value, list) and all(type(index) is int for index in value):
-        return list(value)
-    raise ConfigurationError(f"devices={shown(value)}: give a number, a list of indices, or 'auto'")
-
-
-def _indices_from_text(text: str, available: int | None) -> list[int]:
-    stripped = text.strip()
-    if stripped in ("auto", "-1"):
-        return list(range(1 if available is None else available))
-    if stripped == "0":
-        raise ConfigurationError(
-            f"devices={text!r} may mean no device or device 0; say [0] for device 0"
-        )
-    try:
-        if "," in stripped:
-            return [int(part) for part in stripped.split(",") if part.strip()]
-        return _indices(int(stripped), available)
-    except ValueError:
-        raise ConfigurationError(
-            f"devices={shown(text)}: give a number, a list of indices, or 'auto'"
-        ) from None
+        text = value.strip()
+        if text == "0":
+            raise ConfigurationError(
+                f"{where} may mean no device or device 0; say [0] for device 0"
+            )
+        with contextlib.suppress(ValueError):  # refused below
+            if text == "auto":
+                given = -1
+            elif "," in text:
+                given = [int(part) for part in text.split(",") if part.strip()]
+            else:
+                given = int(text)
+    if type(given) is int:
+        if given == -1:
+            return list(range(all_of))
+        return [given] if given < 0 else list(range(min(given, _MOST_DEVICES + 1)))
+    if isinstance(given, list) and all(type(index) is int for index in given):
+        return given
+    raise ConfigurationError(f"{where}: give a number, a list of indices, or 'auto'")

@@ -7,7 +7,6 @@ https://docs.pytorch.org/docs/stable/backends.html
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -18,12 +17,7 @@ PRECISIONS = ("highest", "high", "medium")
 
 
 def check(options: Options, problems: Problems) -> None:
-    """Check ``matmul_precision`` and ``cudnn_benchmark``.
-
-    Args:
-        options: The trainer's.
-        problems: Collects one line per error.
-    """
+    """Check ``matmul_precision`` and ``cudnn_benchmark``."""
     precision = options.matmul_precision
     if precision is not None and precision not in PRECISIONS:
         problems.add(f"matmul_precision={precision!r} is unknown{nearest(precision, PRECISIONS)}")
@@ -38,6 +32,10 @@ def check(options: Options, problems: Problems) -> None:
 def applied(device_type: str, options: Options) -> Iterator[None]:
     """Apply the trainer's options to torch's backends, and restore the settings on exit.
 
+    torch has two APIs for the precision of float32 matrix products. The older one sets both
+    settings of the newer one, and can be read only if they agree; torch.compile reads both. Here
+    the older API sets them, and both are restored.
+
     Args:
         device_type: On ``"cpu"`` nothing is set.
         options: The trainer's.
@@ -45,16 +43,23 @@ def applied(device_type: str, options: Options) -> Iterator[None]:
     if device_type != "cuda":
         yield
         return
-    benchmark, precisions = torch.backends.cudnn.benchmark, _Precisions()
-    asked = options.cudnn_benchmark
-    torch.backends.cudnn.benchmark = not options.deterministic if asked is None else asked
-    wanted = options.matmul_precision
-    if wanted is not None or not precisions.are_chosen:
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    newer = [each.fp32_precision for each in backends]
+    older = "highest"  # the only value at which both APIs can disagree
+    with contextlib.suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision()
+    benchmark, wanted = torch.backends.cudnn.benchmark, options.matmul_precision
+    torch.backends.cudnn.benchmark = (
+        not options.deterministic if options.cudnn_benchmark is None else options.cudnn_benchmark
+    )
+    if wanted is not None or str(newer[0]) == "none":  # the program has not set it
         _set_matmul_precision(wanted or "high")
     try:
         yield
     finally:
-        precisions.restore()
+        _set_matmul_precision(older)
+        for backend, precision in zip(backends, newer, strict=True):
+            backend.fp32_precision = precision
         torch.backends.cudnn.benchmark = benchmark
 
 
@@ -70,36 +75,6 @@ def notes(device_type: str, precision: str) -> list[str]:
     if torch.backends.cuda.matmul.fp32_precision != "tf32":
         return []
     return ["float32 matrix products in TF32 (matmul_precision 'highest': in float32)"]
-
-
-class _Precisions:
-    """The program's settings for the precision of float32 matrix products.
-
-    torch has two APIs for them. The older one sets both settings of the newer one, and can be read
-    only if they agree; torch.compile reads both. Here the older API sets them, and both are
-    restored.
-    """
-
-    def __init__(self) -> None:
-        self._older = "highest"  # the only value at which both APIs can disagree
-        with contextlib.suppress(RuntimeError):
-            self._older = torch.get_float32_matmul_precision()
-        self._newer = [each.fp32_precision for each in _matmul_backends()]
-
-    @property
-    def are_chosen(self) -> bool:
-        """Whether the program has set the precision on GPUs."""
-        return str(self._newer[0]) != "none"
-
-    def restore(self) -> None:
-        """Restore the settings."""
-        _set_matmul_precision(self._older)
-        for backend, precision in zip(_matmul_backends(), self._newer, strict=True):
-            backend.fp32_precision = precision
-
-
-def _matmul_backends() -> tuple[Any, Any]:
-    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 def _set_matmul_precision(precision: str) -> None:

@@ -26,9 +26,8 @@ from torch.optim import Optimizer
 from ...arguments.options import Options
 from ...checkpoint import Spread, stored_tensors
 from ...errors import ConfigurationError, UserError
-from ...launch import collectives, files, rendezvous
+from ...launch import collectives, files, hangs, rendezvous, watch_for_hangs
 from ...launch.cluster import STORE, Layout
-from ...launch.failures.watchdog import process_watchdog
 from ...module import TrainingModule
 from .. import elementwise
 from ..base import Strategy
@@ -163,7 +162,7 @@ class ParameterServer(Strategy):
             server = self._server
             self._peers.own_failure = lambda: server.failure
         collectives.use(self._peers)
-        process_watchdog.arm()
+        watch_for_hangs(math.inf)  # the servers detect a worker that hangs
 
     def _share_secret(self, store: dist.Store) -> bytes:
         """Rank 0 writes the run's secret into a folder of this user alone; the others read it."""
@@ -184,7 +183,7 @@ class ParameterServer(Strategy):
         return self._server is not None and self.layout.world_size > 1
 
     def teardown(self) -> None:
-        process_watchdog.disarm()
+        hangs.timer.disarm()
         collectives.use(None)
         if self._peers is not None:
             self._peers.leave()

@@ -27,4 +27,4 @@ def _appended(env: Environment) -> list[str]:
 
 
 # After MPI, which the launcher can use to start ranks; before srun, whose step they inherit.
-SOURCE = Source("deepspeed", 50, _read, "CROSS_(RANK|SIZE)", _appended)
+SOURCE = Source("deepspeed", 50, _read, _appended)

@@ -26,4 +26,4 @@ def _read(env: Environment) -> Layout | None:
 
 
 # After torchelastic, before Open MPI: horovodrun may start its ranks with mpirun.
-SOURCE = Source("horovod", 20, _read, r"HOROVOD_\w*(RANK|SIZE|PORT)")
+SOURCE = Source("horovod", 20, _read)

@@ -5,7 +5,7 @@ import re
 import traceback
 from pathlib import Path
 
-_TRAINER = Path(__file__).parents[2]
+_TRAINER = Path(__file__).parents[1]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Of torch/utils/data/dataloader.py, and of its handler of SIGCHLD, which raises anywhere.
 _WORKER = re.compile(r"DataLoader worker \(pid[^)]*(?:\(s\) [^)]*)?\) [^.]*")

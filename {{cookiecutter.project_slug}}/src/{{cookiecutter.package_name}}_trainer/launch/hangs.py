@@ -1,0 +1,182 @@
+"""Where ranks stand: their stacks as text, and a timer that ends a rank which hangs.
+
+A stack is one call per line, the most recent last. faulthandler writes stacks in C, so also while
+native code holds the GIL. Source: https://docs.python.org/3/library/faulthandler.html
+"""
+
+import contextlib
+import faulthandler
+import linecache
+import math
+import os
+import re
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+_SIGNAL = signal.SIGUSR2
+_STDERR = 2
+# After gloo's and NCCL's own timeouts, which end the ranks that wait.
+_MARGIN_SECONDS = 5.0
+_SECONDS_TO_ANSWER = 3.0
+_FRAME = '  File "'
+_MOST_FRAMES = 30
+_OMITTED = ("_call_impl", "_wrapped_call_impl")
+_COLLECTIVES = (
+    "torch/distributed/",
+    "torch/nn/parallel/distributed.py",
+    " in _engine_run_backward",
+)
+# Calls that wait for a GPU, and so for the collectives enqueued on it.
+_ON_GPU = re.compile(r"\.(item|tolist|cpu|numpy)\(|\b(float|int|bool|synchronize)\(")
+_PLACE = re.compile(r'  File "(.+)", line (\d+) in ')
+
+
+class HangTimer:
+    """Prints this process' stacks and ends it when a batch takes too long."""
+
+    def __init__(self) -> None:
+        self._file: TextIO | None = None
+        self._seconds = math.inf
+        self._next = -math.inf
+        self._was_enabled = True
+
+    def arm(self, seconds: float, path: Path | None) -> None:
+        """Print stacks from now on: after a batch that hangs, and on a fatal error.
+
+        Args:
+            seconds: Timeout of a collective; a batch may take some seconds longer.
+            path: The file to print to, from now on also on SIGUSR2; default: standard error.
+        """
+        self.disarm()
+        self._seconds = seconds + _MARGIN_SECONDS
+        self._was_enabled = faulthandler.is_enabled()
+        if path is None:
+            # Of the terminal: a run redirects the output of all ranks but the first to its logs.
+            self._file = os.fdopen(os.dup(_STDERR), "w")
+        else:
+            self._file = path.open("w")
+            faulthandler.register(_SIGNAL, file=self._file, all_threads=True)
+        if not self._was_enabled:
+            faulthandler.enable(self._file)
+
+    def note_batch(self) -> None:
+        """Note that another batch begins: the timer starts again, at most once a second."""
+        now = time.monotonic()
+        if self._file is not None and math.isfinite(self._seconds) and now >= self._next:
+            self._next = now + 1
+            faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._file)
+
+    def pause(self) -> None:
+        """Stop the timer until the next batch: what comes between may take any time."""
+        if math.isfinite(self._next):
+            self._next = -math.inf
+            faulthandler.cancel_dump_traceback_later()
+
+    def disarm(self) -> None:
+        """Undo :meth:`arm`."""
+        self.pause()
+        self._seconds = math.inf
+        if not self._was_enabled:
+            self._was_enabled = True
+            faulthandler.disable()
+        if self._file is not None:
+            faulthandler.unregister(_SIGNAL)
+            self._file.close()
+            self._file = None
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """End this process, with its stacks, if this context takes too long, even in the kernel."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+timer = HangTimer()
+"""The timer of this process."""
+
+
+def request(process: int, path: Path) -> str:
+    """Stack of the main thread of a running process whose timer prints to a file."""
+    with contextlib.suppress(OSError):  # it has ended, or is not armed: SIGUSR2 would kill it
+        size = path.stat().st_size
+        os.kill(process, _SIGNAL)
+        # In this order: a stopped process handles the first signal when it continues.
+        os.kill(process, signal.SIGCONT)
+        deadline = time.monotonic() + _SECONDS_TO_ANSWER
+        before = size
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            now = path.stat().st_size
+            if now == before > size:
+                return printed(path)
+            before = now
+    return "  (unknown)"
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or a debugger."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+    except OSError:
+        return False
+
+
+def has_timed_out(path: Path) -> bool:
+    """Whether the timer that prints to this file has ended its process."""
+    return path.exists() and "Timeout (" in path.read_text()
+
+
+def printed(path: Path) -> str:
+    """The last stack in a file: of the main thread, or of the one in which a fatal error came."""
+    text = path.read_text() if path.exists() else ""
+    _, fault, of_fault = text.rpartition("Fatal Python error")
+    if fault:
+        _, mark, current = of_fault.rpartition("Current thread 0x")
+        text = mark + current if mark else of_fault
+    threads = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)
+    # faulthandler prints the main thread last, and each one's last call first.
+    last = threads[1 if fault and "Current thread" in text else -1]
+    return _shortened([line for line in last.splitlines() if line.startswith(_FRAME)][::-1])
+
+
+def of_error(error: BaseException) -> str:
+    """Stack at which an error was raised."""
+    frames = traceback.extract_tb(root(error).__traceback__)
+    return _shortened(
+        [f'{_FRAME}{each.filename}", line {each.lineno} in {each.name}' for each in frames]
+    )
+
+
+def waits_for_peers(stack: str) -> bool:
+    """Whether the last call waits for other ranks; DDP's backward is included."""
+    last = stack.rpartition("\n")[2]
+    if any(part in last for part in _COLLECTIVES):
+        return True
+    place = _PLACE.match(last) if torch.cuda.is_available() else None
+    return place is not None and bool(_ON_GPU.search(linecache.getline(place[1], int(place[2]))))
+
+
+def root(error: BaseException) -> BaseException:
+    """The original error of a chain of causes and contexts."""
+    while True:
+        is_hidden = error.__suppress_context__ and error.__cause__ is None
+        origin = None if is_hidden else error.__cause__ or error.__context__
+        if origin is None:
+            return error
+        error = origin
+
+
+def _shortened(lines: Sequence[str]) -> str:
+    """The relevant calls of a stack."""
+    kept = [line for line in lines if line.rpartition(" in ")[2] not in _OMITTED]
+    return "\n".join(kept[-_MOST_FRAMES:])

@@ -1,0 +1,282 @@
+"""What a rank tells its launcher: its state, and why it failed; files in the launcher's folder.
+
+Why not torchelastic's ``record`` and ``ErrorHandler`` (the template's
+``tests/trainer/test_error_files.py``): their times are whole seconds, so the rank that failed first
+cannot be told from those that lost it in the same second. Their files contain no exit code and the
+traceback of a ``UserError``, and are not written atomically.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from ..arguments import redaction
+from ..errors import EarlyExit, UserError
+from . import collectives, files, hangs, outcome, signals
+from .signals import Interrupted, Preempted
+
+# Set by our launcher: the folder of the reports.
+DIRECTORY = "TRAINER_FAILURE_DIR"
+# Set by our launcher to its process id, and by a rank to its own: child processes have another.
+PARENT = "TRAINER_PARENT_PID"
+RANK_PROCESS = "TRAINER_RANK_PID"
+# How long a rank that only lost a peer lets the peer report first.
+_SECONDS_FOR_PEER = 8.0
+_SECONDS_AT_EXIT = 5.0
+_USER_ERROR = 2
+_INTERRUPTED = "interrupted.json"
+
+State = Literal["", "started", "working", "expendable"]
+"""``started``: it handles SIGINT; ``working``: it must not end, even with exit code 0;
+``expendable``: so too, but the other ranks continue if it is killed."""
+AT_WORK = ("working", "expendable")
+
+
+class RankError(RuntimeError):
+    """A rank other than this process failed; the message is all that is worth showing."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that failed, its exit code, and the message to show."""
+
+    rank: int
+    code: int
+    message: str
+    is_user_error: bool = False
+    """Whether the error is a ``UserError``, which is shown without a traceback."""
+    time: float = 0.0
+    reason: str = ""
+    """The first sentence of an error that only reports a lost peer."""
+    lost_at: str = ""
+    """The stack where the rank lost a peer; empty for other errors."""
+    interrupted: Interrupted | None = None
+    """The interrupt (SIGINT) that ended the run, if the ranks saved a checkpoint."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the message, without the prefix ``rank N: error:``."""
+        prefix = f"rank {self.rank}: error: "
+        return [line.removeprefix(prefix) for line in self.message.splitlines()]
+
+
+# --- a rank --------------------------------------------------------------------------------------
+
+
+def report_start() -> None:
+    """Report to our launcher that this rank handles SIGINT; the launcher prints the message.
+
+    Before that, a rank would print the traceback of its imports on SIGINT.
+    """
+    if directory := _directory():
+        os.environ[RANK_PROCESS] = str(os.getpid())
+        signals.hide_traceback(lambda error: isinstance(error, KeyboardInterrupt))
+        with contextlib.suppress(OSError):  # the launcher has ended, and its directory
+            # A script may catch an error and train again; then the old report must not be shown.
+            _report(directory, os.environ["RANK"]).unlink(missing_ok=True)
+            _set_state("started")
+        signals.unblock_sigint()
+
+
+@contextlib.contextmanager
+def working() -> Iterator[None]:
+    """Tell our launcher that this rank must not end in this context, even with exit code 0."""
+    _set_state("working")
+    try:
+        yield
+    finally:
+        _set_state("started")
+
+
+def allow_loss() -> None:
+    """Tell our launcher that the other ranks continue if this one is killed while it works."""
+    _set_state("expendable")
+
+
+def _set_state(state: State) -> None:
+    if directory := _directory():
+        files.write_atomically(directory / f"state-{os.environ['RANK']}", state)
+
+
+def watch_for_hangs(seconds: float) -> None:
+    """Print this rank's stack if it hangs or ends by a fault, for our launcher if there is one.
+
+    Args:
+        seconds: Timeout of a collective; see :class:`~.hangs.HangTimer`.
+    """
+    if collectives.world_size() > 1:
+        directory = _directory()
+        path = stack_file(directory, collectives.rank()) if directory else None
+        hangs.timer.arm(seconds, path)
+
+
+def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> None:
+    """Write a rank's failure report for its launcher: ours, or torchelastic.
+
+    Args:
+        error: The error that ended the rank's work.
+        lost_peer: Names of an engine's exceptions that only report the loss of a peer.
+    """
+    hangs.timer.pause()
+    if isinstance(error, Interrupted) and collectives.rank() == 0 and (directory := _directory()):
+        saved = [error.step, error.directory, error.is_command]
+        files.write_atomically(directory / _INTERRUPTED, json.dumps(saved))
+    is_requested = isinstance(error, KeyboardInterrupt | Preempted)
+    if is_requested or (isinstance(error, SystemExit) and not error.code):
+        return
+    is_lost = collectives.world_size() > 1 and is_lost_peer(error, lost_peer)
+    if is_lost and not is_reported():
+        time.sleep(_SECONDS_FOR_PEER)
+    rank = _rank()
+    message = describe(error, f"rank {rank}: ")
+    if not (is_lost and is_reported()):  # our launcher knows which peer was lost
+        outcome.write_failure(message)
+    if directory := _directory():
+        failure = Failure(
+            rank=rank,
+            code=_code(error),
+            message=message,
+            is_user_error=isinstance(error, UserError),
+            time=time.time(),
+            reason=reason(error),
+            lost_at=hangs.of_error(error) if is_lost else "",
+        )
+        text = json.dumps(asdict(failure))
+        files.write_atomically(_report(directory, rank), text)
+        signals.hide_traceback(lambda other: other is error)
+    elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
+        more = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        report = {"message": {"message": message, "extraInfo": more}}
+        files.write_atomically(Path(file), json.dumps(report))
+
+
+def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
+    """Report a rank's failure and end its process without destroying its process group.
+
+    With NCCL, destroying it would wait for peers, which wait in a collective for this rank. Only
+    functions registered with ``atexit`` are called, for some seconds at most.
+    """
+    report_failure(error, lost_peer)
+    if not is_reported():
+        write_error(describe(error, f"rank {_rank()}: "))
+    at_exit = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    at_exit.start()
+    at_exit.join(_SECONDS_AT_EXIT)
+    with contextlib.suppress(OSError, ValueError):  # closed, or the terminal is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(_code(error) or 1)
+
+
+def write_error(text: str) -> None:
+    """Write a text to standard error at once, so that the lines of ranks do not mix."""
+    with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def _rank() -> int:
+    own = os.environ.get("RANK", "")
+    return int(own) if own.isdecimal() else collectives.rank()
+
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return _USER_ERROR if isinstance(error, UserError) else 1
+
+
+def is_reported() -> bool:
+    """Whether our launcher prints this rank's failure, so that the rank need not.
+
+    False if the variables were inherited from a rank: the launcher does not print for commands.
+    """
+    return _directory() is not None and os.environ.get(PARENT) == str(os.getppid())
+
+
+def _directory() -> Path | None:
+    """Directory of failure reports, if one of our launchers started this rank."""
+    name = os.environ.get(DIRECTORY)
+    return Path(name) if name and PARENT in os.environ and Path(name).is_dir() else None
+
+
+# --- the launcher --------------------------------------------------------------------------------
+
+
+def state(directory: Path, rank: int) -> str:
+    """The :data:`State` of a rank."""
+    path = directory / f"state-{rank}"
+    return path.read_text() if path.exists() else ""
+
+
+def failures(directory: Path) -> list[Failure]:
+    """The reported failures, the first one first."""
+    reports = [json.loads(path.read_text()) for path in directory.glob("rank-*.json")]
+    return sorted((Failure(**each) for each in reports), key=lambda each: each.time)
+
+
+def interrupted(directory: Path) -> Interrupted | None:
+    """Read rank 0's record of an interrupt; ``None`` if the ranks did not save a checkpoint."""
+    path = directory / _INTERRUPTED
+    return Interrupted(*json.loads(path.read_text())) if path.exists() else None
+
+
+def stack_file(directory: Path, rank: int) -> Path:
+    """The file to which a rank prints its stacks."""
+    return directory / f"stack-{rank}"
+
+
+def _report(directory: Path, rank: int | str) -> Path:
+    return directory / f"rank-{rank}.json"
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def describe(error: BaseException, prefix: str = "") -> str:
+    """Format an error: one line per problem for a ``UserError``, else the traceback.
+
+    Secrets inside it are redacted.
+    """
+    return redaction.message(_text_of(error, prefix))
+
+
+def _text_of(error: BaseException, prefix: str) -> str:
+    if isinstance(error, UserError):
+        return "\n".join(f"{prefix}error: {line}" for line in error.problems)
+    if isinstance(error, EarlyExit):
+        return f"{prefix}error: {error}"
+    if isinstance(error, RankError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return f"{hangs.of_error(error)}\n{prefix}sys.exit({error.code!r}) was called"
+    text = "".join(traceback.format_exception(error)).rstrip()
+    return f"{text}\n{prefix}{type(error).__name__}: {error}" if prefix else text
+
+
+def is_lost_peer(error: BaseException, kinds: Sequence[str] = ()) -> bool:
+    """Whether an error only reports a lost peer: the cause is in the peer, not here."""
+    cause = hangs.root(error)
+    if not isinstance(cause, RuntimeError):
+        return False
+    text = str(cause)
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
+    kinds = ("DistNetworkError", "DistStoreError", *kinds)
+    return type(cause).__name__ in kinds or any(sign in text for sign in signs)
+
+
+def reason(error: BaseException) -> str:
+    """The first sentence of an error of gloo, NCCL or the store, without its C++ location."""
+    text = re.sub(r"^\[[^]]*\]\s*", "", str(hangs.root(error)).strip())
+    return re.split(r"\.\s|\n", text, maxsplit=1)[0][:200]

@@ -1,0 +1,275 @@
+"""Signals: ranks agree on one, save a checkpoint after the same step, and end.
+
+The signal handler only sets a flag: a collective or a save in it would interfere with the step's.
+After SIGINT (Ctrl-C) one line tells the command that resumes the run.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+from ..arguments import legacy, redaction
+from ..errors import ConfigurationError
+from . import cluster, collectives
+from .cluster import Layout
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+INTERRUPTED_CODE = 128 + signal.SIGINT
+INTERRUPTED = "interrupted"
+# Requested like a signal, but above the numbers of signals.
+STOP = 65
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
+_SHOW_CURSOR = b"\x1b[?25h"
+# Approximate time until all ranks know of a signal, in addition to the current step.
+_SECONDS = 1.0
+_MOST_STEPS = 1000
+_RESUME = [f"--trainer.{name}" for name in legacy.spellings("resume")]
+
+
+class Preempted(SystemExit):
+    """The run saved a checkpoint and ends by a signal; the exit code is 128 + its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.signal = signal.Signals(number)
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT (Ctrl-C) ended a fit after it saved a checkpoint; the message says how to resume.
+
+    Args:
+        step: Number of optimizer steps when the checkpoint was saved.
+        directory: The run directory.
+        is_command: Whether the run was started by the command line, not by a script.
+    """
+
+    def __init__(self, step: int, directory: str, is_command: bool) -> None:
+        how = _resume_command(directory) if is_command else f"Trainer(resume={directory!r})"
+        super().__init__(f"{INTERRUPTED}: saved after step {step}; resume with: {how}")
+        self.step = step
+        self.directory = directory
+        self.is_command = is_command
+
+
+class Preemption:
+    """Records the :data:`SIGNALS` and makes all ranks act on them after the same step.
+
+    Ranks agree by one all-reduce about every second. They also agree on the number of steps until
+    the next one, so that the cost does not depend on the speed of steps. The reduction runs on the
+    CPU: no rank waits for its GPU.
+
+    Args:
+        agree: Told of the signal that this rank received, or 0, after each step; returns the signal
+            on which all ranks act after this step, or 0. ``None``: agree by the all-reduce.
+    """
+
+    def __init__(self, agree: Callable[[int], int] | None = None) -> None:
+        self._agree = agree
+        self._received = 0
+        self._steps = 0
+        self._interval = 1
+        self._since = time.monotonic()
+
+    @contextlib.contextmanager
+    def recording_signals(self) -> Iterator[None]:
+        """Record the signals in this context; keep handlers that the program has set.
+
+        A second SIGINT (Ctrl-C) ends the process at once; in an interactive session it raises
+        KeyboardInterrupt. On exit, a signal that the ranks have not acted on is raised again with
+        its default handler. If they have acted on it, a repeated signal does not disturb the
+        shutdown.
+        """
+        # Python accepts signal handlers only from the main thread.
+        is_main = threading.current_thread() is threading.main_thread()
+        replaced = {
+            each: handler
+            for each in SIGNALS
+            if is_main and (handler := signal.getsignal(each)) in _DEFAULTS
+        }
+        for each in replaced:
+            signal.signal(each, self._record_signal)
+        try:
+            yield
+        except Preempted as requested:
+            self._received = 0
+            if requested.signal != signal.SIGINT:
+                replaced = {}
+            raise
+        except BaseException:
+            self._received = 0  # the run failed: report the error, not the signal
+            raise
+        finally:
+            for each, handler in replaced.items():
+                signal.signal(each, handler)
+            if self._received not in (0, STOP):
+                signal.raise_signal(self._received)
+
+    def _record_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received = number if self._received == STOP else self._received or number
+        if number == signal.SIGHUP:
+            redirect_lost_terminal()
+        if number == signal.SIGINT:
+            is_interactive = hasattr(sys, "ps1")
+            signal.signal(number, signal.default_int_handler if is_interactive else signal.SIG_DFL)
+            if sys.stderr.isatty():
+                # The progress bar hides the cursor, and cannot restore it if a second SIGINT comes.
+                os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+
+    def request_stop(self) -> None:
+        """Ask all ranks to end training, unless a signal was received."""
+        self._received = self._received or STOP
+
+    @property
+    def has_requested_stop(self) -> bool:
+        """Whether :meth:`request_stop` was called on this rank."""
+        return self._received == STOP
+
+    def is_stop_requested(self) -> bool:
+        """Whether a rank has asked to end training; all ranks call this at the same time."""
+        own = torch.tensor([float(self.has_requested_stop)])
+        return bool(collectives.all_reduce(own, "max").item())
+
+    def requested(self) -> int:
+        """Number of the signal that a rank received, STOP, or 0; all ranks call it after a step."""
+        if self._agree is not None:
+            return self._agree(self._received)
+        if collectives.world_size() == 1:
+            return self._received
+        self._steps += 1
+        if self._steps < self._interval:
+            return 0
+        # This rank's proposal for the steps until the next agreement; its growth is bounded.
+        rate = self._steps / max(time.monotonic() - self._since, 1e-6)
+        proposal = max(1, min(int(rate * _SECONDS), 2 * self._interval, _MOST_STEPS))
+        own = torch.tensor([float(self._received), -float(proposal)])
+        requested, interval = collectives.all_reduce(own, "max").tolist()
+        self._interval, self._steps, self._since = -int(interval), 0, time.monotonic()
+        return int(requested)
+
+
+# --- signals of processes ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def block_sigint_in_children(method: str = "fork") -> Iterator[None]:
+    """Block SIGINT (Ctrl-C) in processes started in this context, and delay it in this process.
+
+    Args:
+        method: The multiprocessing start method.
+    """
+    if method != "fork":
+        # It is otherwise started with the first process, and would unblock SIGINT.
+        resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_sigint() -> None:
+    """Undo :func:`block_sigint_in_children` in a child process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def is_ignored(number: int) -> bool:
+    """Whether this process was started with SIGHUP ignored, for example by nohup."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+
+
+def redirect_lost_terminal() -> None:
+    """Redirect output to ``/dev/null`` if the terminal is gone: printing would raise an error."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # the program has closed it
+            is_device = stat.S_ISCHR(os.fstat(descriptor).st_mode)
+            if is_device and not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+
+
+# --- the message of SIGINT -----------------------------------------------------------------------
+
+
+def is_main_rank() -> bool:
+    """Whether this process is the main rank, according to the environment."""
+    return _layout().is_main
+
+
+def hide_traceback(is_hidden: Callable[[BaseException], bool]) -> None:
+    """Print nothing for some errors if they end this process: another process prints them."""
+    print_error = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if not is_hidden(value):
+            print_error(kind, value, trace)
+
+    sys.excepthook = hook
+
+
+def show_as_one_line(interrupted: Interrupted, prints: bool) -> None:
+    """Print an interrupt as one line, without a traceback, if it ends this process.
+
+    Args:
+        interrupted: The error.
+        prints: False prints nothing: another process prints the line.
+    """
+
+    def end(error: BaseException) -> bool:
+        if error is interrupted:
+            if prints:
+                print(error, file=sys.stderr, flush=True)
+            # Python does so for KeyboardInterrupt itself, not for subclasses.
+            sys.exit(INTERRUPTED_CODE)
+        return False
+
+    hide_traceback(end)
+
+
+def _resume_command(directory: str) -> str:
+    words, same = list(sys.orig_argv), ""
+    layout = _layout()
+    if layout.source == "torchelastic":
+        # The parent process is torchrun.
+        with contextlib.suppress(OSError):  # then the words of this rank are shown
+            content = Path(f"/proc/{os.getppid()}/cmdline").read_text()
+            words = content.rstrip("\0").split("\0")
+    elif layout.started_outside:
+        same = "the same launcher and "
+    return same + shlex.join(redaction.command(resuming(words, directory)))
+
+
+def resuming(words: Sequence[str], directory: str) -> list[str]:
+    """Turn the command of a run into the command that resumes it.
+
+    Args:
+        words: The original command.
+        directory: The run directory; replaces the value of an earlier resume option.
+    """
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, has_value, _ = word.partition("=")
+        if name not in _RESUME:
+            kept.append(word)
+        elif not has_value:
+            next(rest, None)
+    return [*kept, _RESUME[0], directory]
+
+
+def _layout() -> Layout:
+    with contextlib.suppress(ConfigurationError):  # reported already where a run begins
+        return cluster.detect()
+    return Layout()

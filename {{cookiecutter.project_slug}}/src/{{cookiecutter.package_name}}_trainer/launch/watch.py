@@ -1,0 +1,307 @@
+"""Watch the ranks that this process has started: end all when one fails, and name the first."""
+
+import contextlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from . import cluster, hangs, reports, signals
+from .cluster import Layout
+from .reports import Failure
+
+# How long ranks may run after a signal, to finish the step and save a checkpoint.
+SAVE_SECONDS = "TRAINER_SAVE_SECONDS"
+_DEFAULT_SAVE_SECONDS = 120.0
+_POLL_SECONDS = 0.05
+_PREEMPTED = {128 + number for number in signals.SIGNALS}
+
+
+class Rank(Protocol):
+    """A started process; the id of its process group is its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal; ``None`` while it runs."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The ranks that a launcher starts on this node.
+
+    ``directory``: for failure reports, and for the store if there is one node; ``layout``: of the
+    nodes, where this command was started once per node.
+    """
+
+    processes: int
+    directory: Path
+    layout: Layout = field(default_factory=Layout)
+
+    @property
+    def first_rank(self) -> int:
+        """The global rank of the first process on this node."""
+        return self.layout.node_rank * self.processes
+
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """Environment variables of a rank, named as torchrun names them."""
+        layout = self.layout
+        variables = {
+            "RANK": str(self.first_rank + local_rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(self.processes * layout.num_nodes),
+            "LOCAL_WORLD_SIZE": str(self.processes),
+            "GROUP_RANK": str(layout.node_rank),
+            "GROUP_WORLD_SIZE": str(layout.num_nodes),
+            "MASTER_ADDR": layout.main_address,
+            # 0 on one node: no TCP store is used.
+            "MASTER_PORT": str(layout.main_port),
+            # With several nodes, rank 0 serves the store.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            # The launcher's own override is not meant for its ranks.
+            cluster.OVERRIDE: "environment",
+            reports.DIRECTORY: str(self.directory),
+            reports.PARENT: str(os.getpid()),
+            reports.RANK_PROCESS: "",  # each rank's own
+        }
+        if layout.num_nodes == 1:
+            variables[cluster.STORE] = str(self.directory / cluster.STORE_FILE)
+        return variables
+
+
+class Watcher:
+    """Starts ranks and waits for them; terminates all ranks when one fails.
+
+    Args:
+        start: Starts the ranks and returns them in rank order.
+        method: The multiprocessing start method.
+        place: The ranks to start.
+        grace_seconds: Time between SIGTERM and SIGKILL for the remaining ranks after a failure.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Sequence[Rank]],
+        method: str,
+        place: Place,
+        grace_seconds: float = 3.0,
+    ) -> None:
+        self._start = start
+        self._method = method
+        self._ranks: dict[int, Rank] = {}
+        self._place, self._directory = place, place.directory
+        self._grace = grace_seconds
+        self._forwarded_signal: int | None = None
+        self._deadline = math.inf
+
+    def watch(self) -> Failure | None:
+        """Start the ranks and wait until all have succeeded or one has failed.
+
+        SIGTERM, SIGUSR1, SIGHUP and SIGINT are forwarded; a second SIGINT kills the ranks. Ranks
+        that have not ended after ``TRAINER_SAVE_SECONDS`` (120) are terminated.
+
+        Returns:
+            The first failure, with rank -1 if a signal ended the run; ``None`` on success.
+        """
+        # Python accepts signal handlers only in the main thread.
+        is_main = threading.current_thread() is threading.main_thread()
+        forwarded = [each for each in signals.SIGNALS if is_main and not signals.is_ignored(each)]
+        # A SIGINT during the start is forwarded afterward. Ranks that have not yet reached the
+        # trainer are ended by another signal.
+        with signals.block_sigint_in_children(self._method):
+            self._ranks = dict(enumerate(self._start(), self._place.first_rank))
+            previous = {number: signal.signal(number, self._forward) for number in forwarded}
+        try:
+            while None in (codes := self._codes().values()) and time.monotonic() < self._deadline:
+                if any(code not in (None, 0) for code in codes) or self._ended_early() is not None:
+                    break
+                time.sleep(_POLL_SECONDS)
+            return self._conclude()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                self._signal_all(number)
+                self._wait_all(self._grace)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _forward(self, number: int, frame: object) -> None:
+        if number == self._forwarded_signal == signal.SIGINT:
+            self._deadline = -math.inf
+            self._signal_all(signal.SIGKILL)
+            return
+        if number == signal.SIGHUP:
+            signals.redirect_lost_terminal()
+        self._forwarded_signal = number
+        seconds = float(os.environ.get(SAVE_SECONDS) or _DEFAULT_SAVE_SECONDS)
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+        for index, rank in self._running().items():
+            # Not the process group: loader workers are still needed. A rank that is still
+            # importing has nothing to save, and would print a traceback on SIGINT.
+            handles = number != signal.SIGINT or reports.state(self._directory, index)
+            os.kill(rank.pid, number if handles else signal.SIGTERM)
+
+    def _conclude(self) -> Failure | None:
+        codes = list(self._codes().values())
+        if (left := self._ended_early()) is not None and {0, None}.issuperset(codes):
+            return self._describe_early_end(left)
+        if all(code == 0 for code in codes):
+            return None
+        if self._forwarded_signal is not None or _PREEMPTED.intersection(codes):
+            # Ranks that have saved end together. After SIGINT there is nothing else to wait for.
+            seconds = self._grace if self._forwarded_signal == signal.SIGINT else 30.0
+            self._wait_all(min(seconds, self._deadline - time.monotonic()))
+            ended_by = self._ended_by()
+            if ended_by == signal.SIGINT:
+                found = reports.interrupted(self._directory)
+                message = str(found or signals.INTERRUPTED)
+                return Failure(-1, signals.INTERRUPTED_CODE, message, interrupted=found)
+            if ended_by is not None:
+                return Failure(-1, 128 + ended_by, f"ended by {signal.Signals(ended_by).name}")
+        # Give peers that fail for the same reason a moment to write their reports.
+        self._wait_all(seconds=0.5)
+        return self._first_failure()
+
+    def _ended_by(self) -> int | None:
+        """The signal that ended the ranks, directly or after a save; ``None`` if none did."""
+        if self._forwarded_signal == signal.SIGINT or self._running():
+            return self._forwarded_signal
+        codes = list(self._codes().values())
+        return next((n for n in signals.SIGNALS if {-n, 128 + n}.intersection(codes)), None)
+
+    # --- the first failure -----------------------------------------------------------------------
+
+    def _first_failure(self) -> Failure:
+        """A rank that failed by itself, or else the rank for which the others have waited."""
+        found = reports.failures(self._directory)
+        # Before ends without a report: NCCL aborts a rank whose peer has raised an error.
+        if reported := [each for each in found if not each.lost_at]:
+            return reported[0]
+        lost = {each.rank: each.lost_at for each in found}
+        lost |= {n: stack for n in self._ranks if n not in lost and (stack := self._lost_at(n))}
+        # NCCL also aborts a rank whose peer was killed.
+        ends = sorted(self._codes().items(), key=lambda end: end[1] == -signal.SIGABRT)
+        for number, code in ends:
+            if code and number not in lost and not hangs.has_timed_out(self._stack_file(number)):
+                return self._describe_end(number, code)
+        if (left := self._ended_early()) is not None:
+            return self._describe_early_end(left)
+        return self._describe_hang(found, lost)
+
+    def _lost_at(self, number: int) -> str:
+        """The stack of a rank that its timer, or NCCL, has ended while it waited for a peer."""
+        stack = hangs.printed(self._stack_file(number))
+        code = self._ranks[number].poll()
+        ended_by_a_timeout = code == -signal.SIGABRT or (
+            code and hangs.has_timed_out(self._stack_file(number))
+        )
+        return stack if ended_by_a_timeout and hangs.waits_for_peers(stack) else ""
+
+    def _describe_hang(self, found: Sequence[Failure], lost: dict[int, str]) -> Failure:
+        lines = [f"rank {number} waited at:\n{stack}" for number, stack in sorted(lost.items())]
+        hung = []
+        for number, rank in self._ranks.items():
+            if number in lost or rank.poll() == 0:
+                continue
+            verb = "hangs"
+            stack = hangs.printed(self._stack_file(number))
+            if rank.poll() is None:
+                verb = "is stopped" if hangs.is_stopped(rank.pid) else "stands"
+                stack = hangs.request(rank.pid, self._stack_file(number))
+            lines.append(f"rank {number} (process {rank.pid}) {verb} at:\n{stack}")
+            # A rank that entered the collective late has not waited long enough for its timeout.
+            if verb == "is stopped" or not hangs.waits_for_peers(stack):
+                hung.append(number)
+        if not hung:
+            return self._describe_lost(found, lost, lines)
+        why = f"{found[0].reason}; the " if found else "no batch ended in time; the "
+        why += "strategy's timeout_seconds sets how long"
+        waited = f"{_names(sorted(lost))} timed out ({why})" if lost else why
+        return Failure(hung[0], 1, "\n".join([*lines, f"{_names(hung, 'hangs')}: {waited}"]))
+
+    def _describe_lost(
+        self, found: Sequence[Failure], lost: dict[int, str], lines: list[str]
+    ) -> Failure:
+        """Describe a loss for which no rank on this node is the reason."""
+        if found:
+            nodes = self._place.layout.num_nodes
+            hint = "\nno rank on this node hangs: look at the other nodes" if nodes > 1 else ""
+            return Failure(found[0].rank, found[0].code, found[0].message + hint)
+        number = min(lost)
+        last = f"rank {number} waited for peers until a timeout ended it"
+        return Failure(number, 1, "\n".join([*lines, last]))
+
+    def _describe_end(self, number: int, code: int) -> Failure:
+        """Describe a rank that ended without a report, with its stack if it printed one."""
+        if code > 0:
+            return Failure(number, code, f"rank {number} exited with code {code}")
+        hint = "; if nobody sent it, memory ran out" if code == -signal.SIGKILL else ""
+        last = f"rank {number} was killed by {signal.Signals(-code).name}{hint}"
+        stack = hangs.printed(self._stack_file(number))
+        return Failure(
+            number, 128 - code, f"rank {number} stood at:\n{stack}\n{last}" if stack else last
+        )
+
+    def _describe_early_end(self, number: int) -> Failure:
+        # Not sys.exit, which the rank would have reported.
+        return Failure(
+            number,
+            1,
+            f"rank {number} ended with exit code 0 before its work was done: user code, or a "
+            "library, called os._exit(0)",
+        )
+
+    def _stack_file(self, number: int) -> Path:
+        return reports.stack_file(self._directory, number)
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def _signal_all(self, number: int) -> None:
+        for rank in self._running().values():
+            try:
+                os.killpg(rank.pid, number)
+            except ProcessLookupError:
+                # It is still importing and has not created its process group yet.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, number)
+
+    def _ended_early(self) -> int | None:
+        """A rank that ended with exit code 0 before its work was done."""
+        ended = (number for number, rank in self._ranks.items() if rank.poll() == 0)
+        is_early = (n for n in ended if reports.state(self._directory, n) in reports.AT_WORK)
+        return next(is_early, None)
+
+    def _codes(self) -> dict[int, int | None]:
+        """Exit code of each rank, without lost ranks that the others can do without.
+
+        These were killed, or still work (hang) when all others have finished.
+        """
+        codes = {number: rank.poll() for number, rank in self._ranks.items()}
+        needed = {
+            number: code
+            for number, code in codes.items()
+            if reports.state(self._directory, number) != "expendable"
+        }
+        if needed and all(code == 0 for code in needed.values()):
+            return needed
+        return {n: code for n, code in codes.items() if n in needed or (code or 0) >= 0}
+
+    def _running(self) -> dict[int, Rank]:
+        return {number: rank for number, rank in self._ranks.items() if rank.poll() is None}
+
+    def _wait_all(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._running() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+
+def _names(ranks: Sequence[int], verb: str = "") -> str:
+    """``"rank 1"``, or ``"ranks 0 and 2"``, with the verb in the singular or plural."""
+    *others, last = map(str, ranks)
+    listed = f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+    return f"{listed} {verb.removesuffix('s') if others else verb}".rstrip()

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ...arguments.options import Options
 from ...checkpoint import dtensors
@@ -35,7 +36,7 @@ from ..process_group import ProcessGroupStrategy
 from ..step import Stage, StepModule
 from ..weights import LocalWeights
 from . import state as sharded_state
-from .precision import AutocastCalls, gather_as_autocast
+from .precision import cast_calls
 from .units import (
     can_shard,
     check_dtypes,
@@ -65,12 +66,11 @@ class FSDP(ProcessGroupStrategy):
         unit_parameters: Minimum number of parameters of a unit, without ``unit_classes``. On GPUs,
             no unit is inside a repeated block.
         offload: Keep the shards in CPU memory, and step there.
-        parameter_dtype: Data type in which units are gathered: ``"bfloat16"`` with
-            ``precision="bf16-mixed"``, ``"float16"`` with ``"16-mixed"``, ``"float32"`` with any.
-            Default: half precision for parameters that autocast would cast (weights of linear
-            layers, convolutions and attention), and unchanged for all others.
-        reduce_dtype: Data type in which gradients are reduced; default: ``parameter_dtype`` if
-            it is given, else ``"float32"``.
+        parameter_dtype: Data type in which units are gathered and computed. Default: that of
+            ``precision``: ``"bfloat16"`` with ``"bf16-mixed"``, ``"float16"`` with ``"16-mixed"``.
+            ``"float32"``: they are computed under autocast, which keeps its casts of weights.
+        reduce_dtype: Data type in which gradients are reduced; default: ``"float32"``, or that of
+            the parameters with ``"bf16-true"`` and ``"16-true"``.
         reshard_after_forward: Reshard (free) a unit after its forward, and gather it again for its
             backward. False: faster, but all parameters stay in memory in between.
         reduce_every_microbatch: With gradient accumulation, reduce and shard gradients after each
@@ -93,6 +93,8 @@ class FSDP(ProcessGroupStrategy):
     roots: Sequence[nn.Module] = ()
     same_use: SameUse | None = None
     averaged: GradientAverage | None = None
+    half: torch.dtype | None = None
+    """The data type in which units compute without autocast, if it is not their parameters'."""
     _synchronizes = True  # the default of units
 
     def __init__(
@@ -111,17 +113,13 @@ class FSDP(ProcessGroupStrategy):
         self.unit_classes = unit_classes
         self.unit_parameters = unit_parameters
         self.offload = offload
-        self.mixed_precision = MixedPrecisionPolicy(
-            param_dtype=_dtype("parameter_dtype", parameter_dtype),
-            reduce_dtype=_dtype("reduce_dtype", reduce_dtype),
-            # Autocast casts inputs where needed.
-            cast_forward_inputs=False,
-        )
-        self.calls: AutocastCalls | None = None
+        self.parameter_dtype = _dtype("parameter_dtype", parameter_dtype)
+        self.reduce_dtype = _dtype("reduce_dtype", reduce_dtype)
         self.reshard_after_forward = reshard_after_forward
         self.reduce_every_microbatch = reduce_every_microbatch
         self.find_unused_parameters = find_unused_parameters
         self._used: set[str] = set()
+        self._casts: list[RemovableHandle] = []
 
     def problems(self, options: Options) -> list[str]:
         lines = []
@@ -130,7 +128,7 @@ class FSDP(ProcessGroupStrategy):
                 f"sharded parameters need torch {_OLDEST_TORCH} or newer, and this is torch "
                 f"{torch.__version__}; use strategy='ddp', or another environment"
             )
-        dtype = self.mixed_precision.param_dtype
+        dtype = self.parameter_dtype
         fitting = _AUTOCAST.get(dtype) if dtype is not None else None
         if fitting is not None and options.precision != fitting:
             lines.append(
@@ -186,6 +184,8 @@ class FSDP(ProcessGroupStrategy):
 
     def shard_units(self, module: TrainingModule) -> None:
         """Choose units, and shard them."""
+        if self.parameter_dtype != torch.float32:
+            self.half = self.precision.replace_autocast()
         # A backward inside a step reshards what the root unit has gathered, which later
         # operations in the step may still use.
         self.roots = [self.step] if module.automatic_optimization else outer_modules(module)
@@ -193,7 +193,8 @@ class FSDP(ProcessGroupStrategy):
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
             self._shard(unit)
-        self._watch_calls(gathered)
+        if self.half is not None:
+            self._casts = cast_calls(module, self.half)
 
     def watch_gradients(self) -> None:
         """Prepare what compares and averages gradients."""
@@ -213,7 +214,7 @@ class FSDP(ProcessGroupStrategy):
 
     def whole_parameters(self) -> list[nn.Parameter]:
         """The parameters that every process holds."""
-        return unsharded(self.module)
+        return unsharded(self.module, is_half=self.half is not None)
 
     def _place_rest(self) -> None:
         """Place parameters that are in no unit, if the model is sharded unit by unit: scalars."""
@@ -240,45 +241,26 @@ class FSDP(ProcessGroupStrategy):
 
     def _shard(self, unit: nn.Module) -> None:
         self.materialize(unit)
-        policy = self._policy(unit)
         on_cpu = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
-        sharded: Any = fully_shard(
+        fully_shard(
             unit,
             mesh=self.mesh,
             reshard_after_forward=self.reshard_after_forward and not self.find_unused_parameters,
-            mp_policy=policy,
+            mp_policy=self._policy(unit),
             offload_policy=on_cpu if self.offload else OffloadPolicy(),
-            ignored_params=set(unsharded(unit)),
+            ignored_params=set(unsharded(unit, is_half=self.half is not None)),
         )
-        if policy is not self.mixed_precision and self.precision.dtype is not None:
-            for group in _groups(sharded):
-                gather_as_autocast(group.fsdp_params, self.precision.dtype)
 
     def _policy(self, unit: nn.Module) -> MixedPrecisionPolicy:
-        """The given policy; or with autocast, by default, gradients in float32."""
-        given = self.mixed_precision
         own = [p for p in unit.parameters() if not dtensors.is_sharded(p) and can_shard(p)]
         check_dtypes(own)
-        if self._casts and all(each.dtype == torch.float32 for each in own):
-            return dataclasses.replace(given, reduce_dtype=given.reduce_dtype or torch.float32)
-        return given
-
-    @property
-    def _casts(self) -> bool:
-        """Whether the precision determines the data type in which each parameter is gathered."""
-        return self.precision.dtype is not None and self.mixed_precision.param_dtype is None
-
-    def _watch_calls(self, units: Sequence[nn.Module]) -> None:
-        if self._casts:
-            self.calls = AutocastCalls(self.precision)
-            self.calls.watch(self.module, units)
+        half = self.half if all(each.dtype == torch.float32 for each in own) else None
+        reduced = self.reduce_dtype or (torch.float32 if half else None)
+        return MixedPrecisionPolicy(half, reduced, cast_forward_inputs=False)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        with explain_sharded_use():
-            if self.calls is None:
-                return self.step(stage, batch, batch_idx)
-            with self.calls.step():
-                return self.step(stage, batch, batch_idx)
+        with explain_sharded_use(is_half=self.half is not None):
+            return self.step(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         # In manual optimization, accumulated gradients are visible to the optimizer and saved.
@@ -288,7 +270,7 @@ class FSDP(ProcessGroupStrategy):
             loss = self._with_unused(loss)
         elif self.same_use is not None:
             self.same_use.check(loss)
-        with explain_sharded_use():
+        with explain_sharded_use(is_half=self.half is not None):
             super().backward(loss, synchronize=synchronize)
         if synchronize and self.averaged is not None and self.averaged.has_trained:
             self.averaged.average()
@@ -332,6 +314,10 @@ class FSDP(ProcessGroupStrategy):
                 parameter.grad = None
         self._used.clear()
 
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        with sharded_state.groups_split(optimizer):
+            super().optimizer_step(optimizer)
+
     def load_model(self, saved: Mapping[str, Any]) -> None:
         sharded_state.load_model(self.module, saved)
 
@@ -349,9 +335,9 @@ class FSDP(ProcessGroupStrategy):
         if self.same_use is not None:
             self.same_use.close()
         self.same_use = None
-        if self.calls is not None:
-            self.calls.close()
-        self.calls = None
+        for handle in self._casts:
+            handle.remove()
+        self._casts = []
         if self.averaged is not None:
             self.averaged.close()
         for unit in self._units():

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError, nearest
+from ...errors import UserError, nearest, one_line
 from ...memory import repeated_blocks
 
 _TORCH = Path(torch.__file__).parent
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+# Of torch's errors about tensors of several data types.
+_OTHER_DTYPE = ("same dtype", "should be the same", "expected scalar type")
 
 
 def can_shard(parameter: Tensor) -> bool:
@@ -24,9 +25,17 @@ def can_shard(parameter: Tensor) -> bool:
     return parameter.dim() > 0 and parameter.numel() > 0 and not parameter.is_complex()
 
 
-def unsharded(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a module that are replicated."""
-    return [each for each in module.parameters() if not can_shard(each)]
+def unsharded(module: nn.Module, *, is_half: bool) -> list[nn.Parameter]:
+    """The parameters of a module that are replicated.
+
+    Args:
+        module: The module.
+        is_half: Whether others are gathered in half precision. Those of layers with running
+            statistics (BatchNorm), which must have the data type of these, are then replicated.
+    """
+    norms = [each for each in module.modules() if is_half and hasattr(each, "running_mean")]
+    whole = {id(each) for norm in norms for each in norm.parameters(recurse=False)}
+    return [each for each in module.parameters() if id(each) in whole or not can_shard(each)]
 
 
 def check_dtypes(parameters: Sequence[Tensor]) -> None:
@@ -77,7 +86,7 @@ def choose_units(
         )
         within = Counter(id(p) for _, p in each.named_parameters(remove_duplicate=False))
         is_closed = all(uses[key] == count for key, count in within.items())
-        if own and is_unit and is_closed and not isinstance(each, CONTAINERS):
+        if own and is_unit and is_closed and not _is_container(each):
             units.append((name, each))
             taken.update(map(id, own))
     return units
@@ -106,11 +115,16 @@ def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return sorted(found, key=lambda entry: -entry[0].count("."))
 
 
+def _is_container(module: nn.Module) -> bool:
+    """Whether a module is never called itself, such as a ``ModuleList``."""
+    return type(module).forward is nn.Module.forward
+
+
 def outer_modules(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules in it that have parameters and are called."""
+    """The outermost modules in it that have parameters and a ``forward``."""
     found: list[nn.Module] = []
     for each in module.children():
-        if isinstance(each, CONTAINERS):
+        if _is_container(each):
             found += outer_modules(each)
         elif next(each.parameters(), None) is not None:
             found.append(each)
@@ -118,8 +132,11 @@ def outer_modules(module: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def explain_sharded_use() -> Iterator[None]:
+def explain_sharded_use(*, is_half: bool = False) -> Iterator[None]:
     """Explain torch's errors if parameters are used while their unit is sharded.
+
+    Args:
+        is_half: Whether units compute in half precision without autocast: explain errors of dtypes.
 
     Raises:
         UserError: With the explanation.
@@ -134,11 +151,18 @@ def explain_sharded_use() -> Iterator[None]:
                 "--trainer.strategy_options.find_unused_parameters true, which gathers all units "
                 "for the whole step, or with manual optimization use strategy='ddp_zero1'"
             ) from error
-        if "mixed torch.Tensor and DTensor" not in str(error):
-            raise
         frames = traceback.extract_tb(error.__traceback__)
         own = [each for each in frames if not Path(each.filename).is_relative_to(_TORCH)]
         at = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
+        if is_half and any(part in str(error) for part in _OTHER_DTYPE):
+            raise UserError(
+                f"an operation mixes float32 and half precision ({at}): {one_line(error)}; layers "
+                "have weights in half precision, without autocast: cast the other tensor to the "
+                "weight's dtype, or set --trainer.strategy_options.parameter_dtype float32, which "
+                "computes under autocast"
+            ) from error
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
         raise UserError(
             f"a parameter is used while it is sharded ({at}): a unit is gathered while its own "
             "forward runs; call the whole block, or name smaller units, such as "

@@ -31,7 +31,6 @@ from ..optimizer_state import (
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..recast import recasting
 from ..step import Stage, StepModule
 from ..weights import LocalWeights
 from .checks import check_owned, not_averaged
@@ -191,8 +190,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         super().backward(loss, synchronize=synchronize)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        with recasting(self.precision, self.module):
-            return self._root(stage, batch, batch_idx)
+        return self._root(stage, batch, batch_idx)
 
     def clip_gradients(
         self, optimization: Optimization, value: float, algorithm: str

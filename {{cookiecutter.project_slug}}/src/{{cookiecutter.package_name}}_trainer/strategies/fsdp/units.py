@@ -25,30 +25,19 @@ def can_shard(parameter: Tensor) -> bool:
     return parameter.dim() > 0 and parameter.numel() > 0 and not parameter.is_complex()
 
 
-def unsharded(module: nn.Module, *, is_half: bool) -> list[nn.Parameter]:
+def unsharded(module: nn.Module, half: torch.dtype | None) -> list[nn.Parameter]:
     """The parameters of a module that are replicated.
 
     Args:
         module: The module.
-        is_half: Whether others are gathered in half precision. Those of layers with running
-            statistics (BatchNorm), which must have the data type of these, are then replicated.
+        half: The data type in which others are gathered, if it is not their own. Those of layers
+            with running statistics (BatchNorm), which must have these' data type, are replicated.
     """
-    norms = [each for each in module.modules() if is_half and hasattr(each, "running_mean")]
+    norms = [
+        each for each in module.modules() if half is not None and hasattr(each, "running_mean")
+    ]
     whole = {id(each) for norm in norms for each in norm.parameters(recurse=False)}
     return [each for each in module.parameters() if id(each) in whole or not can_shard(each)]
-
-
-def check_dtypes(parameters: Sequence[Tensor]) -> None:
-    """Check that the trainable parameters of a unit have one dtype.
-
-    Raises:
-        UserError: They have not.
-    """
-    if len(found := sorted({str(each.dtype) for each in parameters if each.requires_grad})) > 1:
-        raise UserError(
-            f"a unit of FSDP has parameters of {' and '.join(found)}; give those of one dtype a "
-            "module, and name its class in strategy_options.unit_classes, or use strategy='ddp'"
-        )
 
 
 def choose_units(
@@ -71,9 +60,16 @@ def choose_units(
     Raises:
         UserError: A class has no modules in the model.
     """
-    if classes is not None:
-        _check(module, classes)
-    inside = _inside_blocks(module) if whole_blocks else set()
+    known = {type(each).__name__ for each in module.modules() if each is not module}
+    if lines := [
+        f"strategy_options.unit_classes: the model has no module of class {each!r}"
+        f"{nearest(each, known)}"
+        for each in classes or ()
+        if each not in known
+    ]:
+        raise UserError(lines)
+    blocks = repeated_blocks(module) if whole_blocks else []
+    inside = {id(part) for block in blocks for part in block.modules()} - set(map(id, blocks))
     uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
     units: list[tuple[str, nn.Module]] = []
     taken: set[int] = set()
@@ -90,13 +86,6 @@ def choose_units(
             units.append((name, each))
             taken.update(map(id, own))
     return units
-
-
-def _inside_blocks(module: nn.Module) -> set[int]:
-    """Ids of modules inside repeated blocks, except the blocks inside them."""
-    blocks = repeated_blocks(module)
-    inside = {id(part) for block in blocks for part in block.modules()}
-    return inside - set(map(id, blocks))
 
 
 def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -132,11 +121,11 @@ def outer_modules(module: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def explain_sharded_use(*, is_half: bool = False) -> Iterator[None]:
+def explain_sharded_use(half: torch.dtype | None = None) -> Iterator[None]:
     """Explain torch's errors if parameters are used while their unit is sharded.
 
     Args:
-        is_half: Whether units compute in half precision without autocast: explain errors of dtypes.
+        half: The data type in which units compute without autocast: explain errors of dtypes, too.
 
     Raises:
         UserError: With the explanation.
@@ -154,7 +143,7 @@ def explain_sharded_use(*, is_half: bool = False) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         own = [each for each in frames if not Path(each.filename).is_relative_to(_TORCH)]
         at = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
-        if is_half and any(part in str(error) for part in _OTHER_DTYPE):
+        if half is not None and any(part in str(error) for part in _OTHER_DTYPE):
             raise UserError(
                 f"an operation mixes float32 and half precision ({at}): {one_line(error)}; layers "
                 "have weights in half precision, without autocast: cast the other tensor to the "
@@ -168,15 +157,3 @@ def explain_sharded_use(*, is_half: bool = False) -> Iterator[None]:
             "forward runs; call the whole block, or name smaller units, such as "
             "--trainer.strategy_options.unit_classes [Linear]"
         ) from error
-
-
-def _check(module: nn.Module, classes: Sequence[str]) -> None:
-    known = {type(each).__name__ for each in module.modules() if each is not module}
-    lines = [
-        f"strategy_options.unit_classes: the model has no module of class {each!r}"
-        f"{nearest(each, known)}"
-        for each in classes
-        if each not in known
-    ]
-    if lines:
-        raise UserError(lines)

@@ -7,6 +7,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
+from tests.conformance.rows import rounding
 from tests.project import run
 from torch import nn
 
@@ -82,9 +83,9 @@ class Holder(trainer.TrainingModule):
         return torch.optim.AdamW(self.parameters(), foreach=True)
 
 
-def fit(module: trainer.TrainingModule) -> None:
+def fit(module: trainer.TrainingModule, strategy: str = "fsdp") -> None:
     base = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "enable_progress_bar": False}
-    run_of = trainer.Trainer(**base, strategy="fsdp", precision="bf16-mixed", loggers=[])
+    run_of = trainer.Trainer(**base, strategy=strategy, precision="bf16-mixed", loggers=[])
     run_of.fit(module, [torch.ones(4, 6)] * 2)
 
 
@@ -106,3 +107,66 @@ def test_an_operation_of_two_data_types_is_explained(apart):
     line = r"mixes float32 and half precision \(test_sharded_precision.py, line \d+\).*cast the"
     with pytest.raises(trainer.UserError, match=line):
         fit(Holder(mixes=True))
+
+
+class Recurrent(nn.Module):
+    """Keeps its weights in a list, too; its last layer has a matrix of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.weight = nn.LSTM(6, 8, batch_first=True), nn.Parameter(torch.ones(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x[:, None].repeat(1, 3, 1))[0][:, -1] @ self.weight
+
+
+class Attention(nn.Module):
+    """Float32 masks, a buffer, and a head that shares the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+        self.head.weight = self.tokens.weight
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.register_buffer("places", torch.arange(48.0).view(6, 8) / 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(6)
+        y = self.layer(self.tokens(x.long()) + self.places, src_mask=mask)
+        return self.head(y.float()).softmax(-1)
+
+
+class Images(nn.Sequential):
+    """Convolutions with norms, two of which keep running statistics."""
+
+    def __init__(self) -> None:
+        norm = nn.InstanceNorm1d(8, affine=True, track_running_stats=True)
+        convolutions = nn.Conv1d(1, 8, 3), nn.BatchNorm1d(8), nn.ConvTranspose1d(8, 8, 3), norm
+        super().__init__(nn.Unflatten(1, (1, 6)), *convolutions, nn.GroupNorm(2, 8), nn.Flatten())
+
+
+class Wrapped(trainer.TrainingModule):
+    """Trains one of the above."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model, self.losses = kind(), list[float]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x = batch * torch.linspace(0, 1, 24).view(4, 6)
+        loss = (self.model(x).float() - 0.5).square().mean()
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("kind", [Recurrent, Attention, Images])
+def test_models_that_mix_data_types_train_as_under_autocast(apart, kind):
+    sharded, alone = Wrapped(kind), Wrapped(kind)
+    fit(sharded)
+    fit(alone, "single_device")
+    # Each of about ten operations rounds to 2^-9 of its result.
+    assert sharded.losses == pytest.approx(alone.losses, rel=rounding(10, 1.0, torch.bfloat16))

@@ -5,7 +5,7 @@ import torch
 from my_project_trainer.cli import command as cli
 from my_project_trainer.launch import cluster
 from my_project_trainer.strategies import precision
-from my_project_trainer.strategies.deepspeed.strategy import adapt_scale
+from my_project_trainer.strategies.deepspeed.deepspeed import adapt_scale
 
 
 def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:

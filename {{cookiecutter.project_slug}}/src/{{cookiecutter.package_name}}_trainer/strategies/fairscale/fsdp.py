@@ -34,9 +34,8 @@ from ..process_group import ProcessGroupStrategy
 from ..step import Stage, StepModule
 from ..weights import LocalWeights
 from .checks import check_owned, not_averaged
-from .parameter_shards import Contents, Shard, leave_cut, make_whole
+from .parameter_shards import Contents, Shard, ShardedWeights, leave_cut, make_whole
 from .sharded import PACKAGES
-from .weights import ShardedWeights
 
 if TYPE_CHECKING:
     from .units import Unit

@@ -34,8 +34,7 @@ from ..weights import LocalWeights
 from . import optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
-from .state import ShardedState
-from .weights import SlicedWeights
+from .state import ShardedState, SlicedWeights
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 

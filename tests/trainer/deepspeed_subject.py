@@ -149,10 +149,6 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"optimizer": "adam"},
         one_bit(lr=0.01, betas=[0.9, 0.999], eps=1e-8, freeze_step=100, bias_correction=True),
     ),
-    "cpu adam": (
-        {"optimizer": "adam"},
-        {"strategy": "deepspeed_stage_2_offload", "strategy_options": {"cpu_adam": True}},
-    ),
     "overflow": (
         {"kind": "overflowing", "scale": 0.1},
         {"strategy": "deepspeed_stage_3", "precision": "16-mixed"},
@@ -178,7 +174,7 @@ WAYS |= {
 }
 # Arguments of the subject where one process trains it, if others.
 ALONE = {"warm-up": {"kind": "rated"}}
-RESUMED = ("warm-up", "own optimizer", "one-bit", "one-bit mixed", "cpu adam", "overflow")
+RESUMED = ("warm-up", "own optimizer", "one-bit", "one-bit mixed", "overflow")
 GROUPED = "grouped deepspeed_stage_3"
 
 

@@ -14,7 +14,6 @@ from tests.conformance.rows import ROUNDING
 from tests.conformance.test_conformance import difference
 from tests.project import ROOT, fit, missing, require, run
 
-from deepspeed_settings import problems
 from deepspeed_subject import GROUPED, RESUMED, WARMUP, WAYS, warmed_up
 
 SHORT = [
@@ -22,7 +21,6 @@ SHORT = [
     *("--trainer.log_every_n_steps", "1", "--model.dropout", "0", "--trainer.run_name", "run"),
 ]
 STAGE_2 = ["--trainer.strategy", "deepspeed_stage_2"]
-COMPILED = "cpu adam"
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -34,7 +32,7 @@ def trained(tmp_path_factory):
     require(missing("deepspeed"))
     folders = {number: tmp_path_factory.mktemp(f"on-{number}-") for number in (0, 2)}
     for number, folder in folders.items():
-        train(folder, number, *(way for way in WAYS if way != COMPILED and "ddp" not in way))
+        train(folder, number, *(way for way in WAYS if "ddp" not in way))
     return folders[2], folders[0]
 
 
@@ -72,7 +70,7 @@ def test_equals_one_process(trained, way, bound):
 
 
 @slow
-@pytest.mark.parametrize("way", [way for way in RESUMED if way != COMPILED])
+@pytest.mark.parametrize("way", RESUMED)
 def test_resumes_to_the_last_bit(trained, way):
     assert_resumed(trained[0], way)
 
@@ -83,34 +81,6 @@ def assert_resumed(folder: Path, way: str) -> None:
     )
     assert len(stopped["losses"]) == 6
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
-
-
-@slow
-@pytest.mark.exhaustive
-@pytest.mark.needs("deepspeed", "g++")
-def test_its_own_adam_for_cpus_is_compiled_and_steps_as_torch_s(tmp_path, monkeypatch):
-    # Another process that was killed while it compiled has left a lock in the user's folder.
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    ours, alone = tmp_path / "ours", tmp_path / "alone"
-    for folder, processes in ((ours, 2), (alone, 0)):
-        folder.mkdir()
-        train(folder, processes, COMPILED)
-    name = f"{COMPILED}.safetensors"
-    assert difference(ours / name, alone / name) <= 1e-5
-    assert_resumed(ours, COMPILED)
-
-
-def test_without_a_compiler_one_line_says_so(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    offloaded = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
-    adam = {"type": "Adam", "params": {"lr": 0.1}}
-    by_option = problems("deepspeed_stage_2_offload", cpu_adam=True)
-    by_configuration = problems(config={"zero_optimization": offloaded, "optimizer": adam})
-    assert by_option == by_configuration
-    (line,) = by_option
-    assert "this machine has no C++ compiler: apt-get install g++" in line
-    adam["params"]["torch_adam"] = True
-    assert problems(config={"zero_optimization": offloaded, "optimizer": adam}) == []
 
 
 @slow

@@ -5,7 +5,7 @@ import torch
 from my_project_trainer.cli import command as cli
 from my_project_trainer.launch import cluster
 from my_project_trainer.strategies import precision
-from my_project_trainer.strategies.deepspeed import scaler
+from my_project_trainer.strategies.deepspeed.deepspeed import adapt_scale
 
 
 def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:
@@ -19,7 +19,7 @@ def test_the_scale_adapts_to_deepspeeds_steps_as_to_its_own() -> None:
         parameter.grad = torch.tensor([float("inf") if overflowed else 1.0])
         theirs.step(optimizer)
         theirs.update()
-        scaler.adapt(ours, overflowed)
+        adapt_scale(ours.scaler, overflowed)
         assert ours.state() == theirs.state()
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import TrainingModule
+from my_project_trainer.strategies.deepspeed.deepspeed import DeepSpeed
 from my_project_trainer.strategies.deepspeed.slices import Slice
 from my_project_trainer.strategies.deepspeed.state import ShardedState
-from my_project_trainer.strategies.deepspeed.strategy import DeepSpeed
 from my_project_trainer.strategies.precision import Precision
 from torch import Tensor, nn
 

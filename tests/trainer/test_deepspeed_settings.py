@@ -178,7 +178,7 @@ def test_all_mistakes_are_said_at_once():
 @pytest.mark.parametrize(
     ("strategy", "options", "part"),
     [
-        ("deepspeed", {"stage": 4}, "stage=4: give 0, 1, 2 or 3"),
+        ("deepspeed", {"stage": 4}, "stage=4: expected Literal[0, 1, 2, 3]"),
         ("deepspeed", {"offload_parameters": True}, "stage 2 does not shard them; use 3"),
         ("deepspeed", {"stage": 0, "offload_optimizer": True}, "stage 0 shards nothing"),
         ("deepspeed", {"reduce_bucket_size": 3}, "give an even number"),

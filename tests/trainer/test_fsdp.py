@@ -264,21 +264,11 @@ def test_a_class_that_is_not_there_is_named():
         units.choose_units(nn.Sequential(Block()), ["Blok"], 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            {"strategy_options": {"parameter_dtype": "bfloat16"}},
-            "strategy_options.parameter_dtype gathers in bfloat16 what is computed with "
-            "precision='32-true'; use precision='bf16-mixed'",
-        ),
-        (
-            {"strategy_options": {"reduce_dtype": "bf16"}},
-            "strategy_options.reduce_dtype='bf16' is unknown; did you mean 'bfloat16'?",
-        ),
-    ],
-)
-def test_a_mistake_is_a_line(options, line):
+def test_a_mistake_is_a_line():
+    options = {"parameter_dtype": "bfloat16", "reduce_dtype": "bf16"}
     with pytest.raises(trainer.ConfigurationError) as caught:
-        trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1, **options)
-    assert caught.value.problems == [line]
+        trainer.Trainer(accelerator="cpu", strategy="fsdp", max_steps=1, strategy_options=options)
+    assert [line.split(": expected")[0] for line in caught.value.problems] == [
+        "strategy_options.parameter_dtype='bfloat16'",
+        "strategy_options.reduce_dtype='bf16'",
+    ]

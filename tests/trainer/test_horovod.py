@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from my_project_trainer.strategies.horovod.strategy import Horovod
+from my_project_trainer.strategies.horovod.horovod import Horovod
 from tests.conformance.horovod_rows import horovodrun
 from tests.project import PACKAGE, fit, mpirun, run
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from my_project_trainer.strategies.deepspeed import onebit_adam
-from my_project_trainer.strategies.deepspeed.strategy import DeepSpeed
+from my_project_trainer.strategies.deepspeed.deepspeed import DeepSpeed
 from my_project_trainer.strategies.fsdp.fsdp import FSDP
 from my_project_trainer.strategies.replicated import dp
 from torch import Tensor, nn

@@ -14,7 +14,7 @@ from my_project_trainer.checkpoint import is_sharded
 from my_project_trainer.data import sampling
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.strategies.fsdp import fsdp
-from my_project_trainer.strategies.fsdp.hsdp import HSDP
+from my_project_trainer.strategies.fsdp.fsdp import HSDP
 from my_project_trainer.strategies.optimizers import Optimization, read_optimization
 from my_project_trainer.strategies.precision import Precision
 from my_project_trainer.strategies.replicated.ddp import DDP

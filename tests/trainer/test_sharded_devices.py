@@ -18,9 +18,9 @@ from my_project_trainer.checkpoint import writing as checkpoint_writer
 from my_project_trainer.data import randomness
 from my_project_trainer.strategies import optimizer_state as states
 from my_project_trainer.strategies import optimizers as optimization
+from my_project_trainer.strategies.deepspeed import deepspeed
 from my_project_trainer.strategies.deepspeed import slices as deepspeed_slices
 from my_project_trainer.strategies.deepspeed import state as deepspeed_state
-from my_project_trainer.strategies.deepspeed import strategy as deepspeed
 from my_project_trainer.strategies.fsdp import fsdp
 from my_project_trainer.strategies.fsdp import state as parts
 from my_project_trainer.strategies.precision import Precision

@@ -11,12 +11,14 @@ from my_project_trainer.checkpoint import dtensors, writing
 from my_project_trainer.checkpoint.reading import Checkpoint, resolve
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.strategies import clipping
+from my_project_trainer.strategies.fsdp import fsdp
 from my_project_trainer.strategies.fsdp import state as fsdp_state
 from my_project_trainer.strategies.gradients import averaging
 from my_project_trainer.strategies.optimizer_state import optimizer_state, parameter_names
 from my_project_trainer.strategies.precision import Precision
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 
@@ -132,3 +134,22 @@ def test_an_overflow_in_sharded_or_in_whole_gradients_skips_the_step(overflows: 
     assert whole.tolist() == [stepped] * 2
     after = float(precision.scale(torch.ones(())))
     assert after == (scale if overflows == "none" else scale / 2)
+
+
+# --- private API of torch ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("group")
+def test_torch_s_records_of_a_unit_have_what_fsdp_reads() -> None:
+    # Without them, ranks that use other parameters hang, and gloo's threads outlive their group.
+    unit: Any = fully_shard(nn.Linear(2, 2))
+    unit(torch.ones(1, 2))
+    (records,) = fsdp._groups(unit)
+    names = {each._param_fqn for each in records.fsdp_params}
+    assert names == {"weight", "bias"}
+    for each in records.fsdp_params:
+        assert each.sharded_param.requires_grad
+        assert each._unsharded_param.is_leaf
+    assert records.mesh_info.shard_process_group is not None
+    fsdp.drop_groups(unit)
+    assert records.mesh_info.shard_process_group is None

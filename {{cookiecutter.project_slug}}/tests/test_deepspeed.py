@@ -6,7 +6,7 @@ import pytest
 
 from .project import PACKAGE, fit, run
 
-FOLDER = f"{PACKAGE}_trainer.strategies.deepspeed.strategy"
+FOLDER = f"{PACKAGE}_trainer.strategies.deepspeed.deepspeed"
 pytest.importorskip(FOLDER, reason="its folder was deleted")
 
 

@@ -7,7 +7,7 @@ import pytest
 from .conformance.horovod_rows import horovodrun
 from .project import PACKAGE, fit, run
 
-FOLDER = f"{PACKAGE}_trainer.strategies.horovod.strategy"
+FOLDER = f"{PACKAGE}_trainer.strategies.horovod.horovod"
 pytest.importorskip(FOLDER, reason="its folder was deleted")
 
 

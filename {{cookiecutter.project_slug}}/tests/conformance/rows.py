@@ -72,6 +72,9 @@ SCALED = {"reference_batch_size": 12, "learning_rate_warmup_steps": 3}
 # step: those of 2 by up to 8e-3 and 1e-3; their bounds are a few of these roundings. The planted
 # faults differ by more than 0.84.
 BFLOAT16 = rounding(10 * 6, 1.0, torch.bfloat16) / math.sqrt(24)
+# Units in bfloat16 compute without autocast: what is between the three layers is rounded too, which
+# are two activations, forward and back.
+BFLOAT16_UNITS = rounding(10 * 10, 1.0, torch.bfloat16) / math.sqrt(24)
 
 PROPERTIES = {
     "sgd": Property(),

@@ -1,6 +1,16 @@
 """Rows of the strategies that need no package besides torch."""
 
-from .rows import NO_SPARSE, ONE_OPTIMIZER, PROPERTIES, ROUNDING, Launch, Portable, Row, more
+from .rows import (
+    BFLOAT16_UNITS,
+    NO_SPARSE,
+    ONE_OPTIMIZER,
+    PROPERTIES,
+    ROUNDING,
+    Launch,
+    Portable,
+    Row,
+    more,
+)
 
 TWO_AND_THREE = (Launch(2), more(3))
 # For what differs from another row in one thing alone.
@@ -19,6 +29,7 @@ WITHOUT_MOMENTUM = {**EACH_STEP, "outer_momentum": 0.0, "outer_learning_rate": 1
 
 # The subject is small: so are its units.
 SMALL_UNITS = {"unit_parameters": 100}
+IN_UNITS = {"bf16": BFLOAT16_UNITS}
 
 # What needs as many replicas as devices.
 MESHED = tuple(way for way in PROPERTIES if way != "uneven" and "batchnorm" not in way)
@@ -87,20 +98,21 @@ ROWS = {
         },
     ),
     "diloco": Row(SLOWLY, options=WITHOUT_MOMENTUM, only=LINEAR),
-    "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS, refused=NO_SPARSE),
+    "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS, tolerances=IN_UNITS, refused=NO_SPARSE),
     "fsdp, offload": Row(
         SLOWLY_ON_FOUR,
         "fsdp",
         {**SMALL_UNITS, "offload": True},
+        IN_UNITS,
         only=(
             *(*ONE_OPTIMIZER, "clip value", "two optimizers", "manual", "averaged"),
             *("experts", "bf16"),
         ),
     ),
-    "fsdp, bfloat16 units": Row(
+    "fsdp, float32 units": Row(
         SLOWLY_ON_FOUR,
         "fsdp",
-        {**SMALL_UNITS, "parameter_dtype": "bfloat16", "reduce_dtype": "float32"},
+        {**SMALL_UNITS, "parameter_dtype": "float32"},
         only=("bf16",),
     ),
     "fsdp, whole gradients": Row(
@@ -121,11 +133,17 @@ ROWS = {
             "fp16": "a gradient scaler must see",
         },
     ),
-    "hsdp": Row(SLOWLY_ON_FOUR, options={**SMALL_UNITS, "shard_size": 2}, refused=NO_SPARSE),
+    "hsdp": Row(
+        SLOWLY_ON_FOUR,
+        options={**SMALL_UNITS, "shard_size": 2},
+        tolerances=IN_UNITS,
+        refused=NO_SPARSE,
+    ),
     "tensor_parallel": Row(TWO_AND_FOUR, refused={**NO_SPARSE, **NO_UNITS}, only=MESHED),
     "mesh": Row(
         SLOWLY_ON_FOUR,
         options={**SMALL_UNITS, "data": 1, "shard": -1, "tensor": 2},
+        tolerances=IN_UNITS,
         refused={
             **NO_SPARSE,
             **dict.fromkeys(NO_UNITS, "find_unused_parameters is not supported with tensor"),

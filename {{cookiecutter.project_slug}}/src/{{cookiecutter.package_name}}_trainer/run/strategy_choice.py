@@ -7,7 +7,7 @@ from ..arguments.options import Options
 from ..callbacks import Callback
 from ..errors import Problems
 from ..launch.devices import ADDED
-from ..strategies import Asked, Strategy
+from ..strategies import Requested, Strategy
 from .placement import Placement
 
 
@@ -38,7 +38,7 @@ def choose(options: Options, placement: Placement, problems: Problems) -> tuple[
     return chosen, strategies.create(chosen, {})
 
 
-def asked(options: Options, placement: Placement, callbacks: Sequence[Callback]) -> Asked:
+def asked(options: Options, placement: Placement, callbacks: Sequence[Callback]) -> Requested:
     """What a run requires of its strategy."""
     used = {
         "sync_batchnorm": options.sync_batchnorm,
@@ -51,7 +51,7 @@ def asked(options: Options, placement: Placement, callbacks: Sequence[Callback])
         "uneven_inputs": options.uneven_inputs == "join",
         "learning_rate_scaling": options.learning_rate_scaling != "none",
     }
-    return Asked(
+    return Requested(
         placement.accelerator,
         options.precision,
         len(placement.devices),

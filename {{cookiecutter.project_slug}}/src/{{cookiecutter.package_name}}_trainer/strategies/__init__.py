@@ -7,18 +7,18 @@
 from . import registry
 from .base import Strategy
 from .creation import create, options_of
-from .limits import Asked, Limits
+from .limits import Limits, Requested
 from .registration import Entry, Registration
 from .registry import find, names, register
 from .replicated.single_device import SingleDevice
 from .step import BatchSkipped
 
 __all__ = [
-    "Asked",
     "BatchSkipped",
     "Entry",
     "Limits",
     "Registration",
+    "Requested",
     "SingleDevice",
     "Strategy",
     "create",

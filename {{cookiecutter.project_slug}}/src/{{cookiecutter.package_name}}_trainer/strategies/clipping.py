@@ -1,7 +1,7 @@
 """Clip gradients in place: by norm over the whole model, or by value."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -49,7 +49,10 @@ def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -
 
 
 def clip_distinct_gradients(
-    parameters: Sequence[Tensor], value: float, algorithm: str
+    parameters: Sequence[Tensor],
+    value: float,
+    algorithm: str,
+    counts: Callable[[Tensor], bool] = lambda _: True,
 ) -> Tensor | None:
     """Clip gradients that differ between processes, by global norm or by value.
 
@@ -58,13 +61,16 @@ def clip_distinct_gradients(
             without parameters.
         value: Maximum norm, or maximum value.
         algorithm: ``"norm"`` or ``"value"``.
+        counts: Whether this process adds a parameter to the norm, and not another one.
     """
+    own = [with_local_gradient(each) for each in parameters]
     if algorithm == "value":
-        clip_grad_value_(parameters, value)
+        clip_grad_value_(own, value)
         return None
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    own = get_total_norm(gradients).to(parameters[0].device)
-    return bound_norm(parameters, value, collectives.all_reduce(own.float() ** 2).sqrt())
+    counted = [each.grad for each, whole in zip(own, parameters, strict=True) if counts(whole)]
+    squared = get_total_norm([each for each in counted if each is not None]).float() ** 2
+    norm = collectives.all_reduce(squared.to(parameters[0].device)).sqrt()
+    return bound_norm(own, value, norm)
 
 
 def clip_gradients_on_meshes(
@@ -72,21 +78,9 @@ def clip_gradients_on_meshes(
 ) -> Tensor | None:
     """Clip gradients that are DTensors on several meshes, or that all processes hold.
 
-    torch computes a norm only of gradients on one mesh.
-
-    Args:
-        parameters: Parameters; every process must call this.
-        value: Maximum norm, or maximum value.
-        algorithm: ``"norm"`` or ``"value"``.
+    torch computes a norm only of gradients on one mesh. Every process must call this.
     """
-    own = [with_local_gradient(each) for each in parameters]
-    if algorithm == "value":
-        clip_grad_value_(own, value)
-        return None
-    counted = [each.grad for each, whole in zip(own, parameters, strict=True) if _counts(whole)]
-    squared = get_total_norm([each for each in counted if each is not None]).float() ** 2
-    norm = collectives.all_reduce(squared.to(parameters[0].device)).sqrt()
-    return bound_norm(own, value, norm)
+    return clip_distinct_gradients(parameters, value, algorithm, _counts)
 
 
 def bound_norm(parameters: Sequence[Tensor], value: float, norm: Tensor) -> Tensor:

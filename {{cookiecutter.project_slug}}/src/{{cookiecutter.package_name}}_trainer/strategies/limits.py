@@ -29,7 +29,7 @@ class Limits:
     sources: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
 
-    def problems(self, name: str, asked: "Asked") -> list[str]:
+    def problems(self, name: str, asked: "Requested") -> list[str]:
         """One line for each requested feature that the strategy does not support."""
         lines = [
             f"strategy={name!r} needs the package {package}, which is not installed: {command}"
@@ -74,7 +74,7 @@ FEATURES = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requested:
     """The features that a run requests from its strategy."""
 
     accelerator: str

@@ -1,9 +1,9 @@
 """Precision of a run: autocast, the data type of parameters, and the gradient scaler."""
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,23 +38,18 @@ class _Scaler(torch.amp.GradScaler):
             setattr(optimizer, _UNSCALES_ITSELF, unscales_itself)
 
     def _unscale_grads_(self, optimizer: Optimizer, *arguments: Any) -> dict[torch.device, Tensor]:
-        groups = optimizer.param_groups
-        parameters = [each for group in groups for each in group["params"] if each.grad is not None]
         if _any_on_cpu(optimizer):
             # torch would copy the scale to the CPU without synchronizing, and read it at once.
             scale, overflow, *rest = arguments
             arguments = (scale.cpu(), overflow.cpu(), *rest)
         by_mesh: dict[Any, list[Tensor]] = defaultdict(list)
-        for each in parameters:
-            by_mesh[getattr(each, "device_mesh", None)].append(each)
-        if len(by_mesh) <= 1:
-            return super()._unscale_grads_(optimizer, *arguments)
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                by_mesh[getattr(each, "device_mesh", None)].append(each)
         overflows: dict[torch.device, Tensor] = {}
         for own in by_mesh.values():
-            kept = set(map(id, own))
-            with _without_gradients([each for each in parameters if id(each) not in kept]):
-                found = super()._unscale_grads_(optimizer, *arguments)
-            for device, overflow in found.items():
+            part: Any = SimpleNamespace(param_groups=[{"params": own}])
+            for device, overflow in super()._unscale_grads_(part, *arguments).items():
                 overflows[device] = torch.maximum(overflow, overflows.get(device, overflow))
         return overflows
 
@@ -62,18 +57,6 @@ class _Scaler(torch.amp.GradScaler):
 def _any_on_cpu(optimizer: Optimizer) -> bool:
     groups = optimizer.param_groups
     return any(each.device.type == "cpu" for group in groups for each in group["params"])
-
-
-@contextlib.contextmanager
-def _without_gradients(parameters: list[Tensor]) -> Iterator[None]:
-    gradients = [each.grad for each in parameters]
-    for each in parameters:
-        each.grad = None
-    try:
-        yield
-    finally:
-        for each, gradient in zip(parameters, gradients, strict=True):
-            each.grad = gradient
 
 
 class Precision:
@@ -121,6 +104,11 @@ class Precision:
 
         if self.scaler is not None:
             self.scaler = ShardedGradScaler(self.device_type)
+
+    def replace_autocast(self) -> torch.dtype | None:
+        """Disable autocast; the caller computes in its data type, which is returned."""
+        dtype, self.dtype = self.dtype, None
+        return dtype
 
     def cast(self, module: nn.Module) -> None:
         """Cast a module's floating-point parameters and buffers to their data type, in place."""

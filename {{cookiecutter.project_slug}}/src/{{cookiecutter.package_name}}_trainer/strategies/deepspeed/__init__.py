@@ -26,12 +26,12 @@ _OTHER_NAMES = {
 
 
 def _preset(summary: str, **options: Any) -> Entry:
-    return Entry("strategy:DeepSpeed", summary, options, base="deepspeed")
+    return Entry("deepspeed:DeepSpeed", summary, options, base="deepspeed")
 
 
 REGISTRATION = Registration(
     {
-        "deepspeed": Entry("strategy:DeepSpeed"),
+        "deepspeed": Entry("deepspeed:DeepSpeed"),
         "deepspeed_stage_1": _preset(
             "DeepSpeed ZeRO 1: optimizer states sharded over the processes", stage=1
         ),

@@ -9,7 +9,6 @@ import importlib.util
 import logging
 import os
 import re
-import shutil
 import sys
 import sysconfig
 import traceback
@@ -73,17 +72,6 @@ def _find_ninja() -> None:
         os.environ["PATH"] = path + os.pathsep + scripts
 
 
-def missing_compiler() -> str | None:
-    """Why nothing can be compiled here; ``None`` if it can."""
-    if shutil.which(os.environ.get("CXX", "c++")) is not None:
-        return None
-    return (
-        "DeepSpeed's Adam for CPUs is compiled when it is first used, and this machine has no C++ "
-        "compiler: apt-get install g++, or use torch's (leave cpu_adam out; in a configuration, "
-        "give the optimizer torch_adam=true)"
-    )
-
-
 def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
     """One line for each error that DeepSpeed itself finds in a configuration."""
     if importlib.util.find_spec("deepspeed") is None:
@@ -92,7 +80,7 @@ def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
     with _accelerator_set_to(accelerator):
         deepspeed = _imported()
         try:
-            with redirected_to_stderr():
+            with contextlib.redirect_stdout(sys.stderr):
                 deepspeed.DeepSpeedConfig(config)
         except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
             found = getattr(error, "errors", None)
@@ -116,13 +104,6 @@ def _accelerator_set_to(device_type: str) -> Iterator[None]:
             del os.environ[_ACCELERATOR]
         else:
             os.environ[_ACCELERATOR] = before
-
-
-@contextlib.contextmanager
-def redirected_to_stderr() -> Iterator[None]:
-    """Redirect output of DeepSpeed and torch's extension compiler to standard error."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ import torch
 from ...arguments.options import Options
 from ...errors import ConfigurationError, Problems, nearest
 
-# The first one is Lightning's; ours takes precedence.
-VARIABLES = ("PL_DEEPSPEED_CONFIG_PATH", "TRAINER_DEEPSPEED_CONFIG")
+# The second one is Lightning's.
+VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")
 ONE_BIT_ADAM = "onebitadam"
 AUTO = "auto"  # filled in by other trainers
 
@@ -38,14 +38,16 @@ _ON_GPUS = {
 }
 # Settings that split or reduce batches and gradients differently from the trainer.
 _NOT_TAKEN = {
-    "tensor_parallel": "the trainer splits batches over all processes",
-    "sequence_parallel_size": "the trainer splits batches over all processes",
-    "data_parallel_size": "the trainer splits batches over all processes",
-    "expert_parallel": "the trainer splits batches over all processes",
+    **dict.fromkeys(
+        ("tensor_parallel", "sequence_parallel_size", "data_parallel_size", "expert_parallel"),
+        "the trainer splits batches over all processes",
+    ),
     "data_efficiency": "the trainer chooses the samples",
     "hybrid_engine": "it is for generation between training steps",
     "managed_gradient_accumulation": "the trainer determines where a step ends",
     "gradient_allreduce_op": "the trainer expects averaged gradients",
+    "train_micro_batch_size_per_gpu": "a micro-batch is what the loader gives, or a part of "
+    "global_batch_size",
 }
 
 
@@ -64,23 +66,15 @@ def read(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, 
     """
     name = "strategy_options.config"
     if given is None:
-        for variable in VARIABLES:
-            if os.environ.get(variable):
-                given, name = os.environ[variable], variable
-    if given is None:
-        return None
+        variable = next((each for each in VARIABLES if os.environ.get(each)), None)
+        if variable is None:
+            return None
+        given, name = os.environ[variable], variable
     if isinstance(given, Mapping):
         return copy.deepcopy(dict(given))
-    if not isinstance(given, str | os.PathLike):
-        raise ConfigurationError(
-            f"{name} is a {type(given).__name__}; give a dict, or the path of a JSON file"
-        )
-    return _read_file(Path(given), f"{name}={str(given)!r}")
-
-
-def _read_file(path: Path, name: str) -> dict[str, Any]:
+    name += f"={str(given)!r}"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(Path(given).read_text(encoding="utf-8"))
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigurationError(f"{name}: {reason}; give DeepSpeed's JSON file") from None
@@ -97,37 +91,33 @@ def defaults(
     offload_parameters: bool,
     reduce_bucket_size: int | None,
     allgather_bucket_size: int | None,
-    contiguous_gradients: bool,
-    overlap_comm: bool | None,
+    **others: bool | None,
 ) -> dict[str, Any]:
     """The configuration of a strategy's options; :func:`sized` sets those that are ``None``.
 
     Raises:
-        ConfigurationError: Invalid or inconsistent options.
+        ConfigurationError: Inconsistent options.
     """
     problems = Problems()
-    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
-        problems.add(f"strategy_options.stage={stage!r}: give 0, 1, 2 or 3")
-    elif offload_parameters and stage != 3:
+    if offload_parameters and stage != 3:
         problems.add(
             f"strategy_options.offload_parameters: stage {stage} does not shard them; use 3"
         )
-    elif offload_optimizer and stage == 0:
+    if offload_optimizer and stage == 0:
         problems.add("strategy_options.offload_optimizer: stage 0 shards nothing; use 1, 2 or 3")
-    for name, size in (
-        ("reduce_bucket_size", reduce_bucket_size),
-        ("allgather_bucket_size", allgather_bucket_size),
-    ):
-        if size is not None and (size != int(size) or size < 2 or size % 2):
+    sizes = {
+        "reduce_bucket_size": reduce_bucket_size,
+        "allgather_bucket_size": allgather_bucket_size,
+    }
+    for name, size in sizes.items():
+        if size is not None and (size < 2 or size % 2):
             problems.add(f"strategy_options.{name}={size!r}: give an even number of elements")
     problems.raise_any()
-    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": contiguous_gradients}
-    if reduce_bucket_size is not None:
-        zero["reduce_bucket_size"] = int(reduce_bucket_size)
+    given = {**others, "reduce_bucket_size": reduce_bucket_size}
+    zero: dict[str, Any] = {"stage": stage}
+    zero |= {name: value for name, value in given.items() if value is not None}
     if allgather_bucket_size is not None:
-        zero |= _allgather_sizes(int(allgather_bucket_size))
-    if overlap_comm is not None:
-        zero["overlap_comm"] = overlap_comm
+        zero |= _allgather_sizes(allgather_bucket_size)
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if offload_parameters:
@@ -170,24 +160,6 @@ def is_one_bit_adam(config: Mapping[str, Any]) -> bool:
     return (kind(config, "optimizer") or "").lower() == ONE_BIT_ADAM
 
 
-def offloads_optimizer(config: Mapping[str, Any]) -> bool:
-    """Whether the optimizer state is on the CPU."""
-    zero = section(config, "zero_optimization")
-    return bool(zero.get("cpu_offload")) or (
-        section(zero, "offload_optimizer").get("device", "none") != "none"
-    )
-
-
-def steps_by_cpu_adam(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration's optimizer is DeepSpeed's own for CPUs."""
-    parameters = section(section(config, "optimizer"), "params")
-    return (
-        (kind(config, "optimizer") or "").lower() in ("adam", "adamw")
-        and offloads_optimizer(config)
-        and not parameters.get("torch_adam")
-    )
-
-
 def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
     """One line for each setting of the user's configuration that conflicts with the trainer.
 
@@ -204,6 +176,7 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
     for name, argument, own in (
         ("gradient_clipping", "gradient_clip_val", options.gradient_clip_val),
         ("gradient_accumulation_steps", "accumulate_grad_batches", options.accumulate_grad_batches),
+        ("train_batch_size", "global_batch_size", options.global_batch_size),
     ):
         value = config.get(name, AUTO)
         if value not in (AUTO, 0 if own is None else own):
@@ -211,35 +184,12 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
                 f"{name}={value!r} in {where}, but {argument}={own!r}; leave it out there, or give "
                 f"{argument}={value!r}"
             )
-    lines += _wrong_batches(config, options, where)
     lines += [
         f"{name} in {where}: the weights stay in float32 here, and forward passes use the "
         f"trainer's precision; leave it out, and give precision={precision!r}"
         for name, precision in _PRECISIONS.items()
         if section(config, name).get("enabled") not in (None, False, AUTO)
     ]
-    return lines + _wrong_parts(config, options, where)
-
-
-def _wrong_batches(config: Mapping[str, Any], options: Options, where: str) -> list[str]:
-    batch = options.global_batch_size
-    lines = []
-    if config.get("train_batch_size", AUTO) not in (AUTO, batch):
-        value = config["train_batch_size"]
-        lines.append(
-            f"train_batch_size={value!r} in {where}, but global_batch_size={batch!r}; leave it out "
-            f"there, or give global_batch_size={value!r}"
-        )
-    if config.get("train_micro_batch_size_per_gpu", AUTO) != AUTO:
-        lines.append(
-            f"train_micro_batch_size_per_gpu in {where}: a micro-batch is what the loader gives, "
-            "or a part of global_batch_size; leave it out"
-        )
-    return lines
-
-
-def _wrong_parts(config: Mapping[str, Any], options: Options, where: str) -> list[str]:
-    lines = []
     for name, known in (
         ("optimizer", _OPTIMIZERS),
         ("scheduler", (*_SCHEDULERS, *vars(torch.optim.lr_scheduler))),
@@ -249,25 +199,23 @@ def _wrong_parts(config: Mapping[str, Any], options: Options, where: str) -> lis
             lines.append(f"{name} in {where}: give an object with 'type' and 'params'")
         elif found and found.lower() not in map(str.lower, known):
             lines.append(f"{name} {found!r} in {where} is not one of those{nearest(found, known)}")
-    zero = section(config, "zero_optimization")
-    for name in ("offload_optimizer", "offload_param"):
-        if section(zero, name).get("device", "cpu") not in ("cpu", "none"):
-            device = section(zero, name)["device"]
-            lines.append(
-                f"{name} to {device!r} in {where}: checkpoints do not support it; use 'cpu'"
-            )
-    if is_one_bit_adam(config):
-        if stage(config):
-            lines.append(
-                f"OneBitAdam in {where} with ZeRO stage {stage(config)}: it compresses gradients, "
-                "which ZeRO has already averaged and sharded; set zero_optimization.stage to 0, "
-                "or use Adam"
-            )
-        if options.gradient_clip_val is not None:
-            lines.append(
-                f"OneBitAdam in {where}: after its warm-up gradients are not averaged, so they "
-                "cannot be clipped; leave gradient_clip_val out"
-            )
+    lines += [
+        f"{name} to {device!r} in {where}: checkpoints do not support it; use 'cpu'"
+        for name in ("offload_optimizer", "offload_param")
+        for device in [section(section(config, "zero_optimization"), name).get("device", "cpu")]
+        if device not in ("cpu", "none")
+    ]
+    if is_one_bit_adam(config) and stage(config):
+        lines.append(
+            f"OneBitAdam in {where} with ZeRO stage {stage(config)}: it compresses gradients, "
+            "which ZeRO has already averaged and sharded; set zero_optimization.stage to 0, or "
+            "use Adam"
+        )
+    if is_one_bit_adam(config) and options.gradient_clip_val is not None:
+        lines.append(
+            f"OneBitAdam in {where}: after its warm-up gradients are not averaged, so they cannot "
+            "be clipped; leave gradient_clip_val out"
+        )
     return lines
 
 

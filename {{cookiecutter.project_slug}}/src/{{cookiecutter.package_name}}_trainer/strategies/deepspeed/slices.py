@@ -6,7 +6,7 @@ Stage 3 slices each parameter, and concatenates the slices. The functions
 do not support step counts, and return nothing before the first step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,34 @@ class Slice:
         return whole.reshape(-1).narrow(0, self.offset, self.length)
 
 
-class FlatSlices:
+class _Slices:
+    """What the slices of all stages have in common.
+
+    Args:
+        zero: DeepSpeed's optimizer.
+        flats: This process' flat parameters, one for each group.
+        are_offloaded: Whether gradients are copied to the CPU, where the optimizer steps.
+    """
+
+    def __init__(self, zero: Any, flats: Sequence[Any], are_offloaded: bool) -> None:
+        self._zero, self._flats, self.are_offloaded = zero, flats, are_offloaded
+
+    def gradients(self) -> Iterator[Tensor]:
+        """This process' shard of the averaged gradients of a step, to modify in place."""
+        if self.are_offloaded:
+            yield from (flat.grad for flat in self._flats)
+        else:
+            for group in self._zero.averaged_gradients.values():
+                yield from group
+
+    def forget_gradients(self) -> None:
+        """Reset gradients after a step: DeepSpeed would reuse them for unused parameters."""
+        if self.are_offloaded:
+            for flat in self._flats:
+                flat.grad.zero_()
+
+
+class FlatSlices(_Slices):
     """Slices in ZeRO stages 1 and 2, in which every process holds all weights.
 
     Args:
@@ -47,7 +74,7 @@ class FlatSlices:
     """
 
     def __init__(self, zero: Any) -> None:
-        self._zero = zero
+        super().__init__(zero, zero.single_partition_of_fp32_groups, bool(zero.cpu_offload))
         self._groups = {
             id(parameter): index
             for index, group in enumerate(zero.bit16_groups)
@@ -58,7 +85,7 @@ class FlatSlices:
         """The slice of a parameter; ``None`` if it is not trained."""
         if id(parameter) not in self._groups:
             return None
-        flat = self._zero.single_partition_of_fp32_groups[self._groups[id(parameter)]]
+        flat = self._flats[self._groups[id(parameter)]]
         found = parameter._hp_mapping
         if found is None:
             return Slice(flat, 0, 0, 0)
@@ -69,30 +96,15 @@ class FlatSlices:
         """Shape of the full parameter."""
         return parameter.shape
 
-    @property
-    def are_offloaded(self) -> bool:
-        """Whether gradients are copied to the CPU, where the optimizer steps."""
-        return bool(self._zero.cpu_offload)
-
-    def gradients(self) -> Iterator[Tensor]:
-        """This process' shard of the averaged gradients of a step, to modify in place."""
-        if self._zero.cpu_offload:
-            yield from (flat.grad for flat in self._zero.single_partition_of_fp32_groups)
-        else:
-            for group in self._zero.averaged_gradients.values():
-                yield from group
-
     def forget_gradients(self) -> None:
-        """Reset gradients after a step: DeepSpeed would reuse them for unused parameters."""
-        if self._zero.cpu_offload:
-            for flat in self._zero.single_partition_of_fp32_groups:
-                flat.grad.zero_()
+        super().forget_gradients()
+        if self.are_offloaded:
             for accumulated in self._zero.accumulated_grads_in_cpu.values():
                 accumulated.zero_()
 
     def finish_accumulation(self) -> None:
         """Finish a step's last backward: DeepSpeed would omit parameters that it did not use."""
-        if self._zero.cpu_offload and self._zero.partition_gradients:
+        if self.are_offloaded and self._zero.partition_gradients:
             self._zero.finalize_gradient_accumulation_boundary()
 
     def relink(self) -> None:
@@ -100,7 +112,7 @@ class FlatSlices:
         self._zero._hp_optimizer_states_linked = False
 
 
-class ParameterSlices:
+class ParameterSlices(_Slices):
     """Slices in ZeRO stage 3, in which every process holds a part of each parameter.
 
     Args:
@@ -108,7 +120,7 @@ class ParameterSlices:
     """
 
     def __init__(self, zero: Any) -> None:
-        self._zero = zero
+        super().__init__(zero, zero.fp32_partitioned_groups_flat, bool(zero.offload_optimizer))
 
     def of(self, parameter: Any) -> Slice | None:
         """The slice of a parameter; ``None`` if it is not trained."""
@@ -117,7 +129,7 @@ class ParameterSlices:
             return None
         index, start, _ = place
         offset, length = _part(parameter)
-        return Slice(self._zero.fp32_partitioned_groups_flat[index], start, offset, length)
+        return Slice(self._flats[index], start, offset, length)
 
     def weights(self, parameter: Any) -> Slice:
         """The slice from which forward passes gather a parameter, trained or not."""
@@ -128,29 +140,13 @@ class ParameterSlices:
         """Shape of the full parameter."""
         return torch.Size(parameter.ds_shape)
 
-    @property
-    def are_offloaded(self) -> bool:
-        """Whether gradients are copied to the CPU, where the optimizer steps."""
-        return bool(self._zero.offload_optimizer)
-
-    def gradients(self) -> Iterator[Tensor]:
-        """This process' shard of the averaged gradients of a step, to modify in place."""
-        if self._zero.offload_optimizer:
-            yield from (flat.grad for flat in self._zero.fp32_partitioned_groups_flat)
-        else:
-            for group in self._zero.averaged_gradients.values():
-                yield from group
-
     def forget_gradients(self) -> None:
-        """Reset gradients after a step: DeepSpeed would reuse them for unused parameters."""
         self._zero.grad_partitions_flat_buffer.zero_()
-        if self._zero.offload_optimizer:
-            for flat in self._zero.fp32_partitioned_groups_flat:
-                flat.grad.zero_()
+        super().forget_gradients()
 
     def finish_accumulation(self) -> None:
         """Finish a step's last backward: DeepSpeed would omit parameters that it did not use."""
-        if self._zero.offload_optimizer:
+        if self.are_offloaded:
             self._zero.finalize_gradient_accumulation_boundary()
 
     def relink(self) -> None:

@@ -3,7 +3,7 @@
 Parameters are gathered on one process after the other, so that none ever holds all of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import Spread, read_all
+from ...checkpoint import Spread, Stored, read_all
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ..optimizer_state import check_groups, implementation, named_groups
+from ..weights import LocalWeights
 from .slices import FlatSlices, ParameterSlices, Slice
 
 _STEPS = "step"  # Adam's step count; may be a tensor
@@ -193,3 +194,43 @@ def _place_step(group: Mapping[str, Any], values: dict[str, Any], device: torch.
     """
     if (group.get("fused") or group.get("capturable")) and isinstance(values.get("step"), Tensor):
         values["step"] = values["step"].to(device, torch.float32)
+
+
+class SlicedWeights(LocalWeights):
+    """This process' slices of the parameters.
+
+    Args:
+        named: Names and parameters.
+        slices: Locates them.
+        zero: DeepSpeed's optimizer.
+    """
+
+    def __init__(
+        self, named: Iterable[tuple[str, Tensor]], slices: ParameterSlices, zero: Any
+    ) -> None:
+        super().__init__(named, is_spread=True)
+        self._slices, self._zero = slices, zero
+        self._order = {name: index for index, name in enumerate(self.parameters)}
+
+    @torch.no_grad()
+    def parts(self, names: Iterable[str]) -> list[Tensor]:
+        found = (self._slices.weights(self.parameters[name]) for name in names)
+        return [each.within(each.flat) for each in found]
+
+    def put(self, parts: Mapping[str, Tensor]) -> None:
+        # What DeepSpeed calls around loading: it frees gathered parameters, and gathers small ones,
+        # which it keeps in full, again.
+        self._zero.checkpoint_event_prologue()
+        super().put(parts)
+        self._zero.checkpoint_event_epilogue()
+
+    def whole(self, name: str, part: Tensor) -> Tensor | None:
+        parameter = self.parameters[name]
+        own = self._slices.weights(parameter)
+        place = Slice(part, 0, own.offset, own.length)
+        return gather(self._order[name], place, part, self._slices.shape(parameter))
+
+    def read(self, name: str, value: Tensor | Stored) -> Tensor:
+        own = self._slices.weights(self.parameters[name])
+        whole: Tensor = read_all(value)
+        return own.cut(whole).to(own.flat.device, copy=True)

@@ -31,13 +31,11 @@ from ..optimizer_state import (
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..recast import recasting
 from ..step import Stage, StepModule
 from ..weights import LocalWeights
 from .checks import check_owned, not_averaged
-from .parameter_shards import Contents, Shard, leave_cut, make_whole
+from .parameter_shards import Contents, Shard, ShardedWeights, leave_cut, make_whole
 from .sharded import PACKAGES
-from .weights import ShardedWeights
 
 if TYPE_CHECKING:
     from .units import Unit
@@ -191,8 +189,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         super().backward(loss, synchronize=synchronize)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        with recasting(self.precision, self.module):
-            return self._root(stage, batch, batch_idx)
+        return self._root(stage, batch, batch_idx)
 
     def clip_gradients(
         self, optimization: Optimization, value: float, algorithm: str

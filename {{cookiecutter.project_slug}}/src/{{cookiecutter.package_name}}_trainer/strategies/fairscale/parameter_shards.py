@@ -5,7 +5,7 @@ and split into equal slices.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...checkpoint import stored_tensors
+from ...checkpoint import Stored, stored_tensors
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ...module import TrainingModule
+from ..weights import LocalWeights
 
 
 class Shard:
@@ -135,3 +136,33 @@ def make_whole(module: TrainingModule) -> None:
     for shard in module.trainer_state.shards:
         shard.make_whole()
     module.trainer_state = replace(module.trainer_state, shards=())
+
+
+class ShardedWeights(LocalWeights):
+    """This process' shards of the parameters.
+
+    Args:
+        named: Names and parameters.
+        shards: Shard of each parameter, by its ``id``.
+        keepers: The process that keeps each gathered parameter.
+        cut: Frees all gathered parameters.
+    """
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, Tensor]],
+        shards: Mapping[int, Shard],
+        keepers: Mapping[int, int],
+        cut: Callable[[], None],
+    ) -> None:
+        super().__init__(named, before_put=cut, is_spread=True)
+        self._shards, self._keepers = shards, keepers
+
+    def whole(self, name: str, part: Tensor) -> Tensor | None:
+        key = id(self.parameters[name])
+        return self._shards[key].gather(part, self._keepers[key])
+
+    def read(self, name: str, value: Tensor | Stored) -> Tensor:
+        parameter = self.parameters[name]
+        whole: Tensor = stored_tensors.read_all(value)
+        return torch.clone(self._shards[id(parameter)].cut(whole).to(parameter.device))

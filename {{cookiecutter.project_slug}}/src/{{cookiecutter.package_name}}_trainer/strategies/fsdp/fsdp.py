@@ -1,12 +1,13 @@
-"""``fsdp``: parameters, gradients and optimizer states sharded over the processes.
+"""``fsdp`` and ``hsdp``: parameters, gradients and optimizer states sharded over processes.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 import dataclasses
+import datetime
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,11 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ...arguments.options import Options
 from ...checkpoint import dtensors
-from ...errors import ConfigurationError, UserError, nearest
+from ...errors import ConfigurationError, UserError
 from ...memory import meta_device
 from ...module import TrainingModule
 from ..gradients import sparse
@@ -35,18 +37,15 @@ from ..process_group import ProcessGroupStrategy
 from ..step import Stage, StepModule
 from ..weights import LocalWeights
 from . import state as sharded_state
-from .precision import AutocastCalls, gather_as_autocast
+from .precision import cast_calls
 from .units import (
     can_shard,
-    check_dtypes,
     choose_units,
     explain_sharded_use,
     outer_modules,
     unsharded,
 )
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_AUTOCAST = {torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
 # An engine's own environment may have an older one: its DTensors cannot be saved.
 _OLDEST_TORCH = "2.10"
 
@@ -65,12 +64,11 @@ class FSDP(ProcessGroupStrategy):
         unit_parameters: Minimum number of parameters of a unit, without ``unit_classes``. On GPUs,
             no unit is inside a repeated block.
         offload: Keep the shards in CPU memory, and step there.
-        parameter_dtype: Data type in which units are gathered: ``"bfloat16"`` with
-            ``precision="bf16-mixed"``, ``"float16"`` with ``"16-mixed"``, ``"float32"`` with any.
-            Default: half precision for parameters that autocast would cast (weights of linear
-            layers, convolutions and attention), and unchanged for all others.
-        reduce_dtype: Data type in which gradients are reduced; default: ``parameter_dtype`` if
-            it is given, else ``"float32"``.
+        parameter_dtype: With ``"bf16-mixed"`` and ``"16-mixed"``, units are gathered and computed
+            in half precision. ``"float32"``: they are computed under autocast, which keeps its
+            casts of weights.
+        reduce_dtype: Data type in which gradients are reduced; default: ``"float32"``, or that of
+            the parameters with ``"bf16-true"`` and ``"16-true"``.
         reshard_after_forward: Reshard (free) a unit after its forward, and gather it again for its
             backward. False: faster, but all parameters stay in memory in between.
         reduce_every_microbatch: With gradient accumulation, reduce and shard gradients after each
@@ -79,9 +77,6 @@ class FSDP(ProcessGroupStrategy):
             ranks differ. All units are then gathered for the whole step, and gradients are not
             sharded until its end.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
-
-    Raises:
-        ConfigurationError: Unknown data type.
     """
 
     shards_parameters: bool = True
@@ -92,6 +87,8 @@ class FSDP(ProcessGroupStrategy):
     roots: Sequence[nn.Module] = ()
     same_use: SameUse | None = None
     averaged: GradientAverage | None = None
+    half: torch.dtype | None = None
+    """The data type in which units compute without autocast, if it is not their parameters'."""
     _synchronizes = True  # the default of units
 
     def __init__(
@@ -99,8 +96,8 @@ class FSDP(ProcessGroupStrategy):
         unit_classes: Sequence[str] | None = None,
         unit_parameters: int = 1_000_000,
         offload: bool = False,
-        parameter_dtype: str | None = None,
-        reduce_dtype: str | None = None,
+        parameter_dtype: Literal["float32"] | None = None,
+        reduce_dtype: Literal["float32", "bfloat16", "float16"] | None = None,
         reshard_after_forward: bool = True,
         reduce_every_microbatch: bool = True,
         find_unused_parameters: bool = False,
@@ -110,33 +107,21 @@ class FSDP(ProcessGroupStrategy):
         self.unit_classes = unit_classes
         self.unit_parameters = unit_parameters
         self.offload = offload
-        self.mixed_precision = MixedPrecisionPolicy(
-            param_dtype=_dtype("parameter_dtype", parameter_dtype),
-            reduce_dtype=_dtype("reduce_dtype", reduce_dtype),
-            # Autocast casts inputs where needed.
-            cast_forward_inputs=False,
-        )
-        self.calls: AutocastCalls | None = None
+        self.parameter_dtype = parameter_dtype
+        self.reduce_dtype: torch.dtype | None = getattr(torch, reduce_dtype or "", None)
         self.reshard_after_forward = reshard_after_forward
         self.reduce_every_microbatch = reduce_every_microbatch
         self.find_unused_parameters = find_unused_parameters
         self._used: set[str] = set()
+        self._casts: list[RemovableHandle] = []
 
     def problems(self, options: Options) -> list[str]:
-        lines = []
-        if torch.__version__ < _OLDEST_TORCH:
-            lines.append(
-                f"sharded parameters need torch {_OLDEST_TORCH} or newer, and this is torch "
-                f"{torch.__version__}; use strategy='ddp', or another environment"
-            )
-        dtype = self.mixed_precision.param_dtype
-        fitting = _AUTOCAST.get(dtype) if dtype is not None else None
-        if fitting is not None and options.precision != fitting:
-            lines.append(
-                f"strategy_options.parameter_dtype gathers in {str(dtype).split('.')[1]} what is "
-                f"computed with precision={options.precision!r}; use precision={fitting!r}"
-            )
-        return lines
+        if torch.__version__ >= _OLDEST_TORCH:
+            return []
+        return [
+            f"sharded parameters need torch {_OLDEST_TORCH} or newer, and this is torch "
+            f"{torch.__version__}; use strategy='ddp', or another environment"
+        ]
 
     def problems_of(self, module: TrainingModule) -> list[str]:
         lines = sparse.problems_of(module, "FSDP shards gradients as whole tensors")
@@ -185,6 +170,8 @@ class FSDP(ProcessGroupStrategy):
 
     def shard_units(self, module: TrainingModule) -> None:
         """Choose units, and shard them."""
+        if self.parameter_dtype is None:
+            self.half = self.precision.replace_autocast()
         # A backward inside a step reshards what the root unit has gathered, which later
         # operations in the step may still use.
         self.roots = [self.step] if module.automatic_optimization else outer_modules(module)
@@ -192,7 +179,8 @@ class FSDP(ProcessGroupStrategy):
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
             self._shard(unit)
-        self._watch_calls(gathered)
+        if self.half is not None:
+            self._casts = cast_calls(module, self.half)
 
     def watch_gradients(self) -> None:
         """Prepare what compares and averages gradients."""
@@ -212,7 +200,7 @@ class FSDP(ProcessGroupStrategy):
 
     def whole_parameters(self) -> list[nn.Parameter]:
         """The parameters that every process holds."""
-        return unsharded(self.module)
+        return unsharded(self.module, self.half)
 
     def _place_rest(self) -> None:
         """Place parameters that are in no unit, if the model is sharded unit by unit: scalars."""
@@ -239,45 +227,31 @@ class FSDP(ProcessGroupStrategy):
 
     def _shard(self, unit: nn.Module) -> None:
         self.materialize(unit)
-        policy = self._policy(unit)
         on_cpu = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
-        sharded: Any = fully_shard(
+        fully_shard(
             unit,
             mesh=self.mesh,
             reshard_after_forward=self.reshard_after_forward and not self.find_unused_parameters,
-            mp_policy=policy,
+            mp_policy=self._policy(unit),
             offload_policy=on_cpu if self.offload else OffloadPolicy(),
-            ignored_params=set(unsharded(unit)),
+            ignored_params=set(unsharded(unit, self.half)),
         )
-        if policy is not self.mixed_precision and self.precision.dtype is not None:
-            for group in _groups(sharded):
-                gather_as_autocast(group.fsdp_params, self.precision.dtype)
 
     def _policy(self, unit: nn.Module) -> MixedPrecisionPolicy:
-        """The given policy; or with autocast, by default, gradients in float32."""
-        given = self.mixed_precision
         own = [p for p in unit.parameters() if not dtensors.is_sharded(p) and can_shard(p)]
-        check_dtypes(own)
-        if self._casts and all(each.dtype == torch.float32 for each in own):
-            return dataclasses.replace(given, reduce_dtype=given.reduce_dtype or torch.float32)
-        return given
-
-    @property
-    def _casts(self) -> bool:
-        """Whether the precision determines the data type in which each parameter is gathered."""
-        return self.precision.dtype is not None and self.mixed_precision.param_dtype is None
-
-    def _watch_calls(self, units: Sequence[nn.Module]) -> None:
-        if self._casts:
-            self.calls = AutocastCalls(self.precision)
-            self.calls.watch(self.module, units)
+        if len(found := sorted({str(each.dtype) for each in own if each.requires_grad})) > 1:
+            raise UserError(
+                f"a unit of FSDP has parameters of {' and '.join(found)}; give those of one dtype "
+                "a module, and name its class in strategy_options.unit_classes, or use "
+                "strategy='ddp'"
+            )
+        half = self.half if all(each.dtype == torch.float32 for each in own) else None
+        reduced = self.reduce_dtype or (torch.float32 if half else None)
+        return MixedPrecisionPolicy(half, reduced, cast_forward_inputs=False)
 
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        with explain_sharded_use():
-            if self.calls is None:
-                return self.step(stage, batch, batch_idx)
-            with self.calls.step():
-                return self.step(stage, batch, batch_idx)
+        with explain_sharded_use(self.half):
+            return self.step(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         # In manual optimization, accumulated gradients are visible to the optimizer and saved.
@@ -287,7 +261,7 @@ class FSDP(ProcessGroupStrategy):
             loss = self._with_unused(loss)
         elif self.same_use is not None:
             self.same_use.check(loss)
-        with explain_sharded_use():
+        with explain_sharded_use(self.half):
             super().backward(loss, synchronize=synchronize)
         if synchronize and self.averaged is not None and self.averaged.has_trained:
             self.averaged.average()
@@ -331,6 +305,10 @@ class FSDP(ProcessGroupStrategy):
                 parameter.grad = None
         self._used.clear()
 
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        with sharded_state.groups_split(optimizer):
+            super().optimizer_step(optimizer)
+
     def load_model(self, saved: Mapping[str, Any]) -> None:
         sharded_state.load_model(self.module, saved)
 
@@ -348,9 +326,9 @@ class FSDP(ProcessGroupStrategy):
         if self.same_use is not None:
             self.same_use.close()
         self.same_use = None
-        if self.calls is not None:
-            self.calls.close()
-        self.calls = None
+        for handle in self._casts:
+            handle.remove()
+        self._casts = []
         if self.averaged is not None:
             self.averaged.close()
         for unit in self._units():
@@ -363,6 +341,36 @@ class FSDP(ProcessGroupStrategy):
     def _units(self) -> list[FSDPModule]:
         modules = () if self.step is None else self.step.modules()
         return [each for each in modules if isinstance(each, FSDPModule)]
+
+
+class HSDP(FSDP):
+    """``fsdp`` inside a node, replicated across nodes.
+
+    Args:
+        shard_size: Number of processes over which parameters are sharded; default: those of a
+            node.
+        options: As in :class:`FSDP`.
+    """
+
+    def __init__(self, shard_size: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.shard_size = shard_size
+
+    def make_mesh(self) -> DeviceMesh:
+        """The mesh (replicas, shards); neighboring ranks hold the shards of one replica."""
+        world = self.layout.world_size
+        size = self.shard_size or self.layout.local_world_size
+        if world % size:
+            raise UserError(
+                f"strategy_options.shard_size={size}: {world} processes are not divisible by it"
+            )
+        ranks = torch.arange(world).view(world // size, size)
+        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        copies, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=timeout)
+        parts, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout)
+        return DeviceMesh.from_group(
+            [copies, parts], self.device.type, ranks, mesh_dim_names=("replicate", "shard")
+        )
 
 
 def _groups(unit: FSDPModule) -> list[Any]:
@@ -382,13 +390,3 @@ def drop_groups(unit: Any) -> None:
             for name in ("shard_process_group", "replicate_process_group"):
                 if getattr(info, name, None) is not None:
                     setattr(info, name, None)
-
-
-def _dtype(option: str, name: str | None) -> torch.dtype | None:
-    if name is None:
-        return None
-    if name not in _DTYPES:
-        raise ConfigurationError(
-            f"strategy_options.{option}={name!r} is unknown{nearest(name, _DTYPES)}"
-        )
-    return _DTYPES[name]

@@ -3,7 +3,9 @@
 Tensors that are not sharded are moved to the device as well.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -69,3 +71,32 @@ def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, 
         name: state_like(parameters.get(name), values) for name, values in saved["state"].items()
     }
     load_optimizer_state(optimizer, {**saved, "state": state}, parameter_names(module))
+
+
+@contextlib.contextmanager
+def groups_split(optimizer: Optimizer) -> Iterator[None]:
+    """Split the parameter groups of an optimizer by mesh in this context, for its step.
+
+    torch's foreach and fused optimizers need all parameters of a group on one mesh.
+    """
+    groups = optimizer.param_groups
+    parts = [_split(group) for group in groups]
+    if all(len(own) <= 1 for own in parts):
+        yield
+        return
+    optimizer.param_groups = [part for own in parts for part in own]
+    try:
+        yield
+    finally:
+        optimizer.param_groups = groups
+        for group, own in zip(groups, parts, strict=True):
+            # Some optimizers keep a state in their groups; a stage may have no parameter of one.
+            for part in own[:1]:
+                group.update({key: value for key, value in part.items() if key != "params"})
+
+
+def _split(group: dict[str, Any]) -> list[dict[str, Any]]:
+    by_mesh: dict[Any, list[Tensor]] = defaultdict(list)
+    for parameter in group["params"]:
+        by_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
+    return [{**group, "params": own} for own in by_mesh.values()]

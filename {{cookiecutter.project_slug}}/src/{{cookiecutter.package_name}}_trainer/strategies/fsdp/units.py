@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError, nearest
+from ...errors import UserError, nearest, one_line
 from ...memory import repeated_blocks
 
 _TORCH = Path(torch.__file__).parent
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+# Of torch's errors about tensors of several data types.
+_OTHER_DTYPE = ("same dtype", "should be the same", "expected scalar type")
 
 
 def can_shard(parameter: Tensor) -> bool:
@@ -24,22 +25,19 @@ def can_shard(parameter: Tensor) -> bool:
     return parameter.dim() > 0 and parameter.numel() > 0 and not parameter.is_complex()
 
 
-def unsharded(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a module that are replicated."""
-    return [each for each in module.parameters() if not can_shard(each)]
+def unsharded(module: nn.Module, half: torch.dtype | None) -> list[nn.Parameter]:
+    """The parameters of a module that are replicated.
 
-
-def check_dtypes(parameters: Sequence[Tensor]) -> None:
-    """Check that the trainable parameters of a unit have one dtype.
-
-    Raises:
-        UserError: They have not.
+    Args:
+        module: The module.
+        half: The data type in which others are gathered, if it is not their own. Those of layers
+            with running statistics (BatchNorm), which must have these' data type, are replicated.
     """
-    if len(found := sorted({str(each.dtype) for each in parameters if each.requires_grad})) > 1:
-        raise UserError(
-            f"a unit of FSDP has parameters of {' and '.join(found)}; give those of one dtype a "
-            "module, and name its class in strategy_options.unit_classes, or use strategy='ddp'"
-        )
+    norms = [
+        each for each in module.modules() if half is not None and hasattr(each, "running_mean")
+    ]
+    whole = {id(each) for norm in norms for each in norm.parameters(recurse=False)}
+    return [each for each in module.parameters() if id(each) in whole or not can_shard(each)]
 
 
 def choose_units(
@@ -62,9 +60,16 @@ def choose_units(
     Raises:
         UserError: A class has no modules in the model.
     """
-    if classes is not None:
-        _check(module, classes)
-    inside = _inside_blocks(module) if whole_blocks else set()
+    known = {type(each).__name__ for each in module.modules() if each is not module}
+    if lines := [
+        f"strategy_options.unit_classes: the model has no module of class {each!r}"
+        f"{nearest(each, known)}"
+        for each in classes or ()
+        if each not in known
+    ]:
+        raise UserError(lines)
+    blocks = repeated_blocks(module) if whole_blocks else []
+    inside = {id(part) for block in blocks for part in block.modules()} - set(map(id, blocks))
     uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
     units: list[tuple[str, nn.Module]] = []
     taken: set[int] = set()
@@ -77,17 +82,10 @@ def choose_units(
         )
         within = Counter(id(p) for _, p in each.named_parameters(remove_duplicate=False))
         is_closed = all(uses[key] == count for key, count in within.items())
-        if own and is_unit and is_closed and not isinstance(each, CONTAINERS):
+        if own and is_unit and is_closed and not _is_container(each):
             units.append((name, each))
             taken.update(map(id, own))
     return units
-
-
-def _inside_blocks(module: nn.Module) -> set[int]:
-    """Ids of modules inside repeated blocks, except the blocks inside them."""
-    blocks = repeated_blocks(module)
-    inside = {id(part) for block in blocks for part in block.modules()}
-    return inside - set(map(id, blocks))
 
 
 def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -106,11 +104,16 @@ def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return sorted(found, key=lambda entry: -entry[0].count("."))
 
 
+def _is_container(module: nn.Module) -> bool:
+    """Whether a module is never called itself, such as a ``ModuleList``."""
+    return type(module).forward is nn.Module.forward
+
+
 def outer_modules(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules in it that have parameters and are called."""
+    """The outermost modules in it that have parameters and a ``forward``."""
     found: list[nn.Module] = []
     for each in module.children():
-        if isinstance(each, CONTAINERS):
+        if _is_container(each):
             found += outer_modules(each)
         elif next(each.parameters(), None) is not None:
             found.append(each)
@@ -118,8 +121,11 @@ def outer_modules(module: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def explain_sharded_use() -> Iterator[None]:
+def explain_sharded_use(half: torch.dtype | None = None) -> Iterator[None]:
     """Explain torch's errors if parameters are used while their unit is sharded.
+
+    Args:
+        half: The data type in which units compute without autocast: explain errors of dtypes, too.
 
     Raises:
         UserError: With the explanation.
@@ -134,25 +140,20 @@ def explain_sharded_use() -> Iterator[None]:
                 "--trainer.strategy_options.find_unused_parameters true, which gathers all units "
                 "for the whole step, or with manual optimization use strategy='ddp_zero1'"
             ) from error
-        if "mixed torch.Tensor and DTensor" not in str(error):
-            raise
         frames = traceback.extract_tb(error.__traceback__)
         own = [each for each in frames if not Path(each.filename).is_relative_to(_TORCH)]
         at = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
+        if half is not None and any(part in str(error) for part in _OTHER_DTYPE):
+            raise UserError(
+                f"an operation mixes float32 and half precision ({at}): {one_line(error)}; layers "
+                "have weights in half precision, without autocast: cast the other tensor to the "
+                "weight's dtype, or set --trainer.strategy_options.parameter_dtype float32, which "
+                "computes under autocast"
+            ) from error
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
         raise UserError(
             f"a parameter is used while it is sharded ({at}): a unit is gathered while its own "
             "forward runs; call the whole block, or name smaller units, such as "
             "--trainer.strategy_options.unit_classes [Linear]"
         ) from error
-
-
-def _check(module: nn.Module, classes: Sequence[str]) -> None:
-    known = {type(each).__name__ for each in module.modules() if each is not module}
-    lines = [
-        f"strategy_options.unit_classes: the model has no module of class {each!r}"
-        f"{nearest(each, known)}"
-        for each in classes
-        if each not in known
-    ]
-    if lines:
-        raise UserError(lines)

@@ -8,7 +8,7 @@ from ..registration import Entry, Registration
 from .cluster import SOURCE
 
 REGISTRATION = Registration(
-    {"horovod": Entry("strategy:Horovod")},
+    {"horovod": Entry("horovod:Horovod")},
     cluster_sources=[SOURCE],
     # accelerator='horovod' without GPUs was Horovod on CPUs.
     older_modes={"horovod": Mode("horovod", on_cpu=True)},

@@ -3,15 +3,12 @@
 torch's operations on lists of tensors (foreach and fused optimizers) need all of them on one mesh.
 """
 
-import contextlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ...checkpoint import dtensors
 from ...errors import UserError
@@ -74,29 +71,3 @@ def _norm(gradient: Tensor | None) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     norm: Tensor = torch.linalg.vector_norm(dtensors.local(gradient), dtype=torch.float64)
     return norm.cpu()
-
-
-@contextlib.contextmanager
-def groups_split(optimizer: Optimizer) -> Iterator[None]:
-    """Split the parameter groups of an optimizer by mesh in this context, for its step."""
-    groups = optimizer.param_groups
-    parts = [_split(group) for group in groups]
-    if all(len(own) <= 1 for own in parts):
-        yield
-        return
-    optimizer.param_groups = [part for own in parts for part in own]
-    try:
-        yield
-    finally:
-        optimizer.param_groups = groups
-        for group, own in zip(groups, parts, strict=True):
-            # Some optimizers keep a state in their groups; a stage may have no parameter of one.
-            for part in own[:1]:
-                group.update({key: value for key, value in part.items() if key != "params"})
-
-
-def _split(group: dict[str, Any]) -> list[dict[str, Any]]:
-    by_mesh: dict[Any, list[Tensor]] = defaultdict(list)
-    for parameter in group["params"]:
-        by_mesh[getattr(parameter, "device_mesh", None)].append(parameter)
-    return [{**group, "params": own} for own in by_mesh.values()]

@@ -13,11 +13,11 @@ from ...checkpoint import dtensors
 from ...errors import ConfigurationError
 from ...launch.collectives import How
 from ...module import TrainingModule
+from ..fsdp.state import groups_split
 from ..pipeline.processes import Processes
 from ..pipeline.strategy import Sequential
 from ..step import Stage
 from . import plan, stages
-from .by_mesh import groups_split
 from .sizes import Sizes
 from .stages import MeshStages
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from ...arguments.options import Options
@@ -31,7 +30,7 @@ from ..limits import Limits
 from ..optimizers import Optimization
 from ..step import Stage
 from . import context, groups, plan
-from .by_mesh import check_equal, groups_split, settle
+from .by_mesh import check_equal, settle
 from .metrics import CountedOnce
 from .pipelined import PipelinedMesh
 from .sizes import Sizes
@@ -252,10 +251,6 @@ class Mesh(FSDP):
     ) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
         return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
-
-    def optimizer_step(self, optimizer: Optimizer) -> None:
-        with groups_split(optimizer):
-            super().optimizer_step(optimizer)
 
     # --- all processes -------------------------------------------------------------------------
 

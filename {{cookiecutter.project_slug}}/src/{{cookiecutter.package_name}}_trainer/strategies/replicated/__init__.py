@@ -28,7 +28,7 @@ REGISTRATION = Registration(
         ),
         "ddp_fork": _FORKED,
         "ddp_notebook": _FORKED,
-        "ddp2": Entry("ddp2:DDP2"),
+        "ddp2": Entry("dp:DDP2"),
         "ddp_zero1": Entry("ddp_zero1:DDPZeRO1"),
     },
     spawned_plugins=dict.fromkeys(("ddp", "ddp_spawn"), "ddp_spawn"),

@@ -1,4 +1,4 @@
-"""``dp``: one process, the batch scattered over replicas on its devices.
+"""``dp`` and ``ddp2``: a process scatters its batch over replicas on its devices.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html. torch's own class
 works on GPUs only; this one works on any devices, even on the same one several times.
@@ -27,13 +27,14 @@ from ..base import Strategy
 from ..limits import Limits
 from ..optimizers import Optimization
 from ..step import Stage, StepModule, read_loss
+from .ddp import DDP
 
-NO_MANUAL = "training_step runs once per replica; use strategy='ddp'"
-NO_SYNCED_NORM = (
-    "a replica normalizes with its own part of the batch, and the parts run one after another; "
-    "use strategy='ddp'"
-)
-NOT_COMPILED = "replicas are created again for each step; use strategy='ddp'"
+_REFUSED = {
+    "manual_optimization": "training_step runs once per replica; use strategy='ddp'",
+    "sync_batchnorm": "a replica normalizes with its own part of the batch, and the parts run one "
+    "after another; use strategy='ddp'",
+    "compile": "replicas are created again for each step; use strategy='ddp'",
+}
 
 
 class ReplicatedStep(StepModule):
@@ -107,9 +108,7 @@ class DP(Strategy):
         refused={
             "16-mixed": "gradient scaling with replicas in one process is not supported; use "
             "'bf16-mixed', or strategy='ddp'",
-            "manual_optimization": NO_MANUAL,
-            "sync_batchnorm": NO_SYNCED_NORM,
-            "compile": NOT_COMPILED,
+            **_REFUSED,
         },
     )
 
@@ -134,6 +133,36 @@ class DP(Strategy):
 
     def read_loss(self, outputs: Any) -> Tensor:
         return self.step.read_loss(outputs)
+
+
+class DDP2(DDP):
+    """``dp`` inside a node, ``ddp`` across nodes.
+
+    ``training_step_end`` can compute a loss over the node's whole batch.
+    """
+
+    limits: Limits = Limits(refused=_REFUSED)
+
+    step: ReplicatedStep
+
+    def make_step(self, module: TrainingModule) -> ReplicatedStep:
+        return ReplicatedStep(module, self.devices, self.precision.parameter_dtype)
+
+    def read_loss(self, outputs: Any) -> Tensor:
+        return self.step.read_loss(outputs)
+
+    @staticmethod
+    def local_processes(devices: int) -> int:
+        return 1
+
+    def replicas(self, devices: int, num_nodes: int) -> int:
+        return num_nodes
+
+    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
+        return transfer.read_pinned(feed, epoch, start, self.device)
+
+    def move(self, batch: Any) -> Any:
+        return batch  # scattered later
 
 
 def replicate(

@@ -11,7 +11,7 @@ _ON_TPUS = "is strategy='xla' here, one process per device; use it with accelera
 _DEBUG = "is strategy='xla' here; set PT_XLA_DEBUG_LEVEL=1 for the reports of PyTorch/XLA"
 
 REGISTRATION = Registration(
-    {"xla": Entry("strategy:XLA")},
+    {"xla": Entry("xla:XLA")},
     accelerators={"tpu": Hardware("xla", count_chips, "xla")},
     other_names={
         **dict.fromkeys(("tpu", "tpu_spawn", "single_tpu", "single_xla"), _ON_TPUS),

@@ -6,10 +6,11 @@ Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,14 +29,12 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..recast import recasting
 from ..step import Stage, StepModule
 from ..weights import LocalWeights
-from . import optimizers, process, scaler, settings
+from . import optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
-from .state import ShardedState
-from .weights import SlicedWeights
+from .state import ShardedState, SlicedWeights
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -64,8 +63,6 @@ class DeepSpeed(ProcessGroupStrategy):
         contiguous_gradients: Copy gradients into one buffer as they are computed.
         overlap_comm: Average gradients during backward, which needs a second buffer; default: on
             GPUs.
-        cpu_adam: Use DeepSpeed's Adam for CPUs instead of torch's; it is compiled on first use with
-            the machine's C++ compiler, which takes minutes.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
 
     Raises:
@@ -87,7 +84,9 @@ class DeepSpeed(ProcessGroupStrategy):
         packages={"deepspeed": "make deepspeed, or pip install '.[deepspeed]'"},
     )
     lacks: ClassVar[Mapping[str, str]] = {
-        "find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}"
+        "cpu_adam": "give a config with the optimizer Adam and offload_optimizer, which is "
+        "DeepSpeed's Adam for CPUs",
+        "find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}",
     }
     engine: Any = None
     zero: Any = None
@@ -99,49 +98,41 @@ class DeepSpeed(ProcessGroupStrategy):
     def __init__(
         self,
         config: _Config | None = None,
-        stage: int = 2,
+        stage: Literal[0, 1, 2, 3] = 2,
         offload_optimizer: bool = False,
         offload_parameters: bool = False,
         reduce_bucket_size: int | None = None,
         allgather_bucket_size: int | None = None,
         contiguous_gradients: bool = True,
         overlap_comm: bool | None = None,
-        cpu_adam: bool = False,
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
         own = settings.read(config)
         self.is_configured = own is not None
-        self.config = (
-            own
-            if own is not None
-            else settings.defaults(
+        if own is None:
+            own = settings.defaults(
                 stage,
                 offload_optimizer,
                 offload_parameters,
                 reduce_bucket_size,
                 allgather_bucket_size,
-                contiguous_gradients,
-                overlap_comm,
+                contiguous_gradients=contiguous_gradients,
+                overlap_comm=overlap_comm,
             )
-        )
+        self.config = own
         self.stage = settings.stage(self.config)
         self.shards_parameters = self.stage == 3
-        self.cpu_adam = cpu_adam
 
     # --- before a run ----------------------------------------------------------------------------
 
     def problems(self, options: Options) -> list[str]:
         lines = []
-        if self.cpu_adam or settings.steps_by_cpu_adam(self.config):
-            missing = process.missing_compiler()
-            lines = [missing] if missing else []
         named = self.preset.get("stage", self.stage)
         if self.stage != named:
-            lines.insert(
-                0,
+            lines.append(
                 f"zero_optimization.stage={self.stage} in the DeepSpeed configuration, and the "
-                f"strategy's name says {named}; use strategy='deepspeed', which takes either",
+                f"strategy's name says {named}; use strategy='deepspeed', which takes either"
             )
         if not self.is_configured:
             return lines
@@ -185,7 +176,7 @@ class DeepSpeed(ProcessGroupStrategy):
         super().place(module)
         for each in module.parameters():
             each.data = each.data.contiguous()  # DeepSpeed broadcasts no others
-        self.step = _AutocastStep(module, self.precision, self.shards_parameters)
+        self.step = _AutocastStep(module, self.precision)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -194,8 +185,6 @@ class DeepSpeed(ProcessGroupStrategy):
             (name, each, each.requires_grad) for name, each in module.named_parameters()
         ]
         found = optimizers.configured(self.config, module, configure)
-        if self.cpu_adam:
-            found = found.replaced(optimizers.cpu_adam)
         config = settings.completed(self.config)
         if not self.is_configured:
             elements = sum(each.numel() for each in module.parameters())
@@ -220,7 +209,8 @@ class DeepSpeed(ProcessGroupStrategy):
         trained = [each for each in self.module.parameters() if each.requires_grad]
         scalars = [each for each in self.module.parameters() if each.dim() == 0]
         self.start_equal(scalars)
-        with process.redirected_to_stderr(), process.not_broadcasting(scalars):
+        # DeepSpeed and the compiler of its extensions write to standard output.
+        with redirect_stdout(sys.stderr), process.not_broadcasting(scalars):
             engine, *_ = deepspeed.initialize(
                 # Index of the GPU, which need not be the local rank.
                 args=SimpleNamespace(device_rank=self.device.index or 0),
@@ -308,7 +298,7 @@ class DeepSpeed(ProcessGroupStrategy):
 
     def end_step(self) -> None:
         if self.zero is not None:
-            scaler.adapt(self.precision, self.zero.overflow)
+            adapt_scale(self.precision.scaler, self.zero.overflow)
             self.slices.forget_gradients()
 
     def has_skipped_step(self) -> bool:
@@ -383,12 +373,22 @@ class DeepSpeed(ProcessGroupStrategy):
 class _AutocastStep(StepModule):
     """A step in autocast: DeepSpeed's forward would disable one that was enabled outside."""
 
-    def __init__(self, module: TrainingModule, precision: Precision, is_sharded: bool) -> None:
+    def __init__(self, module: TrainingModule, precision: Precision) -> None:
         super().__init__(module)
         self._precision = precision
-        self._is_sharded = is_sharded
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        kept = recasting(self._precision, self.module) if self._is_sharded else nullcontext()
-        with self._precision.autocast(), kept:
+        with self._precision.autocast():
             return super().forward(stage, batch, batch_idx)
+
+
+def adapt_scale(scaler: torch.amp.GradScaler | None, overflowed: bool) -> None:
+    """Update the scale after a DeepSpeed step, like the scaler's own ``update``."""
+    if scaler is None:
+        return
+    state = scaler.state_dict()
+    steps = 0 if overflowed else state["_growth_tracker"] + 1
+    factor = state["backoff_factor"] if overflowed else 1.0
+    if steps == state["growth_interval"]:
+        steps, factor = 0, state["growth_factor"]
+    scaler.load_state_dict({**state, "scale": state["scale"] * factor, "_growth_tracker": steps})

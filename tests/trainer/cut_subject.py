@@ -129,7 +129,6 @@ def main(folder: Path, devices: int, names: list[str]) -> None:
             accelerator="cpu",
             devices=devices,
             strategy=strategy,
-            strategy_options={"servers": 2} if strategy == "parameter_server" else {},
             global_batch_size=4,
             max_steps=4,
             default_root_dir=folder,

@@ -130,12 +130,5 @@ def test_optimizers_that_are_not_refused_equal_one_process(
         assert float((weights(tmp_path, f"2-{name}") - expected).abs().max()) < 1e-5, name
 
 
-@pytest.mark.slow
-def test_servers_step_some_of_the_parameters(tmp_path: Path) -> None:
-    done = run(["-m", "cut_subject", tmp_path, "2", "parameter_server:lamb"], timeout=400)
-    assert done.returncode == 2
-    assert "gave Lamb, which computes a parameter from others" in done.stderr
-
-
 def type_of(name: str) -> str:
     return type(cut_subject.OPTIMIZERS[name.split(":")[1]](parameters())).__name__

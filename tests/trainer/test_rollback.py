@@ -255,7 +255,7 @@ def test_the_fourth_rollback_without_a_good_checkpoint_ends_the_fit(tmp_path: Pa
     ("strategy", "reason"),
     [
         ("local_sgd", "its ranks have own weights and optimizers; use strategy='ddp'"),
-        ("parameter_server", "optimizers step on the servers; use strategy='ddp'"),
+        ("parameter_server", "optimizers step on the server; use strategy='ddp'"),
     ],
 )
 def test_strategies_that_cannot_go_back_say_why(strategy: str, reason: str) -> None:

@@ -191,7 +191,7 @@ SAME_STEPS = "its ranks would not skip the same steps; use strategy='ddp'"
     [
         ("local_sgd", SAME_STEPS),
         ("diloco", SAME_STEPS),
-        ("parameter_server", "optimizers step on the servers; use strategy='ddp'"),
+        ("parameter_server", "optimizers step on the server; use strategy='ddp'"),
         pytest.param(
             "deepspeed",
             "ZeRO computes the norm of the gradients inside its step; use strategy='fsdp'",

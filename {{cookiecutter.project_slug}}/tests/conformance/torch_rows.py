@@ -124,10 +124,10 @@ ROWS = {
     # Its default is asynchronous, which equals nothing.
     "parameter_server": Row(
         TWO_AND_FOUR,
-        options={"max_staleness": 0, "servers": 2},
+        options={"max_staleness": 0},
         refused={
             **NO_SPARSE,
-            **dict.fromkeys(("manual", "sparse, manual"), "optimizers step on the servers"),
+            **dict.fromkeys(("manual", "sparse, manual"), "optimizers step on the server"),
             "sync batchnorm": "there is no process group",
             "averaged": "workers hold weights of different steps",
             "fp16": "a gradient scaler must see",

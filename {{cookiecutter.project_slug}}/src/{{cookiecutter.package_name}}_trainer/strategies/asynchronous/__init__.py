@@ -8,7 +8,7 @@ from ..registration import Entry, Registration
 REGISTRATION = Registration(
     {
         "local_sgd": Entry("local_sgd:LocalSGD"),
-        "diloco": Entry("diloco:DiLoCo"),
+        "diloco": Entry("local_sgd:DiLoCo"),
         "parameter_server": Entry("parameter_server:ParameterServer"),
     }
 )

@@ -1,16 +1,14 @@
-"""``local_sgd``: each rank steps its own copy; the parameters are averaged every N steps.
+"""``local_sgd`` and ``diloco``: ranks step their own copies, which are averaged every N steps.
 
-Source: https://arxiv.org/abs/1805.09767 (local SGD), https://arxiv.org/abs/1808.07217 (post-local
-SGD, ``warmup_steps``)
+Sources: https://arxiv.org/abs/1805.09767 (local SGD), https://arxiv.org/abs/1808.07217 (post-local
+SGD, ``warmup_steps``), https://arxiv.org/abs/2311.08105 (DiLoCo)
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -24,8 +22,6 @@ from ..limits import Limits
 from ..optimizers import Optimization
 from ..replicated.replicated import Replicated
 
-# Parameters are averaged in buckets of at most this size, which bounds the memory for them.
-_BUCKET_BYTES = 25 * 2**20
 _SHARED, _LOCAL = "averaging", "local_sgd"  # keys in a checkpoint
 
 
@@ -64,12 +60,13 @@ class LocalSGD(Replicated):
     def __init__(
         self, every_n_steps: int = 8, warmup_steps: int = 0, timeout_seconds: float = 600.0
     ) -> None:
-        problems = self.problems_of_options(every_n_steps=every_n_steps, warmup_steps=warmup_steps)
-        if problems:
-            raise ConfigurationError(problems)
         super().__init__(timeout_seconds)
-        self.every_n_steps = every_n_steps
-        self.warmup_steps = warmup_steps
+        self.every_n_steps, self.warmup_steps = every_n_steps, warmup_steps
+        if problems := self.out_of_range():
+            raise ConfigurationError(problems)
+        self._reset()
+
+    def _reset(self) -> None:
         self._optimizers: Sequence[Optimizer] = ()
         self._steps = 0
         self._has_diverged = False
@@ -79,28 +76,30 @@ class LocalSGD(Replicated):
         self._own: dict[str, Tensor] = {}
         """This rank's parameters, during an evaluation of the average."""
 
-    @staticmethod
-    def problems_of_options(every_n_steps: int, warmup_steps: int) -> list[str]:
+    def out_of_range(self) -> list[str]:
         """One line for each option that is out of range."""
+        least = {"every_n_steps": 1, "warmup_steps": 0}
         return [
-            f"strategy_options.{name}={value!r}: give a whole number of at least {least}"
-            for name, value, least in (
-                ("every_n_steps", every_n_steps, 1),
-                ("warmup_steps", warmup_steps, 0),
-            )
-            if value < least
+            f"strategy_options.{name}={getattr(self, name)!r}: give a whole number of at least {n}"
+            for name, n in least.items()
+            if getattr(self, name) < n
         ]
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         self.start_equal((*module.parameters(), *module.buffers()))
-        self._steps, self._has_diverged, self._starts, self._own = 0, False, {}, {}
+        self._reset()
         self._begin_period()
         if self.warmup_steps:
             self.averaged = GradientAverage(module.parameters())
         optimization = configure()
         self._optimizers = optimization.optimizers
         return optimization
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.averaged = None
+        self._reset()
 
     # --- a step ----------------------------------------------------------------------------------
 
@@ -130,7 +129,7 @@ class LocalSGD(Replicated):
 
     def _parameters(self) -> dict[str, Tensor]:
         named = self.module.named_parameters()
-        return {name: each for name, each in named if not _is_integer(each)}
+        return {name: each for name, each in named if each.is_floating_point() or each.is_complex()}
 
     # --- averages --------------------------------------------------------------------------------
 
@@ -138,68 +137,46 @@ class LocalSGD(Replicated):
     def _synchronize(self) -> None:
         """Make the parameters of all ranks equal, and the buffers."""
         parameters = self._parameters()
-        for names, progress in self._progress():
-            starts = [self._starts[name] for name in names]
-            self.advance(names, starts, progress)
-            torch._foreach_copy_([parameters[name] for name in names], starts)
+        for name, progress in self._progress():
+            self.advance(name, self._starts[name], progress)
+            parameters[name].copy_(self._starts[name])
         self.start_equal(self.module.buffers())
         self._has_diverged = False
 
-    def advance(self, names: Sequence[str], starts: list[Tensor], progress: list[Tensor]) -> None:
-        """Make a period's first parameters the next period's, in place.
+    def advance(self, name: str, start: Tensor, progress: Tensor) -> None:
+        """Make a parameter at the start of a period that of the next period, in place.
 
         Args:
-            names: Names of some parameters.
-            starts: Their values at the start of the period.
-            progress: How far they have moved since then, averaged over ranks.
+            name: Name of the parameter.
+            start: Its value at the start of the period.
+            progress: How far it has moved since then, averaged over ranks.
         """
-        torch._foreach_add_(starts, progress)
+        start += progress
 
-    def _progress(self) -> Iterator[tuple[list[str], list[Tensor]]]:
-        """Give the names of parameters, and how far they have moved, averaged over ranks.
+    def _progress(self) -> Iterator[tuple[str, Tensor]]:
+        """Give parameters that any rank has changed, and how far they have moved, averaged.
 
         A difference, not the parameters: it loses less in half precision, and what no rank has
         changed stays the same to the last bit.
         """
         parameters = self._parameters()
-        for names in self._buckets(parameters):
-            starts = [self._starts[name] for name in names]
-            own = torch._foreach_sub([parameters[name].detach() for name in names], starts)
-            flat = torch.cat([each.flatten() for each in own])
-            dist.all_reduce(flat)
-            flat /= collectives.world_size()
-            parts = flat.split([each.numel() for each in own])
-            yield names, [part.view_as(each) for part, each in zip(parts, own, strict=True)]
-
-    def _buckets(self, parameters: Mapping[str, Tensor]) -> Iterator[list[str]]:
-        """Divide the names of the parameters that any rank has changed into buckets."""
         # A frozen one too may have been changed, as the average of another in a teacher.
         moved = [
             each.requires_grad or not torch.equal(each, self._starts[name])
             for name, each in parameters.items()
         ]
         moved = collectives.all_reduce(torch.tensor(moved, dtype=torch.int), "max").tolist()
-        waiting: dict[tuple[torch.dtype, torch.device], list[str]] = defaultdict(list)
-        sizes: dict[tuple[torch.dtype, torch.device], int] = defaultdict(int)
         for (name, each), is_moved in zip(parameters.items(), moved, strict=True):
-            if not is_moved:
-                continue
-            kind = each.dtype, each.device
-            if waiting[kind] and sizes[kind] + each.nbytes > _BUCKET_BYTES:
-                yield waiting.pop(kind)
-                sizes.pop(kind)
-            waiting[kind].append(name)
-            sizes[kind] += each.nbytes
-        yield from (names for names in waiting.values() if names)
+            if is_moved:
+                yield name, collectives.all_reduce(each.detach() - self._starts[name], "mean")
 
     @torch.no_grad()
     def _put_averages(self) -> dict[str, Tensor]:
         """Replace the parameters by their averages over ranks; return those of this rank."""
         parameters, own = self._parameters(), {}
-        for names, progress in self._progress():
-            for name, moved in zip(names, progress, strict=True):
-                own[name] = parameters[name].detach().clone()
-                parameters[name].copy_(self._starts[name] + moved)
+        for name, progress in self._progress() if self._has_diverged else ():
+            own[name] = parameters[name].detach().clone()
+            parameters[name].copy_(self._starts[name] + progress)
         return own
 
     @torch.no_grad()
@@ -210,31 +187,28 @@ class LocalSGD(Replicated):
 
     def begin_evaluation(self) -> None:
         super().begin_evaluation()
-        if self._has_diverged:
-            self._own = self._put_averages()
+        self._own = self._put_averages()
 
     def end_evaluation(self) -> None:
         own, self._own = self._own, {}
         self._put_back(own)
 
     def end_fit(self) -> None:
-        if self._has_diverged:
-            self._put_averages()
-            self._has_diverged = False
+        self._put_averages()
+        self._has_diverged = False
         self.start_equal(self.module.buffers())
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def model_state(self) -> dict[str, Any]:
-        if not self._has_diverged:
-            return super().model_state()
         own = self._put_averages()
         state = super().model_state()
-        state = {
-            key: value.clone() if isinstance(value, Tensor) else value
-            for key, value in state.items()
-        }
-        self._put_back(own)
+        if own:
+            state = {
+                key: value.clone() if isinstance(value, Tensor) else value
+                for key, value in state.items()
+            }
+            self._put_back(own)
         return state
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
@@ -288,10 +262,60 @@ class LocalSGD(Replicated):
             buffer.copy_(saved["buffers"][name])
         self.precision.load_state(saved["precision"])
 
-    def teardown(self) -> None:
-        super().teardown()
-        self.averaged, self._optimizers, self._starts, self._own = None, (), {}, {}
 
+class DiLoCo(LocalSGD):
+    """``local_sgd`` with an outer optimizer: SGD with Nesterov momentum.
 
-def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
+    Its gradient is the average over ranks of how far the parameters have moved in a period,
+    negated. With a learning rate of 1 and no momentum, it is ``local_sgd``.
+
+    Args:
+        every_n_steps: Optimizer steps between two outer steps, at least 1.
+        warmup_steps: Optimizer steps at the start in which gradients are averaged instead, as
+            under ``ddp``.
+        outer_learning_rate: Above 0.
+        outer_momentum: From 0 to below 1.
+        timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
+
+    Raises:
+        ConfigurationError: An option is out of range.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 500,
+        warmup_steps: int = 0,
+        outer_learning_rate: float = 0.7,
+        outer_momentum: float = 0.9,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        self.outer_learning_rate, self.outer_momentum = outer_learning_rate, outer_momentum
+        super().__init__(every_n_steps, warmup_steps, timeout_seconds)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._momenta: dict[str, Tensor] = {}
+
+    def out_of_range(self) -> list[str]:
+        problems, given = super().out_of_range(), "strategy_options.outer_"
+        if (rate := self.outer_learning_rate) <= 0:
+            problems.append(f"{given}learning_rate={rate!r}: give a number above 0")
+        if not 0 <= (momentum := self.outer_momentum) < 1:
+            problems.append(f"{given}momentum={momentum!r}: give a number from 0 to below 1")
+        return problems
+
+    def advance(self, name: str, start: Tensor, progress: Tensor) -> None:
+        # The update of torch.optim.SGD(nesterov=True), which subtracts a gradient.
+        momentum = self._momenta.setdefault(name, torch.zeros_like(start))
+        momentum.mul_(self.outer_momentum).add_(progress)
+        step = progress.add(momentum, alpha=self.outer_momentum)
+        start.add_(step, alpha=self.outer_learning_rate)
+
+    def shared_state(self) -> dict[str, Any]:
+        return {**super().shared_state(), "momenta": dict(self._momenta)}
+
+    def load_shared_state(self, saved: Mapping[str, Any]) -> None:
+        super().load_shared_state(saved)
+        for name, each in saved.get("momenta", {}).items():  # local_sgd saves none
+            self._momenta[name] = torch.empty_like(self._starts[name])
+            fill(self._momenta[name], each)

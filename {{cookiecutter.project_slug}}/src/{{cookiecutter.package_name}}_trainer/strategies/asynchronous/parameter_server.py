@@ -1,57 +1,47 @@
-"""``parameter_server``: workers send gradients to servers, which step and send weights back.
+"""``parameter_server``: workers send gradients to a server, which steps and sends weights back.
 
-Each rank is a worker. The first ranks also run a server each, in threads: it holds its share of the
-parameters and steps them with the optimizers of its rank. There is no process group: it would end
-as a whole with one rank. Workers have a TCP connection to each server, and collectives go through
-the first one, which leaves out lost workers.
+Each rank is a worker; rank 0 also runs the server, in threads. A process group of all ranks would
+end as a whole with one of them: each worker has a group with the server instead, and collectives
+go through the server, which leaves out lost workers.
 
 Source: Dean et al. 2012 (https://papers.nips.cc/paper/4687-large-scale-distributed-deep-networks).
 """
 
 import datetime
 import math
-import os
-import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...arguments.options import Options
-from ...checkpoint import Spread, stored_tensors
-from ...errors import ConfigurationError, UserError
-from ...launch import collectives, files, hangs, rendezvous, watch_for_hangs
-from ...launch.cluster import STORE, Layout
+from ...checkpoint import stored_tensors
+from ...errors import ConfigurationError
+from ...launch import collectives, rendezvous, watch_for_hangs
+from ...launch.cluster import Layout
 from ...module import TrainingModule
-from .. import elementwise
 from ..base import Strategy
-from ..clipping import clip_gradients
 from ..gradients import sparse
 from ..limits import Limits
-from ..optimizer_state import group_names, load_optimizer_state, named_groups, parameter_names
+from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
-from .peers import Peers, ServerLostError
+from .links import WORKER, Link, LinkError, Peers, from_bytes, pack, unpack
 from .server import Server
-from .wire import Packing
 
-_NO_OTHER_NODES = "servers listen on this node only"
+_ON_SERVER = "optimizers step on the server; use strategy='ddp'"
+_NO_CLIPPING = (-1.0, math.inf)
 
 
 class ParameterServer(Strategy):
-    """Workers send gradients to servers, which step and send weights back; no step waits for all.
+    """Workers send gradients to a server, which steps and sends weights back.
 
-    Each gradient is an optimizer step of its own, on the batch of one worker. A worker that is
-    killed is left out; the others continue.
+    No step waits for all: each gradient is an optimizer step of its own, on the batch of one
+    worker. A worker that is killed is left out; the others continue.
 
     Args:
-        servers: Number of servers over which the parameters are spread, on the first ranks.
         max_staleness: Maximum number of optimizer steps made between computing a gradient's weights
             and applying it; workers that are further ahead wait. 0: all workers' gradients are
             averaged in each step, as under ddp; ``None``: no limit.
@@ -65,42 +55,36 @@ class ParameterServer(Strategy):
         refused={
             "16-mixed": "a gradient scaler must see the gradients of all workers before a step; "
             "use bf16-mixed",
-            "manual_optimization": "optimizers step on the servers; use strategy='ddp'",
+            "manual_optimization": _ON_SERVER,
             "parameter_averaging": "workers hold weights of different steps; use strategy='ddp'",
             "skipped_batches": "each step needs a gradient of each worker; use strategy='ddp'",
-            "rollback": "optimizers step on the servers; use strategy='ddp'",
-            "skipping": "optimizers step on the servers; use strategy='ddp'",
+            "rollback": _ON_SERVER,
+            "skipping": _ON_SERVER,
             "sync_batchnorm": "there is no process group over which to synchronize; use "
             "strategy='ddp'",
         },
     )
-    lost_peer_errors = (ServerLostError.__name__,)
+    lacks: ClassVar[Mapping[str, str]] = {"servers": "there is one, on rank 0"}
+    lost_peer_errors = (LinkError.__name__,)
 
-    def __init__(
-        self, servers: int = 1, max_staleness: int | None = 8, timeout_seconds: float = 600.0
-    ) -> None:
-        if servers < 1:
-            raise ConfigurationError(f"strategy_options.servers={servers}: give at least 1")
+    def __init__(self, max_staleness: int | None = 8, timeout_seconds: float = 600.0) -> None:
         if max_staleness is not None and max_staleness < 0:
             raise ConfigurationError(
                 f"strategy_options.max_staleness={max_staleness}: give at least 0, or None for no "
                 "limit"
             )
-        self.servers, self.max_staleness = servers, max_staleness
-        self.timeout_seconds = timeout_seconds
+        self.max_staleness, self.timeout_seconds = max_staleness, timeout_seconds
         self.steps_together = max_staleness == 0
         self._server: Server | None = None
         self._peers: Peers | None = None
-        self._folder: Path | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._parameters: list[Tensor] = []
         self._optimizers: list[Optimizer] = []
-        self._own: dict[int, Tensor] = {}
+        self._copies: list[Tensor] = []
         self._names: dict[int, str] = {}
-        self._has_weights = self._has_sent = False
-        self._factor, self._largest = 1.0, math.inf
+        self._has_weights, self._clipping, self._norm = False, _NO_CLIPPING, -1.0
         self._steps = 0
 
     # --- before any process is started ------------------------------------------------------------
@@ -127,13 +111,6 @@ class ParameterServer(Strategy):
     def local_processes(devices: int) -> int:
         return devices
 
-    def check_processes(self, processes: int) -> None:
-        if self.servers > processes:
-            raise ConfigurationError(
-                f"strategy_options.servers={self.servers}: each rank runs at most one server, and "
-                f"there are {processes}; use fewer servers, or more devices"
-            )
-
     def replicas(self, devices: int, num_nodes: int) -> int:
         return devices * num_nodes
 
@@ -143,41 +120,19 @@ class ParameterServer(Strategy):
         self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
     ) -> None:
         super().connect(layout, own_devices, precision)
-        timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        store = rendezvous.connect_store(layout, timeout)
-        secret = self._share_secret(store)
-        if layout.rank < self.servers:
-            self._server = Server(
-                layout.rank,
-                layout.world_size,
-                secret,
-                self.max_staleness,
-                self.timeout_seconds,
-                self.servers,
-            )
-            store.set(f"server-{layout.rank}", str(self._server.port))
-        ports = [int(store.get(f"server-{index}")) for index in range(self.servers)]
-        self._peers = Peers(layout.rank, layout.world_size, ports, secret, self.timeout_seconds)
+        store = rendezvous.connect_store(layout, datetime.timedelta(seconds=self.timeout_seconds))
+        rank, size, timeout = layout.rank, layout.world_size, self.timeout_seconds
+        if layout.is_main:
+            self._server = Server(store, size, self.max_staleness, timeout)
+        self._peers = Peers(rank, size, Link(store, rank, WORKER, timeout))
         if self._server is not None:
-            server = self._server
-            self._peers.own_failure = lambda: server.failure
+            self._peers.server_failure = self._server.failed
         collectives.use(self._peers)
         watch_for_hangs(math.inf)  # the servers detect a worker that hangs
 
-    def _share_secret(self, store: dist.Store) -> bytes:
-        """Rank 0 writes the run's secret into a folder of this user alone; the others read it."""
-        if self.layout.is_main:
-            above = str(Path(os.environ[STORE]).parent) if STORE in os.environ else None
-            self._folder = Path(tempfile.mkdtemp(prefix="trainer-server-", dir=above))
-            files.write_private(self._folder / "secret", secrets.token_hex(32))
-            store.set("folder", str(self._folder))
-        folder = Path(store.get("folder").decode())
-        rendezvous.check_private(folder)
-        return bytes.fromhex((folder / "secret").read_text())
-
     @property
     def is_expendable(self) -> bool:
-        return self.layout.rank >= self.servers
+        return not self.layout.is_main
 
     def waits_for_peers(self) -> bool:
         return self._server is not None and self.layout.world_size > 1
@@ -189,9 +144,7 @@ class ParameterServer(Strategy):
             self._peers.leave()
         if self._server is not None:
             self._server.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._peers, self._server, self._folder = None, None, None
+        self._peers = self._server = None
         self._reset()
 
     @property
@@ -214,72 +167,37 @@ class ParameterServer(Strategy):
         self.place(module)
         self._start_equal((*module.parameters(), *module.buffers()))
         optimization = configure()
-        if self.servers > 1:
-            elementwise.check(optimization.optimizers, "parameters", self.device)
         self._parameters, self._optimizers = optimization.parameters, optimization.optimizers
         self._names = parameter_names(module)
-        if not all(id(each) in self._names for each in self._parameters):
-            raise UserError(
-                "configure_optimizers gave an optimizer a parameter that the module does not have: "
-                "make it an attribute of the module, so that servers and checkpoints can name it"
-            )
-        owners = _owners(self._parameters, self.servers)
-        shares: list[list[Tensor]] = [[] for _ in range(self.servers)]
-        for parameter, owner in zip(self._parameters, owners, strict=True):
-            shares[owner].append(parameter)
-        self._connected.share(shares)
         if self._server is not None:
-            self._hold(self._server, shares[self.layout.rank])
-        collectives.barrier()  # then all servers serve
+            self._hold(self._server)
+        collectives.barrier()  # then the server serves
         return optimization
 
-    def _hold(self, server: Server, share: list[Tensor]) -> None:
-        """Have this rank's server hold and step its share of the parameters.
-
-        Its optimizers step copies, because this rank's worker computes on the originals.
-        """
-        packing = Packing(share)
-        weights = packing.empty()
-        copies: list[Tensor] = [
-            nn.Parameter(view, requires_grad=True) for view in packing.views(weights)
-        ]
-        self._own = {id(each): copy for each, copy in zip(share, copies, strict=True)}
-        self._copy_to_server()
-        replaced = {
-            id(each): self._own.get(id(each), nn.Parameter(each.new_empty(0)))
-            for each in self._parameters
-        }
-        for each in self._parameters:
-            self._names[id(replaced[id(each)])] = self._names[id(each)]
+    def _hold(self, server: Server) -> None:
+        """Have optimizers step copies of the parameters: this rank computes on the originals."""
+        copies = {id(each): nn.Parameter(each.detach().clone()) for each in self._parameters}
+        self._copies = list(copies.values())
+        self._names |= {id(copies[key]): self._names[key] for key in copies if key in self._names}
         for optimizer in self._optimizers:
-            _replace_parameters(optimizer, replaced)
-        server.serve(copies, weights, self._optimizers)
-
-    def _copy_to_server(self) -> None:
-        with torch.no_grad():
-            for each in self._parameters:
-                if id(each) in self._own:
-                    self._own[id(each)].copy_(each)
+            for group in optimizer.param_groups:
+                group["params"] = [copies[id(each)] for each in group["params"]]
+            state = [(copies[id(each)], values) for each, values in optimizer.state.items()]
+            optimizer.state.clear()
+            optimizer.state.update(state)
+        server.hold(self._copies, self._optimizers)
 
     def _start_equal(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcast rank 0's parameters and buffers."""
-        if self.layout.world_size == 1:
-            return
-        packing = Packing(tensors)
-        buffer = packing.empty()
-        if self.layout.is_main:
-            for view, each in zip(packing.views(buffer), tensors, strict=True):
-                view.copy_(each.detach())
-        content = buffer.numpy().tobytes() if self.layout.is_main else b""
-        received = packing.read(bytearray(self._connected.exchange(content)[0]))
-        for each, new in zip(tensors, received, strict=True):
+        """Broadcast rank 0's parameters or buffers."""
+        own = pack(tensors).numpy().tobytes() if self.layout.is_main else b""
+        received = from_bytes(self._connected.exchange(own)[0])
+        for each, new in zip(tensors, unpack(received, tensors), strict=True):
             each.detach().copy_(new)
 
     def _refresh(self) -> None:
         """Fetch the weights, when all workers have made their steps and none makes another."""
         collectives.barrier()
-        if self._parameters:
-            self._connected.pull(to_train=False)
+        self._connected.pull(self._parameters, to_train=False)
         collectives.barrier()
 
     def begin_evaluation(self) -> None:
@@ -293,38 +211,23 @@ class ParameterServer(Strategy):
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
         if not self._has_weights:
-            self._connected.pull(to_train=True)
+            self._connected.pull(self._parameters, to_train=True)
             self._has_weights = True
         super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
     def clip_gradients(
         self, optimization: Optimization, value: float, algorithm: str
     ) -> Tensor | None:
-        # Otherwise each gradient makes a step of its own, so that its worker can clip it.
-        if not self.steps_together:
-            return clip_gradients(self._parameters, value, algorithm)
-        if algorithm == "value":
-            self._largest = value
-            return None
-        self._send_gradients()
-        norm = self._connected.norm()
-        self._factor = min(1.0, value / (norm + 1e-6))  # as in torch.nn.utils.clip_grad_norm_
-        return torch.tensor(norm)
+        # The server clips the gradient of the step, and tells its norm.
+        norm, largest = self._clipping
+        self._clipping = (value, largest) if algorithm == "norm" else (norm, value)
+        return None
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
-        # A server steps all its optimizers.
-        if optimizer is not self._optimizers[-1]:
-            return
-        self._send_gradients()
-        self._connected.step(self._factor, self._largest)
-        self._factor, self._largest = 1.0, math.inf
-        self._has_weights = self._has_sent = False
-        self._steps += 1
-
-    def _send_gradients(self) -> None:
-        if not self._has_sent:
-            self._connected.send_gradients()
-            self._has_sent = True
+        if optimizer is self._optimizers[-1]:  # the server steps all of them
+            self._norm = self._connected.step(self._parameters, self._clipping)
+            self._has_weights, self._clipping = False, _NO_CLIPPING
+            self._steps += 1
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         for parameter in self._parameters:
@@ -338,10 +241,10 @@ class ParameterServer(Strategy):
         return number if number and self._steps >= last else 0
 
     def step_values(self) -> dict[str, float]:
+        norm = {"gradient_norm": self._norm} if self._norm >= 0 else {}
         if self.steps_together or self._server is None:
-            return {}
-        with self._server.locked():
-            return self._server.steps.staleness.take()
+            return norm
+        return norm | self._server.staleness()
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -351,55 +254,14 @@ class ParameterServer(Strategy):
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         super().load_state(state, optimization)
-        collectives.barrier()  # then all servers have loaded it
-
-    def load_model(self, saved: Mapping[str, Any]) -> None:
-        super().load_model(saved)
-        self._copy_to_server()
+        with torch.no_grad():
+            for copy, each in zip(self._copies, self._parameters, strict=False):
+                copy.copy_(each)
+        collectives.barrier()  # then the server has loaded it
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        names = group_names(optimizer, self._names)
-        own = {id(each) for each in self._own.values()}
-        state = {
-            self._names[id(each)]: dict(values)
-            for each, values in optimizer.state.items()
-            if id(each) in own
-        }
-        return {
-            "state": Spread(state),
-            "param_groups": named_groups(optimizer.param_groups, names),
-        }
+        return optimizer_state(optimizer, self._names)
 
     def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        own = {self._names[id(each)] for each in self._own.values()}
-        share = {
-            name: stored_tensors.read_all(values)
-            for name, values in saved["state"].items()
-            if name in own
-        }
-        groups = saved["param_groups"]
-        load_optimizer_state(optimizer, {"state": share, "param_groups": groups}, self._names)
-
-
-def _owners(parameters: Sequence[Tensor], servers: int) -> list[int]:
-    """The server of each parameter: the largest first, each to the server with the least."""
-    sizes = [0] * servers
-    owners = [0] * len(parameters)
-    order = sorted(range(len(parameters)), key=lambda index: -parameters[index].numel())
-    for index in order:
-        owners[index] = sizes.index(min(sizes))
-        sizes[owners[index]] += parameters[index].numel()
-    return owners
-
-
-def _replace_parameters(optimizer: Optimizer, replaced: Mapping[int, Tensor]) -> None:
-    """Have an optimizer step other tensors, which have its initial state (Adagrad's), if any."""
-    for group in optimizer.param_groups:
-        group["params"] = [replaced[id(each)] for each in group["params"]]
-    state = [
-        (replaced[id(each)], values)
-        for each, values in optimizer.state.items()
-        if replaced[id(each)].numel()
-    ]
-    optimizer.state.clear()
-    optimizer.state.update(state)
+        state = stored_tensors.read_all(saved["state"]) if self._copies else {}
+        load_optimizer_state(optimizer, {**saved, "state": state}, self._names)

@@ -1,302 +1,247 @@
-"""A parameter server: holds parameters, steps with the gradients of workers, and sends weights.
+"""The server of ``parameter_server``: one thread, which steps with the gradients of workers.
 
-Workers are served by one thread each; all of them work on the server's state under one lock.
-
-Source: the parameter server of Li et al. 2014 (https://www.usenix.org/conference/osdi14/
-technical-sessions/presentation/li_mu).
+Source of the bounded staleness: Ho et al. 2013 (https://papers.nips.cc/paper/4894).
 """
 
 import contextlib
-import socket
-import struct
+import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...errors import UserError
-from .steps import Steps, Worker
-from .wire import Connection, Kind, WrongSecretError, pack_by_rank
+from ..clipping import clip_gradients
+from .links import NOTHING, SERVER, Kind, Link, LinkError, pack, unpack
 
-STEP = struct.Struct("!dd")
-"""Factor of the gradients, and the largest absolute value of an element."""
-STEPPED = struct.Struct("!QIQ")
-"""Staleness of the gradients; the signal on which all stop, or 0, and after which step."""
-NORM = struct.Struct("!d")
-SIGNAL = struct.Struct("!I")
-_Answer = bytes | memoryview
 # How often a waiting worker hears that the server is alive.
 _BEAT_SECONDS = 5.0
 
 
+@dataclass
+class Worker:
+    """A worker, as the server sees it."""
+
+    rank: int
+    version: int | None = None
+    """Steps that the server had made when it sent the weights on which the worker computes;
+    ``None`` if it computes nothing."""
+    started: int = 0
+    """Steps that it has started."""
+    gradients: list[Tensor | None] | None = None
+    """Set while it waits for a step; ``None`` in it for parameters that it has not used."""
+    clipping: Sequence[float] = ()
+    contribution: Tensor | None = None
+    """Set while it waits for an exchange."""
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for an answer."""
+        return self.gradients is not None or self.contribution is not None
+
+
 class Server:
-    """Serves the workers of a run.
+    """Holds parameters, steps them with the gradients of workers, and sends them.
 
     Args:
-        index: Index of the server. The first one also carries collectives, and tells of losses.
+        store: For the links.
         workers: Number of workers.
-        secret: The run's secret.
-        max_staleness: Steps that the server may make between sending a worker its weights and
-            applying the gradient that the worker has computed on them. 0: it averages the gradients
-            of all workers in each step; ``None``: unlimited.
+        max_staleness: As of the strategy.
         timeout: Seconds after which a worker is lost, if it is silent and others wait for it.
-        servers: Number of servers: the workers on whose ranks they are cannot be lost.
     """
 
     def __init__(
-        self,
-        index: int,
-        workers: int,
-        secret: bytes,
-        max_staleness: int | None,
-        timeout: float,
-        servers: int = 1,
+        self, store: dist.Store, workers: int, max_staleness: int | None, timeout: float
     ) -> None:
-        self._index, self._expected, self._secret = index, workers, secret
-        self._servers = servers
-        self._timeout = timeout
-        self._changed = threading.Condition()
-        self._workers: dict[int, Worker] = {}
-        self.steps = Steps(self._workers, max_staleness)
-        self._joined: set[int] = set()
-        self._exchanges, self._exchanged = 0, b""
+        self._store, self._bound, self._timeout = store, max_staleness, timeout
+        self._links: dict[int, Link] = {}
+        self._workers = {rank: Worker(rank) for rank in range(workers)}
+        self._world_size = workers
+        self._inbox: queue.SimpleQueue[tuple[int, Kind, Sequence[float], Tensor]]
+        self._inbox = queue.SimpleQueue()
+        self._parameters: Sequence[Tensor] = ()
+        self._optimizers: Sequence[Optimizer] = ()
+        self._version = 0
+        self._staleness: dict[int, list[int]] = {}
         self._stop = (0, 0)
-        self._closing = False
-        self._began = time.monotonic()
-        self.failure: BaseException | None = None
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=workers + 16)
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="server", daemon=True).start()
+        self._failure: BaseException | None = None
+        for rank in range(workers):
+            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+        self._thread.start()
 
-    def serve(
-        self, parameters: Sequence[Tensor], weights: Tensor, optimizers: Sequence[Optimizer]
-    ) -> None:
-        """Serve parameters from now on.
+    def hold(self, parameters: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> None:
+        """Serve parameters, which the optimizers step; called while no worker asks for them."""
+        self._parameters, self._optimizers = parameters, optimizers
 
-        Args:
-            parameters: This server's, which are views of ``weights``.
-            weights: A buffer of bytes.
-            optimizers: Step them.
-        """
-        with self._changed:
-            self.steps.hold(parameters, weights, optimizers)
+    def staleness(self) -> dict[str, float]:
+        """Mean over the gradients applied since the last call, and each worker's maximum."""
+        found, self._staleness = self._staleness, {}
+        steps = [each for own in found.values() for each in own]
+        largest = {f"staleness_max/rank-{rank}": float(max(found[rank])) for rank in sorted(found)}
+        return {"staleness": sum(steps) / len(steps), **largest} if steps else {}
 
-    def locked(self) -> threading.Condition:
-        """Context in which no step is made."""
-        return self._changed
+    def failed(self) -> BaseException | None:
+        """Why the server has failed, if it has."""
+        return self._failure
 
     def close(self) -> None:
-        """Wait until all workers have left or are lost, and close."""
-        with self._changed:
-            self._closing = True
-            deadline = time.monotonic() + self._timeout
-            while self._workers and time.monotonic() < deadline:
-                self._changed.wait(1.0)
-            rest = list(self._workers.values())
-        self._listener.close()
-        for worker in rest:
-            worker.connection.interrupt()
+        """Wait until all workers have left or are lost."""
+        self._thread.join(self._timeout)
 
-    # --- connections -----------------------------------------------------------------------------
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connected, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
-
-    def _serve(self, connected: socket.socket) -> None:
-        connection = Connection(connected)
+    def _read(self, rank: int) -> None:
+        kind = Kind.WAIT
         try:
-            rank = connection.accept(self._secret)
-        except WrongSecretError:
-            connection.close()
-            _say("note: the parameter server refused a connection that does not know the secret")
-            return
-        except (OSError, ValueError):
-            connection.close()
-            return
-        connection.patience(None)
-        worker = Worker(rank, connection)
-        with self._changed:
-            is_new = rank < self._expected and rank not in self._joined
-            if is_new:
-                self._joined.add(rank)
-                self._workers[rank] = worker
-                self._changed.notify_all()
-        if is_new:
-            self._serve_worker(worker)
-        connection.close()
+            self._links[rank] = Link(self._store, rank, SERVER, self._timeout)
+            while kind is not Kind.LEAVE:
+                kind, numbers, content = self._links[rank].receive()
+                self._inbox.put((rank, kind, numbers, content))
+        except LinkError:
+            self._inbox.put((rank, Kind.LOST, (), NOTHING))
 
-    def _serve_worker(self, worker: Worker) -> None:
-        """Serve a worker to its end; an error of the server ends all workers."""
+    def _answer(
+        self, rank: int, kind: Kind, numbers: Sequence[float] = (), content: Tensor = NOTHING
+    ) -> None:
+        if rank in self._workers:
+            self._workers[rank].heard = time.monotonic()
+        with contextlib.suppress(LinkError):  # its reader tells that it is lost
+            self._links[rank].send(kind, numbers, content)
+
+    def _run(self) -> None:
         try:
-            try:
-                left = self._converse(worker)
-            except (OSError, _FailedError):
-                left = False
-            self._remove(worker, is_lost=not left)
+            while self._workers:
+                try:
+                    message = self._inbox.get(timeout=min(_BEAT_SECONDS, self._timeout / 4))
+                except queue.Empty:
+                    self._beat()
+                else:
+                    self._take(*message)
+                while group := self._next_group():
+                    self._step_with(group)
+                self._exchange_if_due()
         except BaseException as error:
-            self._fail(worker, error)
+            self._failure = error
+            for rank in self._links:
+                self._answer(rank, Kind.FAILED)
 
-    def _converse(self, worker: Worker) -> bool:
-        """Answer a worker's messages; return True when it leaves as intended."""
-        while True:
-            kind, content = worker.connection.receive()
-            worker.heard = time.monotonic()
-            if kind is Kind.LEAVE:
-                return True
-            if kind is Kind.GRADIENTS:
-                self._take_gradients(worker, content)
-                continue
-            worker.waits = True
-            answer = self._answers[kind](self, worker, content)
-            worker.heard, worker.waits = time.monotonic(), False
-            worker.connection.send(kind, answer)
-
-    def _remove(self, worker: Worker, *, is_lost: bool) -> None:
-        with self._changed:
-            self._workers.pop(worker.rank, None)
-            self._changed.notify_all()
-            if self.failure is not None:
-                return
-            is_told = self._index == 0 and worker.rank >= self._servers
-            if is_lost and is_told and not self._closing:
-                # Others may not have joined yet.
-                left = len(self._workers) + self._expected - len(self._joined)
-                others = f"the other {left} workers continue" if left > 1 else "1 worker continues"
-                _say(f"note: rank {worker.rank} was lost in its step {worker.started}; {others}")
-            self._step_if_due()
-            self._exchange_if_due()
-
-    def _fail(self, worker: Worker, error: BaseException) -> None:
-        with self._changed:
-            self.failure = self.failure or error
-            self._workers.pop(worker.rank, None)
-            self._changed.notify_all()
-        with contextlib.suppress(OSError):  # the worker has ended too
-            worker.connection.send(Kind.FAILED)
-
-    def _wait(self, worker: Worker, is_due: Callable[[], bool]) -> None:
-        """Wait under the lock; tell the worker from time to time that the server is alive."""
-        beat = min(_BEAT_SECONDS, self._timeout / 4)
-        while not is_due():
-            if self.failure is not None:
-                worker.connection.send(Kind.FAILED)
-                raise _FailedError
-            if not self._changed.wait(beat):
-                self._drop_silent()
-                worker.connection.send(Kind.WAIT)
-
-    def _drop_silent(self) -> None:
-        """Close the connections of workers that are silent while others wait for them."""
-        now = time.monotonic()
-        if len(self._joined) < self._expected and now - self._began > self._timeout:
-            ranks = sorted(set(range(self._expected)) - self._joined)
-            names = ", ".join(map(str, ranks))
-            raise UserError(
-                f"rank {names} did not join within {self._timeout:g} s (timeout_seconds of the "
-                "strategy)"
-            )
-        for worker in self._workers.values():
-            if not worker.waits and now - worker.heard > self._timeout:
-                worker.connection.interrupt()
-
-    # --- answers, each under the lock ------------------------------------------------------------
-
-    def _pull(self, worker: Worker, content: bytearray) -> _Answer:
-        with self._changed:
-            worker.version = self.steps.version
-            worker.started += 1
-            return self.steps.weights()
-
-    def _peek(self, worker: Worker, content: bytearray) -> _Answer:
-        with self._changed:
-            return self.steps.weights()
-
-    def _take_gradients(self, worker: Worker, content: bytearray) -> None:
-        found = self.steps.read_gradients(content)
-        with self._changed:
-            worker.gradients = found
-            self._changed.notify_all()
-
-    def _norm(self, worker: Worker, content: bytearray) -> bytes:
-        with self._changed:
-            self._wait(worker, lambda: self._all_joined and self._have_all_gradients())
-            return NORM.pack(self.steps.squared_norm())
-
-    def _have_all_gradients(self) -> bool:
-        return all(each.gradients is not None for each in self._workers.values())
-
-    def _step(self, worker: Worker, content: bytearray) -> bytes:
-        factor, largest = STEP.unpack(content)
-        with self._changed:
-            worker.settings = factor, largest
-            self._step_if_due()
-            self._wait(worker, lambda: worker.settings is None)
-            return STEPPED.pack(worker.staleness, *self._stop)
-
-    def _exchange(self, worker: Worker, content: bytearray) -> bytes:
-        with self._changed:
-            worker.contribution, before = bytes(content), self._exchanges
-            self._exchange_if_due()
-            self._wait(worker, lambda: self._exchanges > before)
-            # The next exchange needs this worker, so this is still the result of its own.
-            return self._exchanged
-
-    def _signal(self, worker: Worker, content: bytearray) -> bytes:
-        with self._changed:
-            if self._stop == (0, 0):
+    def _take(self, rank: int, kind: Kind, numbers: Sequence[float], content: Tensor) -> None:
+        worker = self._workers.get(rank)
+        if worker is None:  # lost before, when it was silent
+            if kind not in (Kind.LEAVE, Kind.LOST):
+                self._answer(rank, Kind.FAILED)
+        elif kind is Kind.LEAVE:
+            del self._workers[rank]
+        elif kind is Kind.LOST:
+            self._lose(worker)
+        elif kind is Kind.PULL:
+            if numbers[0]:
+                worker.version, worker.started = self._version, worker.started + 1
+            self._answer(rank, kind, (), pack(self._parameters))
+        elif kind is Kind.STEP:
+            worker.gradients, worker.clipping = self._unpack_gradients(content), numbers
+        elif kind is Kind.EXCHANGE:
+            worker.contribution = content
+        else:
+            if not self._stop[0]:
                 # One more: a worker may have begun it without asking for weights yet.
                 last = max(each.started for each in self._workers.values()) + 1
-                self._stop = (SIGNAL.unpack(content)[0], last)
-            return STEPPED.pack(0, *self._stop)
+                self._stop = int(numbers[0]), last
+            self._answer(rank, kind, self._stop)
 
-    _answers: ClassVar[Mapping[Kind, Callable[["Server", Worker, bytearray], _Answer]]] = {
-        Kind.PULL: _pull,
-        Kind.PEEK: _peek,
-        Kind.NORM: _norm,
-        Kind.STEP: _step,
-        Kind.EXCHANGE: _exchange,
-        Kind.SIGNAL: _signal,
-    }
+    def _unpack_gradients(self, content: Tensor) -> list[Tensor | None]:
+        used, content = content.tensor_split([len(self._parameters)])
+        pairs = zip(self._parameters, used.tolist(), strict=True)
+        found = iter(unpack(content, [each for each, is_used in pairs if is_used]))
+        return [next(found) if is_used else None for is_used in used.tolist()]
 
-    # --- what all workers wait for, under the lock -----------------------------------------------
+    def _beat(self) -> None:
+        """Tell those who wait that the server is alive; lose those who are silent meanwhile."""
+        now, workers = time.monotonic(), list(self._workers.values())
+        for worker in [each for each in workers if each.waits]:
+            self._answer(worker.rank, Kind.WAIT)
+        for worker in workers if any(each.waits for each in workers) else ():
+            if now - worker.heard > self._timeout:
+                self._lose(worker)
 
-    @property
-    def _all_joined(self) -> bool:
-        return len(self._joined) == self._expected
+    def _lose(self, worker: Worker) -> None:
+        if worker.rank == 0:
+            raise LinkError(f"rank 0 was silent for {self._timeout:g} s while others waited")
+        del self._workers[worker.rank]
+        if 0 not in self._workers:  # it has left: the run ends
+            return
+        left = len(self._workers)
+        others = f"the other {left} workers continue" if left > 1 else "1 worker continues"
+        line = f"note: rank {worker.rank} was lost in its step {worker.started}; {others}\n"
+        sys.stderr.write(line)
+        sys.stderr.flush()
 
     def _exchange_if_due(self) -> None:
-        workers = self._workers.values()
-        if not (workers and self._all_joined):
+        given = {rank: self._workers[rank].contribution for rank in sorted(self._workers)}
+        parts = [each for each in given.values() if each is not None]
+        if not parts or len(parts) < len(given):
             return
-        parts = {each.rank: each.contribution for each in workers}
-        given = {rank: part for rank, part in parts.items() if part is not None}
-        if len(given) < len(parts):
-            return
-        self._exchanged = pack_by_rank(given)
-        self._exchanges += 1
-        for each in workers:
-            each.contribution = None
-        self._changed.notify_all()
+        sizes = torch.full((self._world_size,), -1, dtype=torch.int64)
+        sizes[list(given)] = torch.tensor([each.numel() for each in parts])
+        content = torch.cat([sizes.view(torch.uint8), *parts])
+        for worker in self._workers.values():
+            worker.contribution = None
+            self._answer(worker.rank, Kind.EXCHANGE, (), content)
 
-    def _step_if_due(self) -> None:
-        while self._all_joined and (group := self.steps.next_group()):
-            self.steps.step_with(group)
-            self._changed.notify_all()
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _next_group(self) -> list[Worker]:
+        """The workers whose gradients make the next step; none if a worker must be waited for.
+
+        A step with one gradient is made as soon as no other worker's weights become older by it
+        than the bound. Those that would are waited for, and then averaged into one step. With a
+        bound of 0 these are all workers.
+        """
+        workers = [self._workers[rank] for rank in sorted(self._workers)]
+        ready = [each for each in workers if each.gradients is not None]
+        needed = [each for each in workers if self._is_at_bound(each)]
+        if ready and needed:
+            return needed if all(each.gradients is not None for each in needed) else []
+        return ready[:1]
+
+    def _is_at_bound(self, worker: Worker) -> bool:
+        if not self._bound:
+            return self._bound == 0
+        return worker.version is not None and self._version - worker.version >= self._bound
+
+    def _step_with(self, group: Sequence[Worker]) -> None:
+        """Step with the average of some workers' gradients, and answer them."""
+        for index, parameter in enumerate(self._parameters):
+            parameter.grad = _average([(each.gradients or [])[index] for each in group])
+        has_gradients = any(each.grad is not None for each in self._parameters)
+        norm = self._clip(*group[0].clipping[:2]) if has_gradients else -1.0
+        for optimizer in self._optimizers if has_gradients else ():
+            optimizer.step()
+        for worker in group:
+            started = self._version if worker.version is None else worker.version
+            self._staleness.setdefault(worker.rank, []).append(self._version - started)
+            worker.version = worker.gradients = None
+            self._answer(worker.rank, Kind.STEP, (*self._stop, norm))
+        self._version += has_gradients
+
+    def _clip(self, most: float, largest: float) -> float:
+        norm = clip_gradients(self._parameters, most, "norm") if most >= 0 else None
+        if largest < torch.inf:
+            clip_gradients(self._parameters, largest, "value")
+        return -1.0 if norm is None else float(norm)
 
 
-class _FailedError(Exception):
-    """Another worker's thread has failed; the worker has been told."""
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+def _average(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """Of one parameter, in the order of ranks; a worker that has not used it counts as 0."""
+    found = [each for each in gradients if each is not None]
+    if not found or len(gradients) == 1:
+        return found[0] if found else None
+    total = found[0].clone()
+    for each in found[1:]:
+        total += each
+    return total.div_(len(gradients))

@@ -29,7 +29,7 @@ LINES = {
     "strategies/*.py": 2300,
     "strategies/asynchronous": 1669,
     "strategies/deepspeed": 1931,
-    "strategies/fairscale": 1428,
+    "strategies/fairscale": 1033,
     "strategies/fsdp": 833,
     "strategies/gradients": 510,
     "strategies/horovod": 296,

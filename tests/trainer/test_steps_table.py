@@ -28,7 +28,7 @@ STRATEGIES = pytest.mark.parametrize("name", strategies.names())
 
 def readers(name: str, devices: int, nodes: int) -> int:
     """The number of data-parallel replicas, as the requirements say, not the code."""
-    alone = ("single_device", "dp", "sequential", "pipeline", "sequential_fairscale")
+    alone = ("single_device", "dp", "sequential", "pipeline")
     few = dict.fromkeys((*alone, "tensor_parallel"), 1) | {"ddp2": nodes}
     return few.get(name, devices * nodes)
 

@@ -4,7 +4,6 @@ from .rows import (
     NO_SPARSE,
     NOT_FOUND,
     ONE_OPTIMIZER,
-    PROPERTIES,
     Engine,
     Launch,
     Portable,
@@ -46,18 +45,6 @@ ROWS = {
         "fairscale_fsdp",
         {"min_num_params": 1},
         only=(*ONE_OPTIMIZER, "two optimizers", "batchnorm", "sync batchnorm", "bf16", "fp16"),
-    ),
-    # One process has the whole batch; its micro-batches are no readers.
-    "sequential_fairscale": Row(
-        FAIRSCALE_SLOWLY,
-        refused={
-            **dict.fromkeys(("manual", *NO_SPARSE), "no sequential_module"),
-            **dict.fromkeys(NOT_FOUND, "has no option 'find_unused_parameters'"),
-            "sync batchnorm": "there is one replica",
-        },
-        reads_by_node=True,
-        # Its BatchNorm's statistics are those of whole batches, not of the first reader's part.
-        only=tuple(way for way in PROPERTIES if way != "batchnorm"),
     ),
 }
 

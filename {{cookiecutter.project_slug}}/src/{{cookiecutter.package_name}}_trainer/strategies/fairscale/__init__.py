@@ -17,10 +17,12 @@ REGISTRATION = Registration(
             max_nodes=1,
         ),
         "fairscale_fsdp": Entry("fsdp:FairScaleFSDP"),
-        "sequential_fairscale": Entry("pipe:FairScalePipe"),
     },
     other_names={
-        "fairscale_pipe": "is strategy='sequential_fairscale'",
+        **dict.fromkeys(
+            ("sequential_fairscale", "fairscale_pipe"),
+            "was FairScale's Pipe; use strategy='sequential'",
+        ),
         **dict.fromkeys(("ddp_fully_sharded", "fully_sharded", "fsdp_fairscale"), _FSDP),
         **{
             f"{name}_find_unused_parameters_false": f"is strategy={name!r} here, which asks for no "

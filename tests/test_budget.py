@@ -22,7 +22,7 @@ LINES = {
     "launch": 3084,
     "legacy.py": 67,
     "logging": 1308,
-    "loop": 2090,
+    "loop": 2091,
     "memory": 399,
     "module": 774,
     "run": 1940,

@@ -87,8 +87,9 @@ class FitLoop:
         """Before the schedulers stepped, if there are any."""
         self._has_gradients = False
         """Whether a batch of the current step was not skipped."""
+        manual = fit.manual
         self._first_gradients = (
-            fit.manual.first_gradients if fit.manual else FirstGradients(strategy, fit.optimization)
+            manual.first_gradients if manual else FirstGradients(fit.strategy, fit.optimization)
         )
         self._skipped_batches = 0
         self.after_save: list[Callable[[Path], None]] = []

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ...arguments.options import Options
 from ...checkpoint import stored_tensors
 from ...errors import ConfigurationError
-from ...launch import collectives, rendezvous, watch_for_hangs
+from ...launch import collectives, hangs, rendezvous, watch_for_hangs
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ..base import Strategy

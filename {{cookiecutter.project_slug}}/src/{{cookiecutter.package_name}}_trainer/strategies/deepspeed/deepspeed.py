@@ -8,7 +8,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 

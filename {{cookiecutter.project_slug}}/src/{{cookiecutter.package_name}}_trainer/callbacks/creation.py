@@ -1,10 +1,8 @@
 """Create the callbacks of a trainer; all errors in them are reported at once."""
 
-from collections.abc import Mapping
-
-from ..arguments import class_paths, other_trainers
 from ..errors import ConfigurationError, Problems, shown
-from ..module import other_hooks, problems_of_signatures
+from ..module import problems_of_names, problems_of_signatures
+from ..options import class_paths
 from .base import Callback
 from .built_in import BUILT_IN
 from .weight_average import WeightAverage
@@ -26,9 +24,8 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
     made: list[Callback] = []
     for index, each in enumerate(given):
         with problems:
-            _refuse_other(each)
             callback = class_paths.create(f"callbacks[{index}]", each, Callback, BUILT_IN)
-            lines = other_hooks.of_callback(type(callback), Callback)
+            lines = problems_of_names(type(callback), Callback)
             lines += problems_of_signatures(callback, Callback)
             if lines:
                 raise ConfigurationError(lines)
@@ -37,10 +34,3 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
     if len(averages) > 1:
         problems.add(f"callbacks: {' and '.join(averages)}: validations use one average; keep one")
     return tuple(made)
-
-
-def _refuse_other(given: object) -> None:
-    """Refuse a callback of another trainer, with what to use instead."""
-    path = given.get("class_path") if isinstance(given, Mapping) else given
-    if isinstance(path, str) and (line := other_trainers.about_callback(path)):
-        raise ConfigurationError(f"callbacks: {line}")

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from ..arguments import redaction
 from ..checkpoint import BEST, DIRECTORY, complete, copy_linked, run_directory, step_of
 from ..checkpoint.state_file import FILE
 from ..errors import ConfigurationError, one_line
 from ..module import Run, TrainingModule
+from ..options import redaction
 from .base import Callback
 
 T = TypeVar("T")

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ..arguments import legacy, redaction
 from ..errors import ConfigurationError
+from ..options import redaction
 from . import cluster
 from .cluster import Layout
 
 EXIT_CODE = 128 + signal.SIGINT
 WORD = "interrupted"
-_RESUME = [f"--trainer.{name}" for name in legacy.spellings("resume")]
+_RESUME = ("--trainer.resume", "--trainer.resume_from_checkpoint")
 
 
 class Interrupted(KeyboardInterrupt):

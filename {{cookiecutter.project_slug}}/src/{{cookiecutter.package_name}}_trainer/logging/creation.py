@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from ..arguments import class_paths, other_trainers
 from ..errors import ConfigurationError, Problems, shown
+from ..options import class_paths
 from .base import Logger
 from .loggers import BUILT_IN
 
@@ -32,8 +32,6 @@ def create(given: object, problems: Problems) -> dict[str, Logger]:
 
 
 def _create(where: str, given: object) -> Logger:
-    if about := other_trainers.about("loggers", given):
-        raise ConfigurationError(about)
     entry, named = given, {}
     if isinstance(given, Mapping):
         entry = {key: each for key, each in given.items() if key != "name"}

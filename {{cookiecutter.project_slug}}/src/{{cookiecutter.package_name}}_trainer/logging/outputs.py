@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..arguments import redaction
 from ..errors import one_line
+from ..options import redaction
 from .base import LoggedRun, Logger
 from .callers import Caller, LoggerHangs, caller_of
 from .metrics import Recorder

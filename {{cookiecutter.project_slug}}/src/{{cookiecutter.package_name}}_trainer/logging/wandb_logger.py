@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from ..arguments import redaction
+from ..options import redaction
 from .base import LoggedRun
 from .remote import RemoteLogger, require
 

@@ -11,29 +11,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..arguments.options import Options
 from ..checkpoint import dtensors
-from ..errors import Problems, UserError, nearest
+from ..errors import UserError
 from ..launch import collectives
 
-POLICIES = ("stop", "skip", "rollback", "ignore")
 # Losses to collect before they are checked together: one or two kernels per loss instead of ten.
 _BLOCK = 64
 # The value of fairseq's --min-loss-scale. A scaler that starts at 65536 reaches it after 30
 # consecutive steps with non-finite gradients.
 _SMALLEST_SCALE = 1e-4
-
-
-def check_policy(options: Options, problems: Problems) -> None:
-    """Check ``nonfinite_loss``; ``problems`` collects a line if it is unknown, or has no effect."""
-    policy = options.nonfinite_loss
-    if policy not in POLICIES:
-        problems.add(f"nonfinite_loss={policy!r} is unknown{nearest(policy, POLICIES)}")
-    elif policy == "rollback" and options.precision == "16-mixed":
-        problems.add(
-            "nonfinite_loss='rollback': with precision='16-mixed' a gradient scaler skips steps "
-            "whose gradients are not finite; use 'stop'"
-        )
 
 
 class NotFinite(UserError):

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments.options import Options
 from ..data import Feed, MicroBatch, randomness
 from ..errors import ConfigurationError, UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..module import TrainingModule
+from ..options import Options
 from ..strategies import BatchSkipped, SingleDevice, Strategy
 from ..strategies.optimizers import Optimization, configured
 from ..strategies.precision import Precision
@@ -129,7 +129,7 @@ def try_rates(
 
 def _alone(device: torch.device, options: Options) -> Strategy:
     alone = SingleDevice()
-    alone.connect(Layout(), [device], Precision(options.precision, device.type))
+    alone.connect(Layout(), [device], Precision(str(options.precision), device.type))
     return alone
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..arguments.options import Options
 from ..checkpoint import stored_tensors
 from ..logging.context import BatchContext
 from ..module import TrainingModule
+from ..options import Options
 from ..strategies import Strategy
 from ..strategies.gradients import sparse
 from ..strategies.optimizers import Optimization

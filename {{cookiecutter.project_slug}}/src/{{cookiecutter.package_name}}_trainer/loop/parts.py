@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ..arguments.options import Options
 from ..callbacks import HookCalls
 from ..data import Feed
 from ..logging import Outputs
 from ..module import TrainingModule
+from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import Optimization
 from .manual_optimization import ManualOptimization

@@ -2,9 +2,9 @@
 
 import sys
 
-from ..arguments.options import Options
 from ..launch import collectives
 from ..module import TrainingModule
+from ..options import Options
 from ..strategies import Strategy
 from ..strategies.limits import FEATURES
 

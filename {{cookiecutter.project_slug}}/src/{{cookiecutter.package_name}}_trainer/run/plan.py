@@ -10,21 +10,16 @@ from pathlib import Path
 
 import torch
 
-from ..arguments import batch_limits, keywords, ranges
-from ..arguments.keywords import Keywords
-from ..arguments.options import Options
 from ..callbacks import Callback, create_callbacks, problems_of_manual
 from ..checkpoint import Request, run_choice
-from ..data import feed, scaling, sources
+from ..data import scaling, sources
 from ..errors import Problems
 from ..launch import cluster, files
 from ..launch.cluster import Layout
-from ..launch.devices import gpu_backends
 from ..logging import Logger, create_loggers
 from ..loop import (
     LearningRateScaling,
     compilation,
-    finite,
     learning_rate_trial,
     manual_optimization,
     skipped_batches,
@@ -35,10 +30,11 @@ from ..module import (
     StageHooks,
     TrainingModule,
     is_overridden,
-    other_hooks,
+    problems_of_names,
     problems_of_signatures,
 )
-from ..strategies import Strategy, clipping
+from ..options import Options, checks, reading
+from ..strategies import Strategy
 from ..strategies.precision import Precision
 from . import (
     device_choice,
@@ -99,14 +95,17 @@ class Plan:
         return files.shown(path, self.started_in)
 
 
-def make(given: Keywords) -> Plan:
-    """Check the keywords of a trainer, and plan its run.
+def make(given: Options, problems: Problems) -> Plan:
+    """Check the options of a trainer, and plan its run.
+
+    Args:
+        given: The options.
+        problems: Has the lines of errors that were found when they were read.
 
     Raises:
         ConfigurationError: One line per error.
     """
-    problems = Problems()
-    options, notes = batch_limits.of_fast_dev_run(keywords.read(given, problems), problems)
+    options, notes = reading.shortened(given, problems)
     where = placement.find(options, problems)
     name, strategy = strategy_choice.choose(options, where, problems)
     is_placed = not problems.lines
@@ -132,7 +131,7 @@ def make(given: Keywords) -> Plan:
         problems.lines += strategy.problems(options)
     precision = Precision("32-true", where.accelerator)
     with problems:
-        precision = Precision(options.precision, where.accelerator)
+        precision = Precision(str(options.precision), where.accelerator)
     learning_rate = LearningRateScaling()
     with problems:
         learning_rate = LearningRateScaling.of(options)
@@ -155,7 +154,7 @@ def make(given: Keywords) -> Plan:
         started_in=Path.cwd(),
         callbacks=callbacks,
         loggers=loggers,
-        notes=[*notes, *batch_limits.notes(options)],
+        notes=[*notes, *checks.notes(options)],
     )
 
 
@@ -163,15 +162,10 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     """Check what does not depend on the strategy; ``problems`` collects one line per error."""
     with problems:
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
-    ranges.check(options, problems)
-    batch_limits.check(options, problems)
-    gpu_backends.check(options, problems)
-    clipping.check(options.gradient_clip_algorithm, problems)
+    checks.check(options, problems)
     compilation.check(options.compile, problems)
     with problems:
         activation_checkpointing.check_names(options.activation_checkpointing)
-    feed.check_uneven(options.uneven_inputs, problems)
-    finite.check_policy(options, problems)
     run_choice.check(options, where.layout, problems)
     initial_weights.check(options, problems)
 
@@ -200,7 +194,9 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     problems.lines += skipped_batches.problems_of(module, plan.strategy_name, strategy, options)
     if not is_overridden(module, StageHooks, "setup"):  # otherwise after it: it may create layers
         _check_layers(plan, module, problems)
-    problems.lines += other_hooks.of_module(type(module)) + problems_of_signatures(module, Hooks)
+    problems.lines += problems_of_names(type(module), TrainingModule) + problems_of_signatures(
+        module, Hooks
+    )
     problems.lines += problems_of_signatures(module, StageHooks)
     if not module.automatic_optimization:
         problems.lines += problems_of_manual(plan.callbacks, module)

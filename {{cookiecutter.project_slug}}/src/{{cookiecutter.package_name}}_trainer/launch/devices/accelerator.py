@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...arguments import other_trainers
-from ...errors import ConfigurationError, UserError
+from ...errors import ConfigurationError, UserError, nearest, shown
 from .. import collectives
 from . import hidden_gpus
 
@@ -48,7 +47,7 @@ def choose_accelerator(name: str) -> Accelerator:
     """
     if name not in (*_ACCELERATORS, *ADDED):
         known = (*_ACCELERATORS, *ADDED)
-        raise ConfigurationError(other_trainers.unknown("accelerator", name, known))
+        raise ConfigurationError(f"accelerator={shown(name)} is unknown{nearest(str(name), known)}")
     if name in ADDED:
         if ADDED[name].count() == 0:
             raise ConfigurationError(

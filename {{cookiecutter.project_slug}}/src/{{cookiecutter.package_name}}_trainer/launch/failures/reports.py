@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ...arguments import redaction
 from ...errors import EarlyExit, UserError
+from ...options import redaction
 from .. import collectives, files, interruption, outcome, preemption
 from ..interruption import Interrupted
 from ..preemption import Preempted

@@ -23,13 +23,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...arguments.options import Options
 from ...checkpoint import Spread, stored_tensors
 from ...errors import ConfigurationError, UserError
 from ...launch import collectives, files, rendezvous
 from ...launch.cluster import STORE, Layout
 from ...launch.failures.watchdog import process_watchdog
 from ...module import TrainingModule
+from ...options import Options
 from .. import elementwise
 from ..base import Strategy
 from ..clipping import clip_gradients

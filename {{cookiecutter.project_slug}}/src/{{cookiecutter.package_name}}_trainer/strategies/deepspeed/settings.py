@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ...arguments.options import Options
 from ...errors import ConfigurationError, Problems, nearest
+from ...options import Options
 
 # The first one is Lightning's; ours takes precedence.
 VARIABLES = ("PL_DEEPSPEED_CONFIG_PATH", "TRAINER_DEEPSPEED_CONFIG")

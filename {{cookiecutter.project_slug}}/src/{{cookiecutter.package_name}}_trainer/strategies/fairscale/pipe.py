@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ...arguments.options import Options
 from ...errors import ConfigurationError, Problems, nearest, shown
 from ...launch.cluster import Layout
 from ...launch.devices import choose_accelerator
 from ...memory import meta_device
 from ...module import TrainingModule
+from ...options import Options
 from ..base import Strategy
 from ..limits import Limits
 from ..optimizers import Optimization

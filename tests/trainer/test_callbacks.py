@@ -152,11 +152,8 @@ class _Foreign(trainer.Callback):
     ("callbacks", "lines"),
     [
         (
-            ["StopOnNaN", {"class_path": "lightning.pytorch.callbacks.LearningRateFinder"}],
-            [
-                "callbacks: StopOnNaN: use nonfinite_loss: stop, skip, rollback or ignore",
-                "callbacks: LearningRateFinder: use the command find_learning_rate",
-            ],
+            ["StopOnNaN"],
+            ["callbacks[0]='StopOnNaN' is no built-in callback and no class path; known: Best"],
         ),
         (["EarlyStop"], ["callbacks[0]='EarlyStop' is no built-in callback and no class path"]),
         (["EarlyStopping"], ["callbacks[0].monitor: not given, and it has no default"]),
@@ -180,7 +177,7 @@ class _Foreign(trainer.Callback):
         (
             [_Foreign()],
             [
-                "_Foreign.on_train_start would not be called: use on_fit_start",
+                "_Foreign.on_train_start would not be called: it is no hook; did you mean",
                 "_Foreign.on_validation_ende_start would not be called: it is no hook",
                 "_Foreign.on_train_batch_end takes (trainer: ",
             ],

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("nothing_runs")
         ),
         pytest.param(
             ["--trainer.max_epochs", "three"],
-            "trainer.max_epochs='three': expected int | None",
+            "trainer.max_epochs='three': expected PositiveInt | None",
             id="text for a number",
         ),
         pytest.param(
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("nothing_runs")
         ),
         pytest.param(
             ["--trainer.max_steps", "0"],
-            "max_steps=0: give a whole number of at least 1",
+            "trainer.max_steps=0: expected PositiveInt | None",
             id="nothing to do",
         ),
         pytest.param(
@@ -128,22 +128,22 @@ pytestmark = pytest.mark.usefixtures("nothing_runs")
         ),
         pytest.param(
             ["--trainer.gradient_clip_val", "-1"],
-            "gradient_clip_val=-1.0: give a number above 0, or none",
+            "trainer.gradient_clip_val=-1: expected PositiveNumber | None",
             id="a negative bound",
         ),
         pytest.param(
             ["--trainer.gradient_clip_algorithm", "nrm"],
-            "gradient_clip_algorithm='nrm' is unknown; did you mean 'norm'?",
+            "trainer.gradient_clip_algorithm='nrm': expected Literal['norm', 'value']",
             id="unknown clipping",
         ),
         pytest.param(
             ["--trainer.keep_checkpoints", "1"],
-            "keep_checkpoints=1: keep at least 2, so that one is always complete",
+            "trainer.keep_checkpoints=1: expected AtLeastTwo",
             id="too few checkpoints",
         ),
         pytest.param(
             ["--trainer.seed", "-1"],
-            "seed=-1: give a number from 0 to 2**63 - 1",
+            "trainer.seed=-1: expected NonNegativeInt",
             id="a negative seed",
         ),
         pytest.param(
@@ -218,7 +218,7 @@ def test_a_checkpoint_that_is_not_there() -> None:
     ]
     assert mistakes("--checkpoint", "gone", "--trainer.seed", "x", command="test") == [
         "checkpoint='gone': no such directory; give a run directory or a checkpoint",
-        "trainer.seed='x': expected int",
+        "trainer.seed='x': expected NonNegativeInt",
     ]
 
 
@@ -315,7 +315,7 @@ def test_mistakes_in_every_part_are_reported_together() -> None:
         "trainer.log_every_n_steps='often'",
         "strategy='dpd'",
         "devices='1,1'",
-        "seed=-1",
+        "trainer.seed=-1",
         "model.widht:",
         "model.dropout='much'",
         "data.batch_size='x'",
@@ -327,7 +327,7 @@ def test_mistakes_in_every_part_are_reported_together() -> None:
 def test_mistakes_that_only_making_finds_are_reported_together() -> None:
     found = mistakes(
         *CPU,
-        *("--trainer.max_steps", "0", "--trainer.precision", "8"),
+        *("--trainer.limit_val_batches", "2.5", "--trainer.precision", "8"),
         *("--model", "configuration_subject.FailsByItself"),
         *("--data", f"{TASKS}.text.TextFiles", "--data.path", "/gone"),
     )

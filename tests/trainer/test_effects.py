@@ -243,4 +243,4 @@ def test_a_written_configuration_is_read(tmp_path: Path) -> None:
     given = {"trainer": {"default_root_dir": "12:30:45", "max_time": "1:12:30:45"}}
     found = read(*DIGITS, *CPU, "--config", write(tmp_path / "written.yaml", given))
     assert found.trainer._plan.options.default_root_dir == "12:30:45"
-    assert found.trainer._plan.options.max_time == 131445
+    assert found.trainer._plan.options.max_seconds == 131445

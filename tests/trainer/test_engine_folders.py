@@ -9,7 +9,7 @@ from typing import Any
 
 import my_project_trainer as trainer
 import pytest
-from my_project_trainer import launch, legacy, strategies
+from my_project_trainer import launch, strategies
 from my_project_trainer.launch import reports
 from my_project_trainer.launch.cluster import detection
 from tests.project import PACKAGE, ROOT, run
@@ -32,12 +32,14 @@ def declared(engine: str) -> Any:
 
 
 def naming(words: set[str], folder: Path) -> list[str]:
-    """Lines of the package's files outside a folder that hold one of some words."""
+    """Lines of the package's files outside a folder, and ``legacy/``, that hold some words."""
     found = re.compile("|".join(map(re.escape, sorted(words))), re.IGNORECASE)
     return [
         f"{path.relative_to(SOURCE)}:{number}: {line.strip()}"
         for path in sorted(SOURCE.rglob("*"))
-        if path.is_file() and path.suffix != ".pyc" and not path.is_relative_to(folder)
+        if path.is_file()
+        and path.suffix != ".pyc"
+        and not {folder, SOURCE / "legacy"} & {*path.parents}
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if found.search(line)
     ]
@@ -61,8 +63,7 @@ import json, sys
 import torch
 from torch.utils.data import DataLoader
 from PACKAGE_trainer.cli import strategy_help
-from PACKAGE_trainer import Trainer, TrainingModule, legacy as names, strategies
-from PACKAGE_trainer.arguments import legacy, other_trainers
+from PACKAGE_trainer import Trainer, TrainingModule, strategies
 from PACKAGE_trainer.launch.cluster import detection
 from PACKAGE_trainer.run import environment
 
@@ -93,9 +94,6 @@ print(json.dumps({
     "overview": [line.split()[0] for line in strategy_help.overview().splitlines()],
     "sources": [source.name for source in detection.SOURCES],
     "variables": sorted(environment.KNOWN),
-    "modes": sorted(legacy.MODES),
-    "elsewhere": other_trainers.STRATEGIES,
-    "plugins": [name for name in dir(names) if getattr(names, name)],
     "weights": [trained(name) for name in sys.argv[1:]],
 }))
 """.replace("PACKAGE", PACKAGE)
@@ -136,12 +134,6 @@ def test_an_engine_is_removed_with_its_folder(tmp_path, removed):
     launchers = {each.name for one in removed for each in declared(one).cluster_sources}
     assert not launchers & set(found["sources"])
     assert not {name for one in removed for name in declared(one).variables} & {*found["variables"]}
-    assert not {name for one in removed for name in declared(one).older_modes} & {*found["modes"]}
-    plugins = {name for one in removed for name in declared(one).plugins}
-    assert set(found["plugins"]) == set(dir(legacy)) - plugins
-    assert [
-        text for text in found["elsewhere"].values() for name in gone if f"'{name}'" in text
-    ] == []
 
 
 @each_engine

@@ -10,7 +10,7 @@ TRAINER = ROOT / "src" / f"{PACKAGE}_trainer"
 # From the ground up; a file imports from its own folder, and from folders on floors below.
 FLOORS = [
     {"errors"},
-    {"arguments"},
+    {"options"},
     {"launch"},
     {"checkpoint", "logging"},
     {"module"},

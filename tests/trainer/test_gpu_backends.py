@@ -5,8 +5,8 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.arguments.options import Options
 from my_project_trainer.launch.devices import gpu_backends
+from my_project_trainer.options import Options
 
 from steps_subject import Reads
 
@@ -130,7 +130,7 @@ def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
     [
         (
             {"matmul_precision": "hihg"},
-            "matmul_precision='hihg' is unknown; did you mean 'high'?",
+            "matmul_precision='hihg': expected Literal['highest', 'high', 'medium'] | None",
         ),
         (
             {"cudnn_benchmark": True, "deterministic": True},

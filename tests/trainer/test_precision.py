@@ -163,7 +163,6 @@ def test_every_name_can_be_made() -> None:
             "qq",
             "precision='qq' is unknown; known: 16-mixed, 16-true, 32-true, bf16-mixed, bf16-true",
         ),
-        ("double", "precision='double' (double precision) is not built; use '32-true'"),
     ],
 )
 def test_an_unknown_name_is_refused(name: str, line: str) -> None:

@@ -5,9 +5,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from my_project_trainer.arguments import redaction
 from my_project_trainer.cli import command as cli
 from my_project_trainer.launch import describe
+from my_project_trainer.options import redaction
 from tests.project import PACKAGE, fit, run
 
 from processes import at_root

@@ -84,26 +84,6 @@ def test_a_global_batch_holds_something(size: int) -> None:
 # --- what is refused -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            {"rule": "lineer"},
-            "learning_rate_scaling='lineer' is unknown; did you mean 'linear'?",
-        ),
-        (
-            {"rule": "linear", "reference_batch_size": 0},
-            "reference_batch_size=0: give a number of at least 1",
-        ),
-        ({"warmup_steps": -1}, "learning_rate_warmup_steps=-1: give a number of at least 0"),
-    ],
-)
-def test_a_rule_that_cannot_be_is_one_line(options: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        LearningRate(**options)
-    assert raised.value.problems == [line]
-
-
 @pytest.mark.parametrize(("batch", "device"), [(None, None), (8, None), (None, 8)])
 def test_a_batch_of_unknown_size_cannot_be_scaled(batch: int | None, device: int | None) -> None:
     assert LearningRate("none").target(batch, device) == 1.0

@@ -207,18 +207,9 @@ def test_strategies_that_cannot_skip_say_why(strategy: str, reason: str) -> None
     ]
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ("skipp", "nonfinite_loss='skipp' is unknown; did you mean 'skip'?"),
-        ("back", "nonfinite_loss='back' is unknown"),
-    ],
-)
-def test_other_policies_are_refused(given: str, line: str) -> None:
-    with pytest.raises(trainer.ConfigurationError) as raised:
-        trainer.Trainer(accelerator="cpu", nonfinite_loss=given)
-    [found] = raised.value.problems
-    assert found.startswith(line)
+def test_other_policies_are_refused() -> None:
+    with pytest.raises(trainer.ConfigurationError, match="nonfinite_loss='skipp': expected "):
+        trainer.Trainer(accelerator="cpu", nonfinite_loss="skipp")
 
 
 def test_with_manual_optimization_the_module_decides() -> None:

@@ -1,5 +1,8 @@
 """The bundled trainer: trains your module with any strategy."""
 
+import importlib
+import importlib.util
+
 from .callbacks import Callback
 from .data import seed_everything, sequence
 from .errors import CheckpointError, ConfigurationError, UserError
@@ -26,3 +29,6 @@ __all__ = [
     "seed_everything",
     "sequence",
 ]
+
+if importlib.util.find_spec(f"{__name__}.legacy"):  # a folder that may be deleted
+    importlib.import_module(f"{__name__}.legacy")

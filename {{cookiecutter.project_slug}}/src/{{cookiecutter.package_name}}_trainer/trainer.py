@@ -4,232 +4,48 @@ The top of the package: the only file that imports all parts.
 """
 
 import os
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from . import launch
-from .arguments import legacy, paths, values
-from .arguments.keywords import Keywords, collects_keywords, explains_keywords
-from .arguments.plugin import Plugin
 from .checkpoint import BEST, LAST, find_link
 from .data import Data, randomness, sources
-from .errors import ConfigurationError
+from .errors import ConfigurationError, Problems
 from .launch import outcome, signals
 from .launch.signals import Interrupted
 from .loop.trials import Sweep
 from .memory import meta_device
 from .module import Loaders, TrainingModule
+from .options import Options, paths, values
+from .options.reading import takes
 from .run import announcements, device_choice, environment, plan, process
 from .run.process import Command
 from .run.rank import RankRun, RunResult
-from .strategies import Strategy
 
 
-@explains_keywords
 class Trainer:
     """Trains a module with any strategy.
 
-    Args:
-        accelerator: ``"auto"``, ``"cpu"``, ``"gpu"``, or an engine's, such as ``"tpu"``.
-        devices: Number of devices, or which: ``2``, ``"0,2"``, ``[0, 2]``; ``-1`` or ``"auto"`` for
-            all. On CPUs, the number of processes.
-        num_nodes: Number of nodes, to check the launch by srun or torchrun, which is the default.
-            Required if this command is started once per node (``NODE_RANK``).
-        strategy: A registered name, a class path, ``"auto"``, or a ``Strategy`` object.
-        strategy_options: Arguments of a strategy that is given by name.
-        precision: ``"32-true"``; ``"bf16-mixed"`` or ``"16-mixed"`` (autocast); ``"bf16-true"`` or
-            ``"16-true"`` (parameters, buffers and batches in half precision, without a gradient
-            scaler).
-        matmul_precision: Precision of float32 matrix products on GPUs: ``"highest"`` (float32),
-            ``"high"`` (TF32) or ``"medium"``, as in ``torch.set_float32_matmul_precision``;
-            default: ``"high"``, or the program's own setting. No effect on CPUs.
-        max_epochs: Maximum number of epochs; ``None``: until ``max_steps`` or ``max_time``.
-        max_steps: Maximum number of optimizer steps; ``None``: until ``max_epochs``.
-        max_time: Maximum duration of training, including that of earlier attempts if the run was
-            resumed: ``"DD:HH:MM:SS"``, a ``timedelta``, or its arguments as a dict.
-        limit_train_batches: Batches of each replica per epoch, a multiple of
-            ``accumulate_grad_batches``; or the fraction of an epoch's optimizer steps.
-        limit_val_batches: Batches of the loader, divided among all replicas, or their fraction; 0:
-            no validation.
-        limit_test_batches: Likewise, in test.
-        limit_predict_batches: Likewise, in prediction.
-        overfit_batches: Train in each epoch on the same batches, and validate on their samples; a
-            number or fraction as in ``limit_train_batches``; 0: off.
-        fast_dev_run: Number of optimizer steps, and of validation batches, of a run that tries the
-            code: one epoch, no checkpoints, no loggers. True: 1.
-        global_batch_size: Samples per optimizer step over all devices; replaces the batch size of
-            the training loader, so that a run gives the same result on any number of devices.
-        accumulate_grad_batches: Micro-batches per optimizer step.
-        gradient_clip_val: Maximum norm or value of gradients; ``None``: no clipping.
-        gradient_clip_algorithm: ``"norm"`` (global norm) or ``"value"`` (each element).
-        learning_rate_scaling: Scale learning rates with the effective batch size: ``"none"``,
-            ``"linear"`` or ``"sqrt"``.
-        reference_batch_size: Effective batch size for which the learning rates were chosen;
-            default: the batch size of one device.
-        learning_rate_warmup_steps: Linear warm-up steps to the scaled learning rate.
-        sync_batchnorm: Synchronize BatchNorm statistics over all ranks.
-        compile: Compile the module's ``forward`` with ``torch.compile``; or a dict of options:
-            ``mode`` (``"default"``, ``"reduce-overhead"``, ``"max-autotune"``,
-            ``"max-autotune-no-cudagraphs"``), ``dynamic`` (dynamic shapes), and ``regional``:
-            compile repeated blocks, each class once, or the parts in a list of names. With
-            ``activation_checkpointing``, the parts named there are compiled.
-        activation_checkpointing: Parts of the module that recompute their activations in backward:
-            names of classes (``"Block"``), or paths, in which ``*`` matches any name
-            (``"network.layers.*"``).
-        seed: Seed of data order, workers, augmentation and, if the module is created after the
-            trainer, its weights.
-        meta_device: Create the parameters of modules inside :meth:`building` on the meta device; a
-            strategy allocates them, one part at a time if it shards them. The command line creates
-            the module inside it. The module's ``initialize`` sets the initial values.
-        deterministic: Use only deterministic kernels.
-        cudnn_benchmark: Let cuDNN benchmark its algorithms for each new input shape of a
-            convolution; default: on GPUs, unless ``deterministic``. Use False if shapes change
-            from batch to batch.
-        use_distributed_sampler: Use the trainer's order of samples. False: read loaders as they
-            are.
-        uneven_inputs: If loaders are read as they are, and yield different numbers of batches on
-            different ranks: ``"refuse"``, or ``"join"``, so that each sample still counts once.
-        log_every_n_steps: Log every N optimizer steps; the first and the last are logged too.
-        log_gradient_norm: Log ``gradient_norm``, the norm over the whole model, also without
-            clipping by norm, which computes it anyway.
-        peak_flops: Peak floating-point operations per second of one device in this precision, from
-            its data sheet; logs the part of it that is used (MFU) as ``speed/mfu``. The operations
-            are the module's ``flops_per_sample``, or are counted by torch.
-        check_val_every_n_epoch: Run validation every N epochs.
-        val_every_n_steps: Also run validation every N optimizer steps.
-        sanity_check: Validation batches of each replica to run before the first step of a new run,
-            so that an error in validation is found at the start; 0: none. Nothing is logged.
-        checkpoint_every_n_steps: Save a checkpoint every N optimizer steps, and at ends of epochs.
-        checkpoint_every_n_epochs: Save a checkpoint at the end of every N-th epoch. The last step
-            is always saved.
-        keep_checkpoints: Number of checkpoints to keep, at least 2.
-        callbacks: Callbacks of a fit: objects, class paths, names of built-in ones, or dicts with
-            ``class_path`` and ``init_args``.
-        nonfinite_loss: ``"stop"``: stop with an error after a step whose loss is NaN or infinite,
-            and save no non-finite parameters. ``"skip"``: skip steps whose gradients are not
-            finite, on all ranks, and stop after 30 in a row; reads a number from the device in
-            each step. ``"rollback"``: restore weights and optimizers from the newest checkpoint,
-            and continue with the next batches. With a gradient scaler (``"16-mixed"``) all
-            skip such steps, until the scale falls below 1e-4. ``"ignore"``: no checks.
-        async_checkpoints: Write checkpoints while training continues.
-        resume: A run directory or a checkpoint to resume from; ``"auto"``: the newest checkpoint
-            of ``run_name``, which is then required, or a new run if there is none.
-        weights: Weights that a new run starts from, with new optimizers, at step 0: a run directory
-            or a checkpoint, whose average (EMA) is used if it has one; or a ``.safetensors`` file,
-            or a directory of them. A run that is resumed does not use it.
-        weights_strict: Whether names and shapes must be those of the module. False: start from the
-            weights that fit, and say which do not.
-        default_root_dir: Directory that contains run directories.
-        run_name: Name of the run directory; default: the time. A directory that contains a run is
-            an error, unless it is resumed or overwritten.
-        overwrite: Replace the existing run in the directory. It is kept in the folder
-            ``overwritten`` there until the new run has saved a checkpoint.
-        loggers: Loggers of a fit: ``"csv"``, ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, objects,
-            class paths, or dicts with ``class_path``, ``init_args`` and ``name``.
-        enable_progress_bar: Show step, loss, speed and remaining time. Without it only notes and
-            warnings are printed, to stderr.
-        auto_select_gpus: If ``devices`` is a number: select idle GPUs.
-        gpus: Older spelling of ``devices``, with its own rules; ``None`` and 0 mean the CPU.
-        num_processes: Older spelling of ``devices`` on CPUs.
-        tpu_cores: Older spelling of ``devices`` on TPUs.
-        plugins: Older spelling of ``strategy``, like ``accelerator="ddp"``; a name, or an object
-            such as those in ``legacy.py``.
-        distributed_backend: Older spelling of ``strategy``.
-        replace_sampler_ddp: Older spelling of ``use_distributed_sampler``.
-        num_sanity_val_steps: Older spelling of ``sanity_check``.
-        amp_backend: Only ``"native"``: apex has removed its mixed precision.
-        resume_from_checkpoint: Older spelling of ``resume``.
-        logger: Older spelling of ``loggers``.
+    Its keywords are the fields of :class:`~.options.Options`, with their types, defaults and help.
 
     Raises:
         ConfigurationError: One line for each error in the arguments.
     """
 
-    @collects_keywords
-    def __init__(
-        self,
-        *,
-        accelerator: str | None = "auto",
-        devices: int | str | list[int] | None = "auto",
-        num_nodes: int | None = None,
-        strategy: str | Strategy | Plugin | None = "auto",
-        strategy_options: dict[str, Any] | None = None,
-        precision: int | str = "32-true",
-        matmul_precision: str | None = None,
-        max_epochs: int | None = None,
-        max_steps: int | None = None,
-        max_time: str | timedelta | dict[str, float] | None = None,
-        limit_train_batches: int | float = 1.0,
-        limit_val_batches: int | float = 1.0,
-        limit_test_batches: int | float = 1.0,
-        limit_predict_batches: int | float = 1.0,
-        overfit_batches: int | float = 0,
-        fast_dev_run: bool | int = False,
-        global_batch_size: int | None = None,
-        accumulate_grad_batches: int = 1,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str = "norm",
-        learning_rate_scaling: str = "none",
-        reference_batch_size: int | None = None,
-        learning_rate_warmup_steps: int = 0,
-        sync_batchnorm: bool = False,
-        compile: bool | dict[str, Any] = False,
-        activation_checkpointing: Sequence[str] = (),
-        seed: int = 0,
-        meta_device: bool = False,
-        deterministic: bool = False,
-        cudnn_benchmark: bool | None = None,
-        use_distributed_sampler: bool = True,
-        uneven_inputs: str = "refuse",
-        log_every_n_steps: int = 50,
-        log_gradient_norm: bool = False,
-        peak_flops: float | None = None,
-        check_val_every_n_epoch: int = 1,
-        val_every_n_steps: int | None = None,
-        sanity_check: int = 1,
-        checkpoint_every_n_steps: int | None = None,
-        checkpoint_every_n_epochs: int = 1,
-        keep_checkpoints: int = 2,
-        callbacks: Sequence[Any] = (),
-        nonfinite_loss: str = "stop",
-        async_checkpoints: bool = False,
-        resume: str | None = None,
-        weights: str | os.PathLike[str] | None = None,
-        weights_strict: bool = True,
-        default_root_dir: str | os.PathLike[str] = "runs",
-        run_name: str | None = None,
-        overwrite: bool = False,
-        loggers: Sequence[Any] = ("csv", "tensorboard"),
-        enable_progress_bar: bool = True,
-        auto_select_gpus: bool = False,
-        gpus: int | str | list[int] | None = legacy.NOT_GIVEN,
-        num_processes: int | None = None,
-        tpu_cores: int | str | list[int] | None = None,
-        plugins: str | list[Any] | Strategy | Plugin | None = None,
-        distributed_backend: str | None = None,
-        replace_sampler_ddp: bool | None = None,
-        num_sanity_val_steps: int | None = None,
-        amp_backend: str | None = None,
-        resume_from_checkpoint: str | None = None,
-        logger: bool | str | list[str] | None = None,
-    ) -> None:
-        """All keywords, with their types and defaults; they arrive in ``_configure``."""
-
-    def _configure(self, keywords: Keywords) -> None:
+    @takes(Options)
+    def __init__(self, options: Options, problems: Problems) -> None:
         # Not checks: the checks below read the variables that this leaves.
         launch.drop_inherited_variables()
         environment.warn()
-        self._plan = plan.make(keywords)
+        self._plan = plan.make(options, problems)
         self._last = RunResult()
         self.configuration: str | None = None
         announcements.warn_of_hidden_gpus(self._plan)
-        randomness.use_deterministic_algorithms(self._plan.options.deterministic)
-        randomness.seed_everything(self._plan.options.seed)
+        randomness.use_deterministic_algorithms(options.deterministic)
+        randomness.seed_everything(options.seed)
 
     def building(self) -> AbstractContextManager[object]:
         """Context in which to create a module: with ``meta_device``, on the meta device.

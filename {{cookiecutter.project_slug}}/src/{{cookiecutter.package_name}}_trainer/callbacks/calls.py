@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from ..arguments import class_paths, other_trainers
 from ..errors import ConfigurationError, Problems, shown
 from ..module import (
     Hooks,
     Run,
     TrainingModule,
     is_overridden,
-    other_hooks,
+    problems_of_names,
     problems_of_signatures,
 )
+from ..options import class_paths
 from .callback import Callback
 from .monitored import BestCheckpoint, EarlyStopping
 from .profile import Profile
@@ -131,11 +131,8 @@ def create(given: object, problems: Problems) -> tuple[Callback, ...]:
     made: list[Callback] = []
     for index, each in enumerate(given):
         with problems:
-            path = each.get("class_path") if isinstance(each, Mapping) else each
-            if isinstance(path, str) and (line := other_trainers.about_callback(path)):
-                raise ConfigurationError(f"callbacks: {line}")
             callback = class_paths.create(f"callbacks[{index}]", each, Callback, BUILT_IN)
-            lines = other_hooks.of_callback(type(callback), Callback)
+            lines = problems_of_names(type(callback), Callback)
             lines += problems_of_signatures(callback, Callback)
             if lines:
                 raise ConfigurationError(lines)

@@ -7,12 +7,12 @@ import threading
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..arguments import redaction
 from ..checkpoint import BEST, DIRECTORY, complete, copy_linked
 from ..checkpoint.run_directory import OVERWRITTEN
 from ..checkpoint.state_file import FILE
 from ..errors import ConfigurationError, one_line
 from ..module import Run, TrainingModule
+from ..options import redaction
 from .callback import Callback
 
 # How long the end of a fit waits for the last upload.

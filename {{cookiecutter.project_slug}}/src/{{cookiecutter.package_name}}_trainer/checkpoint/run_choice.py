@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..arguments.options import Options
 from ..errors import CheckpointError, ConfigurationError, Problems, UserError, shown
 from ..launch import collectives, files, restarts
 from ..launch.cluster import Layout
+from ..options import Options
 from . import reading, run_directory
 from .reading import Checkpoint
 from .run_lock import RunLock

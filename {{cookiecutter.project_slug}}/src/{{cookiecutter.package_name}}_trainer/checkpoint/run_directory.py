@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..arguments import redaction
 from ..errors import ConfigurationError
 from ..launch import files
 from ..launch.cluster import Layout
+from ..options import redaction
 from . import commit, reading
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from ..arguments import paths
 from ..errors import ConfigurationError, shorten
+from ..options import paths
 
 _MOST_BYTES = 256 * 1024
 _MOST_LEVELS = 50

@@ -5,21 +5,26 @@ error; ``mistakes.py`` then finds the others.
 """
 
 import argparse
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
 
-from ..arguments import legacy, paths, values
 from ..errors import ConfigurationError, Problems, one_line
 from ..module import DataModule, TrainingModule
+from ..options import Options, paths, values
+from ..options.reading import older
 from ..trainer import Trainer
 from . import imports, mistakes, saved_runs, strategy_help
 from .mistakes import AVERAGED, CHECKPOINT, SECTIONS
 from .results import Results
+
+# The help of options is below the fields of a class.
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,7 @@ class _Parser(ArgumentParser):
     def dump(self, cfg: Namespace, **options: Any) -> str:
         if isinstance(trainer := cfg.get("trainer"), Namespace):
             cfg = cfg.clone()
-            for name, value in legacy.translate(trainer.as_dict()).items():
-                cfg.trainer[name] = value
+            cfg.trainer = Namespace(older.translate(trainer.as_dict()))
         text: str = super().dump(cfg, **options)
         return text
 
@@ -62,7 +66,10 @@ def make_parser(program: str, command: str) -> ArgumentParser:
     parser.add_argument(
         "--config", action=ActionConfigFile, help="a YAML file; may be given several times"
     )
-    parser.add_class_arguments(Trainer, "trainer")
+    parser.add_class_arguments(Options, "trainer")
+    for name, kind in older.types.items():
+        hidden = argparse.SUPPRESS
+        parser.add_argument(f"--trainer.{name}", type=kind, default=hidden, help=hidden)
     parser.add_subclass_arguments(
         TrainingModule, "model", required=True, help="class path of the model"
     )
@@ -78,21 +85,11 @@ def make_parser(program: str, command: str) -> ArgumentParser:
     # For the help only: read_work takes it out.
     trust = "let the configuration of a run name classes of the working directory, too"
     parser.add_argument(imports.TRUST, action="store_true", default=argparse.SUPPRESS, help=trust)
-    _tidy_help(parser)
-    return parser
 
-
-def _tidy_help(parser: ArgumentParser) -> None:
-    """Hide older spellings from the help and the dumped configuration; add help on strategies."""
-    older = {f"trainer.{name}" for name in legacy.ARGUMENTS}
     for action in parser._actions:
-        if action.dest.removesuffix(".help") in older:
-            action.help = argparse.SUPPRESS
-        elif action.dest == strategy_help.OPTION:
-            action.metavar = "NAME"
-            action.help = "show the options and limits of a strategy, and exit"
-        elif isinstance(action.default, tuple):
+        if isinstance(action.default, tuple):
             action.default = list(action.default)  # += extends only lists
+    return parser
 
 
 COMMANDS = {
@@ -193,10 +190,11 @@ def _make(parser: ArgumentParser, parsed: Namespace, section: str) -> Any:
         return None
     cls = mistakes.find_class(section, only[section].class_path)
     given = dict((only[section].get("init_args") or Namespace()).items(branches=True))
-    expected = values.hints(cls)
+    expected, parameters = values.hints(cls), inspect.signature(cls).parameters
     problems = Problems()
-    for name, value in given.items():
-        if not values.may_be_given(cls, name, value):
+    for name, value in given.items():  # jsonargparse takes None for any type
+        is_default = name in parameters and parameters[name].default is None
+        if value is None and not is_default and not values.fits(expected.get(name, Any), None):
             problems.add(values.refusal(f"{section}.{name}", value, expected[name]))
     problems.raise_any()
     return create(section, cls, only)

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..arguments import paths
 from ..checkpoint import Checkpoint, run_of, safetensors_writer
 from ..errors import ConfigurationError, Problems, UserError, one_line, shown
 from ..launch import files
 from ..module import TrainingModule
 from ..module.overrides import is_overridden
+from ..options import paths
 from . import imports, saved_runs
 from .loading import load_module, read_weights
 

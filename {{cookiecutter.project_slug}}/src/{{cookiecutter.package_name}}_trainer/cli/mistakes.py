@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..arguments import class_paths, other_trainers, values
-from ..errors import ConfigurationError, Problems, nearest, shorten, shown
+from ..errors import Problems, nearest, shorten, shown
 from ..module import DataModule, TrainingModule
+from ..options import Options, class_paths, values
+from ..options.reading import older
 from ..trainer import Trainer
 from . import config_files
 
@@ -70,9 +71,10 @@ def find(arguments: Sequence[str], sections: Collection[str]) -> list[str]:
     for section in ("model", "data"):
         if given.get(section) is not None:
             _check_class(section, given[section], problems)
-    good = values.check_arguments(
-        "trainer", Trainer, given.get("trainer") or {}, problems, other_trainers.instead_of
-    )
+    trainer = given.get("trainer") or {}
+    older_ones = {name: value for name, value in trainer.items() if name in older.types}
+    others = {name: value for name, value in trainer.items() if name not in older.types}
+    good = older_ones | values.check_arguments("trainer", Options, others, problems)
     with problems:
         Trainer(**good)
     if given.get("model") is None and not any(line.startswith("model:") for line in problems.lines):
@@ -202,8 +204,4 @@ def find_class(section: str, path: str) -> type:
         ConfigurationError: It does not exist, or is not a model or data class.
     """
     where = f"{section}.class_path={shown(path)}"
-    found = class_paths.imported(where, path)
-    base = SECTIONS[section]
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigurationError(f"{where} is not a {base.__name__}")
-    return found
+    return class_paths.imported(where, path, SECTIONS[section])

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..arguments import redaction
 from ..checkpoint import Checkpoint, run_directory, run_of
 from ..launch import files
+from ..options import redaction
 
 
 class Results:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..arguments import paths
 from ..checkpoint import BEST, LAST, find_link, resolve, run_directory, run_of
 from ..errors import CheckpointError, ConfigurationError, Problems, shown
+from ..options import paths
 from . import config_files, mistakes
 from .mistakes import CHECKPOINT, SECTIONS
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..errors import Problems, UserError, nearest
+from ..errors import UserError
 from ..launch import collectives
 from . import loader_state, randomness
 from .batch_limit import ALL, BatchLimit
@@ -18,7 +18,6 @@ from .iteration import counted, read
 from .samples import batch_length
 from .sampling import BatchPlan, GlobalOrder
 
-UNEVEN = ("refuse", "join")
 """How to handle loaders that yield different numbers of training batches on different ranks.
 
 ``"refuse"`` raises an error with the number of each rank. With ``"join"``, ranks whose loader has
@@ -35,12 +34,6 @@ _NEW_RANDOM = (
     "workers go on from the loader's position, but with new random numbers: keep the state of a "
     "generator in the dataset's state_dict"
 )
-
-
-def check_uneven(uneven: str, problems: Problems) -> None:
-    """Check ``uneven_inputs``; ``problems`` collects a line if it is unknown."""
-    if uneven not in UNEVEN:
-        problems.add(f"uneven_inputs={uneven!r} is unknown{nearest(uneven, UNEVEN)}")
 
 
 class MicroBatch(NamedTuple):
@@ -165,7 +158,7 @@ class ReplayFeed(Feed):
         share: The replica. Random numbers that the loader draws in this process are seeded from
             (seed, epoch, replica).
         accumulate: Micro-batches per optimizer step.
-        uneven: One of :data:`UNEVEN`; or ``"allow"``, if no step waits for another rank.
+        uneven: ``"refuse"``, ``"join"``; or ``"allow"``, if no step waits for another rank.
         limit: Batches of this replica to read of each epoch.
     """
 

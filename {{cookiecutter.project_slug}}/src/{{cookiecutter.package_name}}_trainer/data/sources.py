@@ -12,7 +12,7 @@ from ..module import (
     Loader,
     StageHooks,
     TrainingModule,
-    other_hooks,
+    problems_of_names,
     problems_of_signatures,
 )
 from . import loaders
@@ -108,7 +108,7 @@ def validation_loaders(data: Data, module: TrainingModule, given: Data) -> Loade
 def check_given(data: Data, *, is_training: bool = False) -> None:
     """Check an argument: loaders of batches, or a data module without hooks of other trainers."""
     if isinstance(data, DataModule):
-        lines = other_hooks.of_data(type(data)) + problems_of_signatures(data, StageHooks)
+        lines = problems_of_names(type(data), DataModule) + problems_of_signatures(data, StageHooks)
         if lines:
             raise ConfigurationError(lines)
     elif data is not None:

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from ..arguments import redaction
 from ..errors import EarlyExit, UserError
+from ..options import redaction
 from . import collectives, files, hangs, outcome, signals
 from .signals import Interrupted, Preempted
 

@@ -19,8 +19,8 @@ from types import FrameType, TracebackType
 
 import torch
 
-from ..arguments import legacy, redaction
 from ..errors import ConfigurationError
+from ..options import redaction
 from . import cluster, collectives
 from .cluster import Layout
 
@@ -34,7 +34,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 # Approximate time until all ranks know of a signal, in addition to the current step.
 _SECONDS = 1.0
 _MOST_STEPS = 1000
-_RESUME = [f"--trainer.{name}" for name in legacy.spellings("resume")]
+_RESUME = ("--trainer.resume", "--trainer.resume_from_checkpoint")
 
 
 class Preempted(SystemExit):

@@ -7,9 +7,8 @@ from typing import Any
 
 import yaml
 
-from ..arguments import redaction
-from ..arguments.options import Options
 from ..errors import shown
+from ..options import Options, redaction
 
 
 @dataclass(frozen=True)

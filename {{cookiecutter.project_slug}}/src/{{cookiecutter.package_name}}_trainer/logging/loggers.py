@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..arguments import class_paths, other_trainers
 from ..errors import ConfigurationError, Problems, shown
+from ..options import class_paths
 from .logger import LoggedRun, Logger
 from .remote_loggers import MLflowLogger, WandbLogger
 
@@ -149,8 +149,6 @@ def create(given: object, problems: Problems) -> dict[str, Logger]:
 
 
 def _create(where: str, given: object) -> Logger:
-    if about := other_trainers.about("loggers", given):
-        raise ConfigurationError(about)
     entry, named = given, {}
     if isinstance(given, Mapping):
         entry = dict(given)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..arguments import redaction
 from ..errors import one_line
+from ..options import redaction
 from .logger import LoggedRun, Logger
 from .metrics import Recorder
 from .progress import Progress

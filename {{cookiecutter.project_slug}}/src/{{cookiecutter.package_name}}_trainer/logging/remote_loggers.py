@@ -14,9 +14,9 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from ..arguments import redaction
 from ..errors import ConfigurationError, one_line
 from ..launch import files
+from ..options import redaction
 from .logger import LoggedRun, Logger
 
 _SECONDS_TO_ANSWER = 5.0

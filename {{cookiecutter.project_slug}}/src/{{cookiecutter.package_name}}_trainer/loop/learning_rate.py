@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..arguments.options import Options
-from ..errors import ConfigurationError, nearest
-
-RULES = ("none", "linear", "sqrt")
+from ..errors import ConfigurationError
+from ..options import Options
 
 
 @dataclass(frozen=True)
@@ -20,25 +18,11 @@ class LearningRateScaling:
             https://arxiv.org/abs/1404.5997).
         reference_batch_size: The effective batch size for which the learning rates were chosen.
         warmup_steps: Linear warm-up steps from a factor of 1 to the final factor.
-
-    Raises:
-        ConfigurationError: Unknown rule, or a number out of range.
     """
 
     rule: str = "none"
     reference_batch_size: int | None = None
     warmup_steps: int = 0
-
-    def __post_init__(self) -> None:
-        rule, size, steps = self.rule, self.reference_batch_size, self.warmup_steps
-        if rule not in RULES:
-            known = nearest(rule, RULES)
-            raise ConfigurationError(f"learning_rate_scaling={rule!r} is unknown{known}")
-        if size is not None and size < 1:
-            raise ConfigurationError(f"reference_batch_size={size}: give a number of at least 1")
-        if steps < 0:
-            line = f"learning_rate_warmup_steps={steps}: give a number of at least 0"
-            raise ConfigurationError(line)
 
     def target(self, batch_size: int | None, device_batch_size: int | None) -> float:
         """The factor after the warm-up.
@@ -72,7 +56,7 @@ class LearningRateScaling:
         """Create the scaling of the options.
 
         Raises:
-            ConfigurationError: Unknown rule, a number out of range, or no reference batch size.
+            ConfigurationError: There is no reference batch size.
         """
         rule, reference = options.learning_rate_scaling, options.reference_batch_size
         found = cls(rule, reference, options.learning_rate_warmup_steps)

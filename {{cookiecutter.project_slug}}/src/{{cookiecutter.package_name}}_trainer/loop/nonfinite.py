@@ -16,15 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments.options import Options
 from ..checkpoint import Checkpoint, Checkpoints, dtensors
-from ..errors import Problems, UserError, nearest
+from ..errors import UserError
 from ..launch import collectives
 from . import saving
 from .parts import FitParts
 from .position import Position
 
-POLICIES = ("stop", "skip", "rollback", "ignore")
 # Consecutive skipped steps after which a fit ends: about as many as with a gradient scaler, whose
 # scale starts at 65536; this is fairseq's --min-loss-scale.
 _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
@@ -32,18 +30,6 @@ _MOST_SKIPPED, _SMALLEST_SCALE = 30, 1e-4
 _MOST_ROLLBACKS = 3
 # Losses to collect before they are checked together: one or two kernels per loss instead of ten.
 _BLOCK = 64
-
-
-def check_policy(options: Options, problems: Problems) -> None:
-    """Check ``nonfinite_loss``; ``problems`` collects a line if it is unknown, or has no effect."""
-    policy = options.nonfinite_loss
-    if policy not in POLICIES:
-        problems.add(f"nonfinite_loss={policy!r} is unknown{nearest(policy, POLICIES)}")
-    elif policy == "rollback" and options.precision == "16-mixed":
-        problems.add(
-            "nonfinite_loss='rollback': with precision='16-mixed' a gradient scaler skips steps "
-            "whose gradients are not finite; use 'stop'"
-        )
 
 
 class LossRecord:

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments.options import Options
 from ..callbacks import HookCalls
 from ..data import Feed, MicroBatch, moving
 from ..errors import UserError, shown
 from ..logging import Outputs, Speed
 from ..module import TrainingModule, is_overridden
+from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import Optimization
 from ..strategies.replicated.dp import gather

@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass
 
-from ..arguments.options import Options
 from ..data import MicroBatch
+from ..options import Options
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Position:
 
     def is_out_of_time(self, options: Options) -> bool:
         """Whether training has taken ``max_time``, on this rank's clock."""
-        return options.max_time is not None and self.seconds >= options.max_time
+        return options.max_seconds is not None and self.seconds >= options.max_seconds
 
     def is_end(self, options: Options) -> bool:
         """Whether training has made all epochs or steps of the options, or was stopped."""

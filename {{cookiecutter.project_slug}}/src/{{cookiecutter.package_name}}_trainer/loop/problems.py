@@ -1,7 +1,7 @@
 """Options that contradict a module: manual optimization, and batches that may be skipped."""
 
-from ..arguments.options import Options
 from ..module import TrainingModule
+from ..options import Options
 from ..strategies import Strategy
 from ..strategies.limits import FEATURES
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..arguments.options import Options
 from ..data import Feed, MicroBatch, randomness
 from ..errors import ConfigurationError, UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..memory import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
+from ..options import Options
 from ..strategies import BatchSkipped, SingleDevice, Strategy
 from ..strategies.optimizers import Optimization, configured
 from ..strategies.precision import Precision
@@ -217,7 +217,7 @@ def try_rates(
         Losses over the global batch before each step, the same on every rank; of fewer steps than
         the sweep has if the loss has diverged.
     """
-    trained, untrained = (_alone(device, options.precision) for _ in range(2))
+    trained, untrained = (_alone(device, str(options.precision)) for _ in range(2))
     tried = _copied(module)
     optimization = trained.setup(tried, lambda: configured(tried))
     if collectives.world_size() > 1:

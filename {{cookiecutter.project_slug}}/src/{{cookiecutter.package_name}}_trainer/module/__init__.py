@@ -5,7 +5,7 @@ It imports from ``logging/`` and ``errors.py``.
 
 from .data_module import DataModule, Loader, Loaders
 from .hooks import Hooks, StageHooks
-from .overrides import is_overridden, problems_of_signatures
+from .overrides import is_overridden, problems_of_names, problems_of_signatures
 from .run import Manual, Run, Shard, TrainerState, Weights
 from .training_module import TrainingModule
 
@@ -22,5 +22,6 @@ __all__ = [
     "TrainingModule",
     "Weights",
     "is_overridden",
+    "problems_of_names",
     "problems_of_signatures",
 ]

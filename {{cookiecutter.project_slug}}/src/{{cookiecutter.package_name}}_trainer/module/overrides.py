@@ -1,14 +1,40 @@
 """Which hooks a class overrides, and whether they can be called."""
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from ..errors import nearest
+
+_LOOKS_LIKE_A_HOOK = re.compile(
+    r"on_.*_(start|end|checkpoint|eval|train|save|load)|on_(before|after)_.*"
+)
+# Other hooks of Lightning that are not called here.
+_OTHER_HOOKS = (
+    *("training_epoch_end", "validation_epoch_end", "test_epoch_end", "tbptt_split_batch"),
+    *("backward", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
+    *("configure_gradient_clipping", "configure_callbacks", "configure_model"),
+    *("configure_sharded_model", "transfer_batch_to_device", "toggle_optimizer"),
+    *("init_ddp_connection", "configure_ddp", "setup", "teardown", "on_keyboard_interrupt"),
+)
 
 
 def is_overridden(owner: object, base: type, name: str) -> bool:
     """Whether an object has its own version of a method of a base class."""
     method = getattr(owner, name)
     return getattr(method, "__func__", method) is not getattr(base, name)
+
+
+def problems_of_names(cls: type, base: type) -> list[str]:
+    """One line for each method that looks like a hook, and is none of the base class."""
+    known = [name for name in dir(base) if name.startswith("on_")]
+    return [
+        f"{cls.__name__}.{name} would not be called: it is no hook{nearest(name, known)}"
+        for name in dir(cls)
+        if name in _OTHER_HOOKS or _LOOKS_LIKE_A_HOOK.fullmatch(name)
+        if not hasattr(base, name)
+    ]
 
 
 def problems_of_signatures(owner: object, base: type) -> list[str]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from .. import launch, strategies
-from ..arguments.options import Options
 from ..errors import ConfigurationError
 from ..launch.cluster import Layout
 from ..launch.devices import ADDED, Accelerator, count, idle_gpus, parse_devices
+from ..options import Options
 from ..strategies import Limits, SingleDevice, Strategy
 from . import environment
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from ..arguments.options import Options
 from ..callbacks import Callback
 from ..errors import Problems, nearest, shown
+from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import SchedulerConfig
 

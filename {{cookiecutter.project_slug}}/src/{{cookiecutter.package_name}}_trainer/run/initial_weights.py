@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..arguments.options import Options
 from ..checkpoint import Checkpoint, StoredTensors, read_all, resolve, run_choice
 from ..errors import CheckpointError, ConfigurationError, Problems, shown
 from ..launch import collectives, files
 from ..module import TrainingModule
+from ..options import Options
 
 _SUFFIX = ".safetensors"
 _MOST_NAMES = 5
@@ -17,8 +17,6 @@ _MOST_NAMES = 5
 
 def check(options: Options, problems: Problems) -> None:
     """Check whether there are such weights; ``problems`` collects one line per error."""
-    if options.weights is None and not options.weights_strict:
-        problems.add("weights_strict=False: only with weights, and none are given")
     if options.weights is not None and options.resume is None:
         with problems:
             _source(Path(options.weights))

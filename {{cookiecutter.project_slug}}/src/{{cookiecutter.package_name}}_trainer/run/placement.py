@@ -3,11 +3,11 @@
 import os
 from dataclasses import dataclass, field
 
-from ..arguments.options import Options
 from ..errors import ConfigurationError, Problems
 from ..launch import cluster
 from ..launch.cluster import Layout
 from ..launch.devices import Accelerator, choose_accelerator
+from ..options import Options
 from ..strategies import Strategy
 from . import device_choice
 

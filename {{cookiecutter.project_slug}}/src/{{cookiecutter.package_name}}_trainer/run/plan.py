@@ -10,18 +10,14 @@ from pathlib import Path
 
 import torch
 
-from ..arguments import batch_limits, keywords, ranges
-from ..arguments.keywords import Keywords
-from ..arguments.options import Options
 from ..callbacks import Callback, create_callbacks, problems_of_manual
 from ..checkpoint import Request, run_choice
-from ..data import feed, scaling, sources
+from ..data import scaling, sources
 from ..errors import Problems
 from ..launch import cluster, files
 from ..launch.cluster import Layout
-from ..launch.devices import gpu_backends
 from ..logging import Logger, create_loggers
-from ..loop import LearningRateScaling, compilation, nonfinite, trials
+from ..loop import LearningRateScaling, compilation, trials
 from ..loop.problems import problems_of
 from ..memory import activation_checkpointing
 from ..module import (
@@ -29,10 +25,11 @@ from ..module import (
     StageHooks,
     TrainingModule,
     is_overridden,
-    other_hooks,
+    problems_of_names,
     problems_of_signatures,
 )
-from ..strategies import Strategy, clipping
+from ..options import Options, checks, reading
+from ..strategies import Strategy
 from ..strategies.precision import Precision
 from . import (
     device_choice,
@@ -93,14 +90,17 @@ class Plan:
         return files.shown(path, self.started_in)
 
 
-def make(given: Keywords) -> Plan:
-    """Check the keywords of a trainer, and plan its run.
+def make(given: Options, problems: Problems) -> Plan:
+    """Check the options of a trainer, and plan its run.
+
+    Args:
+        given: The options.
+        problems: Has the lines of errors that were found when they were read.
 
     Raises:
         ConfigurationError: One line per error.
     """
-    problems = Problems()
-    options, notes = batch_limits.of_fast_dev_run(keywords.read(given, problems), problems)
+    options, notes = reading.shortened(given, problems)
     where = placement.find(options, problems)
     name, strategy = strategy_choice.choose(options, where, problems)
     is_placed = not problems.lines
@@ -129,7 +129,7 @@ def make(given: Keywords) -> Plan:
         problems.lines += strategy.problems(options)
     precision = Precision("32-true", where.accelerator)
     with problems:
-        precision = Precision(options.precision, where.accelerator)
+        precision = Precision(str(options.precision), where.accelerator)
     if is_placed:
         with problems:
             strategy.check_processes(strategy.local_processes(len(where.devices)) * where.nodes)
@@ -149,7 +149,7 @@ def make(given: Keywords) -> Plan:
         started_in=Path.cwd(),
         callbacks=callbacks,
         loggers=loggers,
-        notes=[*notes, *batch_limits.notes(options)],
+        notes=[*notes, *checks.notes(options)],
     )
 
 
@@ -157,15 +157,10 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     """Check what does not depend on the strategy; ``problems`` collects one line per error."""
     with problems:
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
-    ranges.check(options, problems)
-    batch_limits.check(options, problems)
-    gpu_backends.check(options, problems)
-    clipping.check(options.gradient_clip_algorithm, problems)
+    checks.check(options, problems)
     compilation.check(options.compile, problems)
     with problems:
         activation_checkpointing.check_names(options.activation_checkpointing)
-    feed.check_uneven(options.uneven_inputs, problems)
-    nonfinite.check_policy(options, problems)
     run_choice.check(options, where.layout, problems)
     initial_weights.check(options, problems)
 
@@ -190,7 +185,9 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     problems.lines += problems_of(module, plan.strategy_name, strategy, options)
     if not is_overridden(module, StageHooks, "setup"):  # otherwise after it: it may create layers
         _check_layers(plan, module, problems)
-    problems.lines += other_hooks.of_module(type(module)) + problems_of_signatures(module, Hooks)
+    problems.lines += problems_of_names(type(module), TrainingModule) + problems_of_signatures(
+        module, Hooks
+    )
     problems.lines += problems_of_signatures(module, StageHooks)
     if not module.automatic_optimization:
         problems.lines += problems_of_manual(plan.callbacks, module)

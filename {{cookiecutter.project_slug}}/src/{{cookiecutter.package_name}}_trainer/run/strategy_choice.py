@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from .. import launch, strategies
-from ..arguments.options import Options
 from ..callbacks import Callback
 from ..errors import Problems
 from ..launch.devices import ADDED
+from ..options import Options
 from ..strategies import Requested, Strategy
 from .placement import Placement
 
@@ -28,7 +28,7 @@ def choose(options: Options, placement: Placement, problems: Problems) -> tuple[
     chosen = "ddp" if is_ddp else "single_device"
     if placement.accelerator in ADDED:
         chosen = ADDED[placement.accelerator].strategy
-    if wanted == "auto":
+    if isinstance(wanted, str) and wanted == "auto":
         in_notebook = launch.is_interactive() and not layout.started_outside
         wanted = "ddp_notebook" if chosen == "ddp" and in_notebook else chosen
     with problems:
@@ -53,7 +53,7 @@ def asked(options: Options, placement: Placement, callbacks: Sequence[Callback])
     }
     return Requested(
         placement.accelerator,
-        options.precision,
+        str(options.precision),
         len(placement.devices),
         placement.nodes,
         frozenset(name for name, is_used in used.items() if is_used).union(

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..arguments.options import Options
 from ..checkpoint import stored_tensors
 from ..data import Feed, MicroBatch, moving, transfer
 from ..launch import collectives
@@ -23,6 +22,7 @@ from ..launch.collectives import How
 from ..launch.hangs import timer
 from ..memory import meta_device
 from ..module import TrainingModule
+from ..options import Options
 from .clipping import clip_gradients
 from .limits import Limits
 from .optimizer_state import load_optimizer_state, optimizer_state, parameter_names

@@ -12,22 +12,7 @@ from torch.nn.utils import (
 )
 
 from ..checkpoint import dtensors
-from ..errors import Problems, nearest
 from ..launch import collectives
-
-ALGORITHMS = ("norm", "value")
-
-
-def check(algorithm: str, problems: Problems) -> None:
-    """Check ``gradient_clip_algorithm``.
-
-    Args:
-        algorithm: The name of the algorithm.
-        problems: Collects one line per error.
-    """
-    if algorithm not in ALGORITHMS:
-        known = nearest(algorithm, ALGORITHMS)
-        problems.add(f"gradient_clip_algorithm={algorithm!r} is unknown{known}")
 
 
 def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -> Tensor | None:

@@ -4,8 +4,8 @@ import inspect
 import math
 from typing import Any
 
-from ..arguments import values
 from ..errors import ConfigurationError, Problems, nearest, shown
+from ..options import values
 from . import registry
 from .base import Strategy
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..arguments import other_trainers
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, nearest, shown
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _PARAMETERS = {"bf16-true": torch.bfloat16, "16-true": torch.float16}
@@ -80,7 +79,9 @@ class Precision:
 
     def __init__(self, name: str, device_type: str) -> None:
         if name not in NAMES:
-            raise ConfigurationError(other_trainers.unknown("precision", name, NAMES))
+            raise ConfigurationError(
+                f"precision={shown(name)} is unknown{nearest(str(name), NAMES)}"
+            )
         self.name = name
         self.device_type = device_type
         self.dtype = _AUTOCAST.get(name)

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..arguments.legacy import Mode
 from ..launch.cluster import Source
 from ..launch.devices import Hardware
 from .base import Launcher, Strategy
@@ -80,20 +79,9 @@ class Registration:
         accelerators: Accelerators of an engine by name.
         cluster_sources: Launchers of an engine, from which a process reads its rank.
         variables: Environment variables that an engine reads.
-        other_names: Names of such strategies in other trainers, each with what to use instead.
-        older_modes: Former values of ``accelerator`` and ``distributed_backend``.
-        spawned_plugins: Former values of ``plugins``, each with its strategy under ``ddp_spawn``.
-        plugins: Names of former plugin classes, each with ``"module:Class"`` in the declaring
-            folder: subclasses of :class:`~.plugin.Plugin`, for ``trainer.legacy``.
-        plugin_names: Former values of ``plugins`` that mean one of these plugins, by its class.
     """
 
     strategies: Mapping[str, Entry]
     accelerators: Mapping[str, Hardware] = field(default_factory=dict)
     cluster_sources: Sequence[Source] = ()
     variables: Sequence[str] = ()
-    other_names: Mapping[str, str] = field(default_factory=dict)
-    older_modes: Mapping[str, Mode] = field(default_factory=dict)
-    spawned_plugins: Mapping[str, str] = field(default_factory=dict)
-    plugins: Mapping[str, str] = field(default_factory=dict)
-    plugin_names: Mapping[str, str] = field(default_factory=dict)

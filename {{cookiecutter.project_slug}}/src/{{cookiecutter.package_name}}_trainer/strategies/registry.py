@@ -6,20 +6,17 @@ folder removes its names; no other file has to change.
 
 import importlib
 import pkgutil
-from functools import partial
 
-from ..arguments import class_paths, legacy, other_trainers
-from ..arguments.plugin import Plugin
-from ..errors import ConfigurationError, shown
+from ..errors import ConfigurationError, nearest, shown
 from ..launch import cluster, devices
+from ..options import class_paths
 from .base import Strategy
-from .registration import Entry, Registration, imported
+from .registration import Entry, Registration
 
 # First in the help, because they need no package but torch.
 _FIRST = ("replicated", "fsdp")
 
 _ENTRIES: dict[str, Entry] = {}
-_PLUGINS: dict[str, str] = {}
 variables: list[str] = []
 """Environment variables that the folders read."""
 
@@ -40,36 +37,22 @@ def find(name: object) -> Entry:
     Raises:
         ConfigurationError: The name is unknown; the nearest names are suggested.
     """
-    if not isinstance(name, str):
-        given = getattr(name, "__name__", repr(name))
+    if isinstance(name, type):
         raise ConfigurationError(
-            f"strategy={given} is a class: create an instance, {given}(), or give its name"
+            f"strategy={name.__name__} is a class: create an instance, {name.__name__}(), or give "
+            "its name"
+        )
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"strategy={shown(name)}: give a name, a class path, or a Strategy object"
         )
     if "." in name:
-        return Entry(_imported(name))
+        return Entry(class_paths.imported(f"strategy={shown(name)}", name, Strategy))
     if name not in _ENTRIES:
-        raise ConfigurationError(other_trainers.unknown("strategy", name, ["auto", *_ENTRIES]))
-    return _ENTRIES[name]
-
-
-def _imported(path: str) -> type[Strategy]:
-    found = class_paths.imported(f"strategy={shown(path)}", path)
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigurationError(
-            f"strategy={path!r} is not a strategy; subclass {Strategy.__name__}"
+            f"strategy={shown(name)} is unknown{nearest(name, ['auto', *_ENTRIES])}"
         )
-    return found
-
-
-def plugin_names() -> list[str]:
-    """Names of all plugin classes of older trainers."""
-    return list(_PLUGINS)
-
-
-def plugin(name: str) -> type[Plugin]:
-    """The plugin class of a name in :func:`plugin_names`; imports it."""
-    found: type[Plugin] = imported(_PLUGINS[name])
-    return found
+    return _ENTRIES[name]
 
 
 def discover(package: str, path: list[str]) -> None:
@@ -94,21 +77,6 @@ def _add(package: str, declared: Registration) -> None:
             raise RuntimeError(f"{package} declares strategy {name!r}, which exists already")
         _ENTRIES[name] = entry.below(package)
     devices.ADDED.update(declared.accelerators)
-    for name, added in declared.accelerators.items():
-        legacy.STRATEGIES_ON[name] = added.strategy
-        other_trainers.ACCELERATORS[added.strategy] = (
-            f"is a strategy; give it as strategy={added.strategy!r}, with accelerator={name!r}"
-        )
     for source in declared.cluster_sources:
         cluster.register(source)
     variables.extend(declared.variables)
-    other_trainers.STRATEGIES.update(declared.other_names)
-    legacy.MODES.update(declared.older_modes)
-    legacy.SPAWNED.update(declared.spawned_plugins)
-    _PLUGINS.update({name: f"{package}.{path}" for name, path in declared.plugins.items()})
-    for value, name in declared.plugin_names.items():
-        legacy.PLUGINS[value] = partial(_make_plugin, name)
-
-
-def _make_plugin(name: str) -> Plugin:
-    return plugin(name)()

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...arguments import other_trainers
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, nearest, shown
 from . import hidden_gpus
 
 # torch would initialize CUDA to check for a GPU, and no process forked afterward could use it. With
@@ -45,9 +44,9 @@ def choose_accelerator(name: str) -> Accelerator:
     Raises:
         ConfigurationError: Unknown name, or there is no such device.
     """
-    known = (*_ACCELERATORS, *ADDED)
-    if name not in known:
-        raise ConfigurationError(other_trainers.unknown("accelerator", name, known))
+    if name not in (*_ACCELERATORS, *ADDED):
+        known = (*_ACCELERATORS, *ADDED)
+        raise ConfigurationError(f"accelerator={shown(name)} is unknown{nearest(str(name), known)}")
     if name in ADDED:
         if ADDED[name].count() == 0:
             raise ConfigurationError(

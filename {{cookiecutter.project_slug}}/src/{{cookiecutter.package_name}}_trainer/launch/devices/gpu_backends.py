@@ -10,22 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ...arguments.options import Options
-from ...errors import Problems, nearest
-
-PRECISIONS = ("highest", "high", "medium")
-
-
-def check(options: Options, problems: Problems) -> None:
-    """Check ``matmul_precision`` and ``cudnn_benchmark``."""
-    precision = options.matmul_precision
-    if precision is not None and precision not in PRECISIONS:
-        problems.add(f"matmul_precision={precision!r} is unknown{nearest(precision, PRECISIONS)}")
-    if options.cudnn_benchmark and options.deterministic:
-        problems.add(
-            "cudnn_benchmark=True with deterministic=True: which algorithm is fastest differs from "
-            "run to run, and so do the last bits; leave cudnn_benchmark out"
-        )
+from ...options import Options
 
 
 @contextlib.contextmanager

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...arguments.options import Options
 from ...checkpoint import stored_tensors
 from ...errors import ConfigurationError
 from ...launch import collectives, hangs, rendezvous, watch_for_hangs
 from ...launch.cluster import Layout
 from ...module import TrainingModule
+from ...options import Options
 from ..base import Strategy
 from ..gradients import sparse
 from ..limits import Limits

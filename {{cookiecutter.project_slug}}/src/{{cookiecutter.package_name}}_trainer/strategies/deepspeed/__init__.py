@@ -9,21 +9,6 @@ from ..registration import Entry, Registration
 from .cluster import SOURCE
 from .settings import VARIABLES
 
-_OTHER_NAMES = {
-    "deepspeed_stage_0": "is strategy='deepspeed' with strategy_options={'stage': 0}",
-    "deepspeed_stage_1_offload": (
-        "is strategy='deepspeed' with strategy_options={'stage': 1, 'offload_optimizer': True}"
-    ),
-    "deepspeed_stage_3_offload_nvme": (
-        "offloads to a disk, which is not built; use strategy='deepspeed_stage_3_offload', to "
-        "the CPU's memory"
-    ),
-    **dict.fromkeys(("zero", "zero1", "zero_1"), "is strategy='ddp_zero1', or 'deepspeed_stage_1'"),
-    **dict.fromkeys(("zero2", "zero_2", "ddp_zero2"), "is strategy='deepspeed_stage_2'"),
-    **dict.fromkeys(("zero3", "zero_3", "ddp_zero3"), "is strategy='fsdp' or 'deepspeed_stage_3'"),
-    "colossalai": "(ColossalAI) is not built; use strategy='fsdp' or 'deepspeed_stage_3'",
-}
-
 
 def _preset(summary: str, **options: Any) -> Entry:
     return Entry("deepspeed:DeepSpeed", summary, options, base="deepspeed")
@@ -53,7 +38,4 @@ REGISTRATION = Registration(
     },
     cluster_sources=[SOURCE],
     variables=VARIABLES,
-    other_names=_OTHER_NAMES,
-    plugins={"DeepSpeedPlugin": "plugins:DeepSpeedPlugin"},
-    plugin_names={"deepspeed": "DeepSpeedPlugin"},
 )

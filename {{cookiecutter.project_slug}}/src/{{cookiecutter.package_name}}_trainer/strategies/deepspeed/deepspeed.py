@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...arguments.options import Options
 from ...errors import UserError
 from ...launch.cluster import Layout
 from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
+from ...options import Options
 from ..clipping import clip_finite_values
 from ..gradients import sparse
 from ..gradients.same_use import ELSEWHERE, SameUse, trained

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ...arguments.options import Options
 from ...errors import ConfigurationError, Problems, nearest
+from ...options import Options
 
 # The second one is Lightning's.
 VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")

@@ -23,11 +23,11 @@ from torch.distributed.fsdp import (
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ...arguments.options import Options
 from ...checkpoint import dtensors
 from ...errors import ConfigurationError, UserError
 from ...memory import meta_device
 from ...module import TrainingModule
+from ...options import Options
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros

@@ -3,14 +3,10 @@
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
-from ...arguments.legacy import Mode
 from ..registration import Entry, Registration
 from .cluster import SOURCE
 
 REGISTRATION = Registration(
     {"horovod": Entry("horovod:Horovod")},
     cluster_sources=[SOURCE],
-    # accelerator='horovod' without GPUs was Horovod on CPUs.
-    older_modes={"horovod": Mode("horovod", on_cpu=True)},
-    plugins={"HorovodPlugin": "plugins:HorovodPlugin"},
 )

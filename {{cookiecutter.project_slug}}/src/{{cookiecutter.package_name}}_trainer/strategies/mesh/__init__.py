@@ -16,9 +16,4 @@ REGISTRATION = Registration(
             base="mesh",
         ),
     },
-    other_names={
-        **dict.fromkeys(("model_parallel", "megatron"), "is strategy='mesh'"),
-        "sequence_parallel": "is a plan of strategy='tensor_parallel'",
-        "context_parallel": "is strategy='mesh' with strategy_options {context: 2}, or more",
-    },
 )

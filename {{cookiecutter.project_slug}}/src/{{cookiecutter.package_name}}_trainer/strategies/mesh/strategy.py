@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._pytree import tree_map
 
-from ...arguments.options import Options
 from ...checkpoint import dtensors
 from ...data import sequence
 from ...errors import ConfigurationError, UserError
 from ...launch import collectives
 from ...launch.collectives import How
 from ...module import TrainingModule
+from ...options import Options
 from ..base import Strategy
 from ..clipping import clip_gradients_on_meshes
 from ..fsdp.fsdp import FSDP

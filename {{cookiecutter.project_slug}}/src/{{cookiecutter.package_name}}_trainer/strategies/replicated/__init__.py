@@ -31,9 +31,4 @@ REGISTRATION = Registration(
         "ddp2": Entry("dp:DDP2"),
         "ddp_zero1": Entry("ddp_zero1:DDPZeRO1"),
     },
-    spawned_plugins=dict.fromkeys(("ddp", "ddp_spawn"), "ddp_spawn"),
-    plugins={
-        name: f"plugins:{name}"
-        for name in ("DDPPlugin", "DDPSpawnPlugin", "DDP2Plugin", "DataParallelPlugin")
-    },
 )

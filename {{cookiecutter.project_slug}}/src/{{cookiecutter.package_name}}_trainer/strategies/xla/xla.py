@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...arguments.options import Options
 from ...data import Feed, MicroBatch
 from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...launch.devices import parse_devices
 from ...logging import torchmetrics_state
 from ...module import TrainingModule
+from ...options import Options
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits

@@ -1,7 +1,6 @@
-"""Check the types of values against a signature, with jsonargparse.
+"""Check the types of values with jsonargparse, as on the command line.
 
-jsonargparse checks the values of the command line. Values from Python are checked by it too, but
-not converted: ``"2"`` is a valid number on a command line, but not in Python.
+Values from Python are not converted: ``"2"`` is a valid number on a command line, but not there.
 """
 
 import functools
@@ -11,7 +10,7 @@ import re
 import traceback
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,8 @@ from jsonargparse import ArgumentParser
 from ..errors import ConfigurationError, Problems, nearest, one_line, shorten, shown
 from . import redaction
 
-Suggest = Callable[[str, Iterable[str]], str]
-
 # The largest integer that torch, JSON and names of checkpoints support.
 _LARGEST = 2**63 - 1
-_NONE = type(None)
 
 
 def hints(cls: type) -> dict[str, Any]:
@@ -40,16 +36,13 @@ def hints(cls: type) -> dict[str, Any]:
 def check(
     expected: Mapping[str, Any], given: Mapping[str, Any], problems: Problems, prefix: str = ""
 ) -> list[str]:
-    """Check the types of values.
+    """Check the types of values, and return the names of the invalid ones.
 
     Args:
         expected: Types by name; a value without a type is not checked.
         given: Values by name.
         problems: Collects a line for each value of a wrong type.
         prefix: Prefix of names in these lines.
-
-    Returns:
-        Names of the invalid values.
     """
     wrong = [name for name, value in given.items() if not fits(expected.get(name, Any), value)]
     for name in wrong:
@@ -57,42 +50,16 @@ def check(
     return wrong
 
 
-def typed(
-    given: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    expected: Mapping[str, Any],
-    problems: Problems,
-    skip: Collection[str] = (),
-) -> dict[str, Any]:
-    """Replace values of a wrong type by defaults; defaults are not checked.
-
-    Args:
-        given: Values by name.
-        defaults: Defaults by name.
-        expected: Types by name.
-        problems: Collects a line for each value of a wrong type.
-        skip: Names of values that are not checked.
-    """
-    changed = {
-        name: value
-        for name, value in given.items()
-        if value is not defaults[name] and name not in skip
-    }
-    wrong = check(expected, changed, problems)
-    return {**given, **{name: defaults[name] for name in wrong}}
-
-
 def refusal(name: str, value: Any, expected: Any) -> str:
     """Error line for a value of a wrong type."""
-    shown_value = _shown(name, value)
-    if _is_too_large(value):
-        return f"{name}={shown_value}: expected a number of at most 2**63 - 1"
     wanted = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
-    return f"{name}={shown_value}: expected {wanted}"
+    wanted = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", wanted)
+    if _is_too_large(value):
+        wanted = "a number of at most 2**63 - 1"
+    return f"{name}={_shown(name, value)}: expected {wanted}"
 
 
 def _shown(name: str, value: Any) -> str:
-    """Format a value for an error message; secrets are redacted."""
     return redaction.HIDDEN if redaction.is_secret(name) else shown(redaction.value(value))
 
 
@@ -100,13 +67,16 @@ def fits(expected: Any, value: Any) -> bool:
     """Whether a value has a type, without conversion."""
     if expected is Any:
         return True
+    kinds = typing.get_args(expected)
     if value is None:  # for jsonargparse, None means "not given"
-        return _NONE in typing.get_args(expected)
+        return type(None) in kinds
     if _is_too_large(value):
         return False
     if isinstance(value, os.PathLike):
-        return any(typing.get_origin(each) is os.PathLike for each in typing.get_args(expected))
-    if isinstance(expected, types.UnionType) and type(value) in typing.get_args(expected):
+        return any(typing.get_origin(each) is os.PathLike for each in kinds)
+    if isinstance(value, dict) and dict[str, Any] in kinds:
+        return all(isinstance(key, str) for key in value)
+    if isinstance(expected, types.UnionType) and type(value) in kinds:
         return True  # jsonargparse would convert "2" to the first type that fits
     try:
         # A copy, because jsonargparse converts the items of lists and dicts in place.
@@ -134,7 +104,7 @@ def converted(expected: Any, value: Any, default: Any = None) -> Any:
 
 
 def check_arguments(
-    prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems, suggest: Suggest = nearest
+    prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
 ) -> dict[str, Any]:
     """Check the arguments of a class separately, converted as on a command line.
 
@@ -143,7 +113,6 @@ def check_arguments(
         cls: The class.
         given: Values by name.
         problems: Collects a line for each unknown, invalid or missing argument.
-        suggest: What to use instead of an unknown argument, as ``; …``.
 
     Returns:
         The valid ones.
@@ -154,8 +123,8 @@ def check_arguments(
     for name, value in given.items():
         if name not in parameters:
             if not takes_any:
-                suggestion = suggest(str(name), parameters)
-                problems.add(f"{prefix}.{shorten(str(name))}: there is no such option{suggestion}")
+                known = nearest(str(name), parameters)
+                problems.add(f"{prefix}.{shorten(str(name))}: there is no such option{known}")
             continue
         wanted = expected.get(name, Any)
         try:
@@ -167,14 +136,6 @@ def check_arguments(
         if parameter.default is parameter.empty and is_named and name not in given:
             problems.add(f"{prefix}.{name}: not given, and it has no default")
     return good
-
-
-def may_be_given(cls: type, name: str, value: Any) -> bool:
-    """Whether a class accepts a value; only ``None`` may still have a wrong type."""
-    if value is not None:
-        return True
-    parameter = inspect.signature(cls).parameters.get(name)
-    return parameter is None or parameter.default is None or fits(hints(cls).get(name, Any), None)
 
 
 def refused(
@@ -191,9 +152,11 @@ def refused(
     if isinstance(error, ConfigurationError):
         return error
     known = inspect.signature(cls).parameters
-    defaults = {name: each.default for name, each in known.items()}
-    chosen = {name: value for name, value in given.items() if value is not defaults.get(name)}
-    arguments = ", ".join(f"{name}={_shown(name, value)}" for name, value in chosen.items())
+    arguments = ", ".join(
+        f"{name}={_shown(name, value)}"
+        for name, value in given.items()
+        if name not in known or value is not known[name].default
+    )
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == inspect.getfile(cls)]
     at = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
@@ -217,12 +180,12 @@ def _copy(value: Any) -> Any:
 
 
 def _is_same(value: Any, found: Any) -> bool:
+    """Whether a value was not converted; types that restrict a number are not a conversion."""
     if isinstance(value, list | tuple) and isinstance(found, list | tuple):
-        pairs = zip(value, found, strict=True)
-        return all(_is_same(own, other) for own, other in pairs)
-    if type(value) is int and type(found) is float:
+        return all(map(_is_same, value, found))
+    if type(value) is int and isinstance(found, float):
         return True
-    return value is found or (type(value) is type(found) and bool(value == found))
+    return value is found or (isinstance(found, type(value)) and bool(value == found))
 
 
 @functools.cache

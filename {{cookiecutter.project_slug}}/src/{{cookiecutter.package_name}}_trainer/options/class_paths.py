@@ -9,8 +9,6 @@ from ..errors import ConfigurationError, Problems, UserError, nearest, one_line,
 from . import values
 
 _KEYS = ("class_path", "init_args")
-# The function in a traceback that is a module's own code.
-_TOP, _INSTALLED = "<module>", "site-packages"
 # Errors whose message says what they are.
 _SPEAKING = (ImportError, AttributeError, SyntaxError, ValueError, OSError, UserError)
 T = TypeVar("T")
@@ -39,8 +37,13 @@ def create(where: str, given: object, base: type[T], built_in: Mapping[str, type
         )
     if unknown := sorted(map(str, entry.keys() - set(_KEYS))):
         raise ConfigurationError(f"{where} has no {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
-    cls = _find_class(where, entry["class_path"], base, built_in)
-    arguments = entry.get("init_args") or {}
+    path, arguments = entry["class_path"], entry.get("init_args") or {}
+    if "." not in path and path not in built_in:
+        raise ConfigurationError(
+            f"{where}={shown(path)} is no built-in {base.__name__.lower()} and no class path"
+            f"{nearest(path, built_in)}"
+        )
+    cls = built_in.get(path) or imported(f"{where}={shown(path)}", path, base)
     if not isinstance(arguments, Mapping):
         raise ConfigurationError(f"{where}.init_args={shown(arguments)}: give them by name")
     problems = Problems()
@@ -52,40 +55,33 @@ def create(where: str, given: object, base: type[T], built_in: Mapping[str, type
         raise values.refused(where, cls, good, error) from None
 
 
-def _find_class(where: str, path: str, base: type[T], built_in: Mapping[str, type[T]]) -> type[T]:
-    module, _, name = path.rpartition(".")
-    if not module and name in built_in:
-        return built_in[name]
-    kind = base.__name__
-    if not module:
-        raise ConfigurationError(
-            f"{where}={shown(path)} is no built-in {kind.lower()} and no class path"
-            f"{nearest(name, built_in)}"
-        )
-    found = imported(f"{where}={shown(path)}", path)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigurationError(f"{where}={shown(path)} is not a {kind}")
-    return found
-
-
-def imported(where: str, path: str) -> object:
-    """Import what a class path names.
+def imported(where: str, path: str, base: type[T]) -> type[T]:
+    """Import the class that a class path names.
 
     Args:
         where: What errors begin with.
         path: Module and name, ``"module.Class"``.
+        base: What it must be a subclass of.
 
     Raises:
-        ConfigurationError: It cannot be imported; with the line of the user's file that raised.
+        ConfigurationError: It cannot be imported, with the line of the user's file that raised; or
+            it is not such a class.
     """
     module, _, name = path.rpartition(".")
     if not module:
         raise ConfigurationError(f"{where}: give its module too: module.{shorten(name)}")
     try:
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing a user's module may raise anything
         frames = traceback.extract_tb(error.__traceback__)
-        own = [each for each in frames if each.name == _TOP and _INSTALLED not in each.filename]
+        own = [
+            each
+            for each in frames
+            if each.name == "<module>" and "site-packages" not in each.filename
+        ]
         at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         kind = "" if isinstance(error, _SPEAKING) else f"{type(error).__name__}: "
         raise ConfigurationError(f"{where}: {kind}{one_line(error)}{at}") from None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigurationError(f"{where} is not a {base.__name__}")
+    return found

@@ -1,0 +1,71 @@
+"""Check options that contradict each other, and those that limit a run to some batches."""
+
+from collections.abc import Iterator
+
+from ..errors import Problems
+from .fields import Options
+
+_LIMITS = (
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "overfit_batches",
+)
+_OR_NONE = {"limit_val_batches": ", or 0 for no validation", "overfit_batches": ", or 0"}
+
+
+def check(options: Options, problems: Problems) -> None:
+    """Check options against each other; ``problems`` collects one line per error."""
+    problems.lines += _limits(options)
+    if options.cudnn_benchmark and options.deterministic:
+        problems.add(
+            "cudnn_benchmark=True with deterministic=True: which algorithm is fastest differs from "
+            "run to run, and so do the last bits; leave cudnn_benchmark out"
+        )
+    if options.nonfinite_loss == "rollback" and options.precision == "16-mixed":
+        problems.add(
+            "nonfinite_loss='rollback': with precision='16-mixed' a gradient scaler skips steps "
+            "whose gradients are not finite; use 'stop'"
+        )
+    if options.weights is None and not options.weights_strict:
+        problems.add("weights_strict=False: only with weights, and none are given")
+    with problems:
+        options.max_seconds  # noqa: B018
+
+
+def _limits(options: Options) -> Iterator[str]:
+    accumulate, overfit = options.accumulate_grad_batches, options.overfit_batches
+    for name in _LIMITS:
+        value = getattr(options, name)
+        is_number = type(value) is int
+        if not (value >= 1 if is_number else 0 < value <= 1) and (
+            value != 0 or name not in _OR_NONE
+        ):
+            yield (
+                f"{name}={value!r}: give a number of batches, or a fraction above 0 and up to 1.0"
+                f"{_OR_NONE.get(name, '')}"
+            )
+        elif (
+            is_number and value % accumulate and name in ("limit_train_batches", "overfit_batches")
+        ):
+            yield (
+                f"{name}={value}: an optimizer step takes accumulate_grad_batches={accumulate} "
+                f"batches; give a multiple of {accumulate}"
+            )
+        elif overfit and name in _LIMITS[:2] and (is_number or value != 1.0):
+            yield (
+                f"overfit_batches={overfit!r} and {name}={value!r} each select batches; give only "
+                "one of them"
+            )
+
+
+def notes(options: Options) -> list[str]:
+    """The line that names the limits of a run, if there are any."""
+    given = [
+        f"{name}={value!r}"
+        for name in _LIMITS
+        if (value := getattr(options, name)) != getattr(Options, name) or type(value) is int
+        if value or name != "overfit_batches"
+    ]
+    return [f"limited by {', '.join(given)}"] if given and not options.fast_dev_run else []

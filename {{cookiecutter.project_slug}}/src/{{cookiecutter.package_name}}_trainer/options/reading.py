@@ -1,0 +1,145 @@
+"""From the keywords of ``Trainer`` to :class:`~.fields.Options`."""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ..errors import ConfigurationError, Problems, nearest, shown
+from . import paths, values
+from .fields import Options
+
+_PATHS = ("default_root_dir", "resume", "weights")
+# Have checks of their own.
+_CHECKED_LATER = ("activation_checkpointing", "callbacks", "loggers")
+_OFF_IN_SHORT_RUNS = (
+    *("max_steps", "max_time", "overfit_batches", "check_val_every_n_epoch", "resume"),
+    *("val_every_n_steps", "checkpoint_every_n_steps", "checkpoint_every_n_epochs"),
+    *("keep_checkpoints", "async_checkpoints", "run_name", "overwrite"),
+)
+_TRANSLATED = ("accelerator", "devices", "strategy", "precision")
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+@dataclass
+class Older:
+    """Older spellings of keywords: none, until ``legacy/`` adds its own."""
+
+    types: Mapping[str, Any] = field(default_factory=dict)
+    translate: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+
+
+older = Older()
+
+
+def takes(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[T, Options, Problems], None]], Callable[Concatenate[T, P], None]]:
+    """Decorate an ``__init__`` whose keywords are the fields of :class:`Options`.
+
+    It receives the options, with the default in place of each invalid one, and the problems found.
+    """
+    declared = inspect.signature(options)
+
+    def decorate(
+        init: Callable[[T, Options, Problems], None],
+    ) -> Callable[Concatenate[T, P], None]:
+        @functools.wraps(init)
+        def __init__(self: T, /, *arguments: P.args, **given: P.kwargs) -> None:
+            declared.bind_partial(*arguments)
+            problems = Problems()
+            init(self, read(given, problems), problems)
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        parameters = [own, *declared.parameters.values()]
+        __init__.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return __init__
+
+    return decorate
+
+
+def read(given: Mapping[str, Any], problems: Problems) -> Options:
+    """Read options in their current spelling; a default replaces each invalid one.
+
+    Args:
+        given: The user's keywords, older spellings included.
+        problems: Collects one line per error.
+    """
+    defaults = {each.name: each.default for each in fields(Options)}
+    known = {*defaults, *older.types}
+    for name in given:
+        if name not in known:
+            problems.add(f"{name}: Trainer has no such argument{nearest(name, defaults)}")
+    found = {name: value for name, value in given.items() if name in known}
+    try:
+        found = older.translate(found)
+    except ConfigurationError as error:
+        problems.lines += error.problems
+        found = {
+            name: found[name] for name in found if name in defaults and name not in _TRANSLATED
+        }
+    changed = {
+        name: value
+        for name, value in found.items()
+        if value is not defaults[name] and name not in _CHECKED_LATER
+    }
+    for name in values.check(values.hints(Options), changed, problems):
+        del found[name]
+    for name in _PATHS:
+        if isinstance(path := found.pop(name, None), str | os.PathLike):
+            with problems:
+                found[name] = paths.expand(name, path)
+    return Options(**{name: _plain(value) for name, value in found.items()})
+
+
+def _plain(value: Any) -> Any:
+    """A number of the command line, whose type restricts it, as an int or a float."""
+    for kind in (int, float):
+        if isinstance(value, kind) and not isinstance(value, bool):
+            return kind(value)
+    return value
+
+
+def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]:
+    """Options of a run with ``fast_dev_run``, which is short and leaves no trace.
+
+    Args:
+        options: The trainer's.
+        problems: Collects a line if another option contradicts it.
+
+    Returns:
+        The options, and what to print.
+    """
+    number = int(options.fast_dev_run)
+    if not number:
+        return options, []
+    if options.overfit_batches:
+        problems.add(
+            f"fast_dev_run={number} and overfit_batches={options.overfit_batches!r} each select "
+            "batches; give only one of them"
+        )
+    limits = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
+    short: dict[str, Any] = dict.fromkeys(limits, number)
+    short |= {
+        "max_epochs": 1,
+        "limit_train_batches": number * options.accumulate_grad_batches,
+        "sanity_check": 0,
+        "loggers": (),
+    }
+    short |= {name: getattr(Options, name) for name in _OFF_IN_SHORT_RUNS}
+    replaced = [
+        f"{name}={shown(value)}"
+        for name in short.keys() - {"loggers"}
+        if (value := getattr(options, name)) not in (short[name], getattr(Options, name))
+    ]
+    es = "" if number == 1 else "es"
+    line = (
+        f"fast_dev_run={number}: {number} optimizer step{es[1:]}, and {number} batch{es} of "
+        "validation, test or prediction; no checkpoints, no loggers"
+    )
+    used = f"{line}; not used: {', '.join(sorted(replaced))}" if replaced else line
+    return replace(options, **short), [used]

@@ -25,7 +25,7 @@ LINES = {
     "memory": 399,
     "module": 686,
     "options": 842,
-    "run": 1953,
+    "run": 1930,
     "strategies/*.py": 2242,
     "strategies/asynchronous": 1669,
     "strategies/deepspeed": 1833,
@@ -37,7 +37,7 @@ LINES = {
     "strategies/pipeline": 1933,
     "strategies/replicated": 712,
     "strategies/xla": 368,
-    "trainer.py": 296,
+    "trainer.py": 290,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40

@@ -116,7 +116,7 @@ def make(given: Options, problems: Problems) -> Plan:
         problems.lines += problems_of_signatures(logger, Logger)
     problems.lines += placement.check(options, where, name, strategy)
     if is_placed:
-        effects.check_planned(effects.Planned(options, where.accelerator, strategy), problems)
+        effects.check_planned(options, where.accelerator, strategy, problems)
     asked = strategy_choice.asked(options, where, callbacks)
     problems.lines += strategy.limits.problems(name, asked)
     if options.log_gradient_norm and not strategy.steps_together:

@@ -25,7 +25,7 @@ LINES = {
     "memory": 399,
     "module": 686,
     "options": 842,
-    "run": 1935,
+    "run": 1912,
     "strategies/*.py": 2077,
     "strategies/asynchronous": 1034,
     "strategies/deepspeed": 1675,
@@ -37,7 +37,7 @@ LINES = {
     "strategies/pipeline": 1933,
     "strategies/replicated": 689,
     "strategies/xla": 360,
-    "trainer.py": 296,
+    "trainer.py": 290,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40

@@ -250,27 +250,21 @@ class Trainer:
             raise ConfigurationError(values.refusal("averaged", averaged, bool))
         if checkpoint is None and not averaged:
             raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
-        return {"checkpoint": self._expanded(checkpoint), "averaged": averaged}
-
-    def _expanded(self, checkpoint: Any) -> str | None:
-        """The absolute path of a checkpoint, with ``~`` and variables expanded."""
         expected = str | os.PathLike[str] | None
         if not values.fits(expected, checkpoint):
             raise ConfigurationError(values.refusal("checkpoint", checkpoint, expected))
-        if checkpoint is None:
-            return None
+        path: Path | None = None
         if checkpoint in (BEST, LAST):
-            return str(self._linked(checkpoint).absolute())
-        # User code may change the working directory.
-        return str(Path(paths.expand("checkpoint", checkpoint)).absolute())
-
-    def _linked(self, name: str) -> Path:
-        """The best or the last checkpoint of the last ``fit``."""
-        if (directory := self._last.run_directory) is None:
-            raise ConfigurationError(
-                f"checkpoint={name!r}: nothing was trained here; give the path runs/RUN/{name}"
-            )
-        return find_link(directory, name)
+            if self._last.run_directory is None:
+                raise ConfigurationError(
+                    f"checkpoint={checkpoint!r}: nothing was trained here; give the path "
+                    f"runs/RUN/{checkpoint}"
+                )
+            path = find_link(self._last.run_directory, checkpoint)
+        elif checkpoint is not None:
+            path = Path(paths.expand("checkpoint", checkpoint))
+        # Absolute: user code may change the working directory.
+        return {"checkpoint": str(path.absolute()) if path else None, "averaged": averaged}
 
     def _result(self, module: TrainingModule, command: Command) -> Any:
         """Run a command other than ``fit``; the state of the last ``fit`` is kept."""

@@ -67,31 +67,31 @@ class Plugin:
 class DataParallelPlugin(Plugin):
     """Older spelling of ``strategy="dp"``."""
 
-    strategy: ClassVar[str] = "dp"
+    strategy = "dp"
 
 
 class DDP2Plugin(Plugin):
     """Older spelling of ``strategy="ddp2"``, with its options."""
 
-    strategy: ClassVar[str] = "ddp2"
+    strategy = "ddp2"
 
 
 class DDPShardedPlugin(Plugin):
     """Older spelling of ``strategy="ddp_sharded"``, with its options."""
 
-    strategy: ClassVar[str] = "ddp_sharded"
+    strategy = "ddp_sharded"
 
 
 class DDPSpawnShardedPlugin(Plugin):
     """Older spelling of ``strategy="ddp_sharded_spawn"``, with its options."""
 
-    strategy: ClassVar[str] = "ddp_sharded_spawn"
+    strategy = "ddp_sharded_spawn"
 
 
 class HorovodPlugin(Plugin):
     """Older spelling of ``strategy="horovod"``, with its options."""
 
-    strategy: ClassVar[str] = "horovod"
+    strategy = "horovod"
 
 
 class RPCSequentialPlugin(Plugin):
@@ -105,7 +105,7 @@ class RPCSequentialPlugin(Plugin):
         options: Other options of the strategy: ``schedule``, ``stages``, …
     """
 
-    strategy: ClassVar[str] = "sequential"
+    strategy = "sequential"
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class DeepSpeedPlugin(Plugin):
             be floats such as 5e8.
     """
 
-    strategy: ClassVar[str] = "deepspeed"
+    strategy = "deepspeed"
 
     def __init__(
         self,
@@ -175,8 +175,8 @@ class DDPPlugin(Plugin):
     Subclasses may override :meth:`init_ddp_connection` and :meth:`configure_ddp`.
     """
 
-    strategy: ClassVar[str] = "ddp"
-    called: ClassVar[tuple[str, ...]] = ("init_ddp_connection", "configure_ddp")
+    strategy = "ddp"
+    called = ("init_ddp_connection", "configure_ddp")
 
     model: Any = None
     """The module to wrap, and what :meth:`configure_ddp` made of it."""
@@ -213,7 +213,7 @@ class DDPPlugin(Plugin):
 class DDPSpawnPlugin(DDPPlugin):
     """Older spelling of ``strategy="ddp_spawn"``, with its options."""
 
-    strategy: ClassVar[str] = "ddp_spawn"
+    strategy = "ddp_spawn"
 
 
 class PluginDDP(DDP):

@@ -1,7 +1,6 @@
 """Options that would have no effect in a run: refused, so that none is accepted and ignored."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..callbacks import Callback
 from ..errors import Problems, nearest, shown
@@ -9,84 +8,61 @@ from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import SchedulerConfig
 
-
-class Planned(NamedTuple):
-    """What is known before any process starts."""
-
-    options: Options
-    accelerator: str
-    strategy: Strategy
-
-    @property
-    def scales_rates(self) -> bool:
-        """Whether the trainer or the strategy scales learning rates."""
-        by_strategy = "learning_rate_scaling" in self.strategy.limits.refused
-        return self.options.learning_rate_scaling != "none" or by_strategy
-
-    @property
-    def selects_gpus(self) -> bool:
-        """Whether there are GPUs to select from."""
-        return self.accelerator == "cuda" and self.options.devices not in ("auto", -1, "-1")
-
-
-class Read(NamedTuple):
-    """What is known when the loaders are created."""
-
-    validates: bool
-    orders: bool
-    """Whether the trainer controls the order of the training samples."""
-
-
-Run = TypeVar("Run", Planned, Read)
-
-_NO_SCALING = "learning_rate_scaling is 'none'"
 _NO_VALIDATION = "this fit has no validation"
-# What an option that is not its default needs for an effect, and the reason if that is missing.
-_PLANNED: Mapping[str, tuple[Callable[[Planned], bool], str]] = {
-    "reference_batch_size": (lambda run: run.options.learning_rate_scaling != "none", _NO_SCALING),
-    "learning_rate_warmup_steps": (lambda run: run.scales_rates, _NO_SCALING),
-    "gradient_clip_algorithm": (
-        lambda run: run.options.gradient_clip_val is not None,
-        "gradient_clip_val is not given",
-    ),
-    "auto_select_gpus": (
-        lambda run: run.selects_gpus,
-        "it selects idle GPUs if devices is their number",
-    ),
-}
-_READ: Mapping[str, tuple[Callable[[Read], bool], str]] = {
-    "uneven_inputs": (
-        lambda run: not run.orders,
-        "the trainer gives each rank the same number of batches of this loader",
-    ),
-    "sanity_check": (lambda run: run.validates, _NO_VALIDATION),
-    "val_every_n_steps": (lambda run: run.validates, _NO_VALIDATION),
-    "check_val_every_n_epoch": (lambda run: run.validates, _NO_VALIDATION),
-}
 
 
-def check_planned(run: Planned, problems: Problems) -> None:
-    """Check the options; ``problems`` collects one line per option without effect."""
-    invalid = {line.partition("=")[0] for line in problems.lines}
-    table = {name: each for name, each in _PLANNED.items() if name not in invalid}
-    problems.lines += _without_effect(run.options, run, table)
+def check_planned(
+    options: Options, accelerator: str, strategy: Strategy, problems: Problems
+) -> None:
+    """Check what is known before any process starts.
+
+    Args:
+        options: The trainer's.
+        accelerator: Accelerator of the devices.
+        strategy: The strategy, which may scale learning rates, too.
+        problems: Collects one line per option without effect.
+    """
+    unused: dict[str, str] = {}
+    if options.learning_rate_scaling == "none":
+        unused["reference_batch_size"] = "learning_rate_scaling is 'none'"
+        if "learning_rate_scaling" not in strategy.limits.refused:
+            unused["learning_rate_warmup_steps"] = "learning_rate_scaling is 'none'"
+    if options.gradient_clip_val is None:
+        unused["gradient_clip_algorithm"] = "gradient_clip_val is not given"
+    if accelerator != "cuda" or options.devices in ("auto", -1, "-1"):
+        unused["auto_select_gpus"] = "it selects idle GPUs if devices is their number"
+    problems.lines += _without_effect(options, unused)
 
 
-def check_read(options: Options, callbacks: Sequence[Callback], run: Read) -> None:
+def check_read(
+    options: Options, callbacks: Sequence[Callback], *, validates: bool, orders: bool
+) -> None:
     """Check what depends on the loaders.
+
+    Args:
+        options: The trainer's.
+        callbacks: The trainer's.
+        validates: Whether the fit has validations.
+        orders: Whether the trainer controls the order of the training samples.
 
     Raises:
         ConfigurationError: One line per option or callback without effect.
     """
-    problems = Problems()
-    problems.lines += _without_effect(options, run, _READ)
-    if not run.validates:
+    problems, unused = Problems(), dict[str, str]()
+    if orders:
+        unused["uneven_inputs"] = (
+            "the trainer gives each rank the same number of batches of this loader"
+        )
+    if not validates:
+        names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")
+        unused |= dict.fromkeys(names, _NO_VALIDATION)
         problems.lines += [
             f"{type(each).__name__}: it monitors {each.monitored!r} in validations, and "
             f"{_NO_VALIDATION}; leave it out"
             for each in callbacks
             if each.monitored is not None
         ]
+    problems.lines += _without_effect(options, unused)
     problems.raise_any()
 
 
@@ -104,13 +80,10 @@ def unlogged(
     ]
 
 
-def _without_effect(
-    options: Options, run: Run, table: Mapping[str, tuple[Callable[[Run], bool], str]]
-) -> list[str]:
+def _without_effect(options: Options, unused: Mapping[str, str]) -> list[str]:
+    """One line for each of these options that is given; 0, False and None turn one off."""
     return [
         f"{name}={shown(value)} has no effect: {reason}; leave it out"
-        for name, (is_used, reason) in table.items()
-        # 0, False and None turn an option off.
+        for name, reason in unused.items()
         if (value := getattr(options, name)) and value != getattr(Options, name)
-        if not is_used(run)
     ]

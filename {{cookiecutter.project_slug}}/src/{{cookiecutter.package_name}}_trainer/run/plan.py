@@ -114,7 +114,7 @@ def make(given: Options, problems: Problems) -> Plan:
     with problems:
         learning_rate = LearningRateScaling.of(options)
     if is_placed:
-        effects.check_planned(effects.Planned(options, where.accelerator, strategy), problems)
+        effects.check_planned(options, where.accelerator, strategy, problems)
     asked = strategy_choice.asked(options, where, callbacks)
     problems.lines += strategy.limits.problems(name, asked)
     if options.log_gradient_norm and not strategy.steps_together:

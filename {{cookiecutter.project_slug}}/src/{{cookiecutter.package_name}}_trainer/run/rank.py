@@ -114,8 +114,12 @@ class RankRun(RunInterface):
                 check_created_layers(self.plan, module)
                 self._start_from_weights(module, chosen.checkpoint)
                 feed, validation = self._read(module, data, val_dataloader)
-                read = effects.Read(validates=bool(validation), orders=feed.has_plan)
-                effects.check_read(options, self.plan.callbacks, read)
+                effects.check_read(
+                    options,
+                    self.plan.callbacks,
+                    validates=bool(validation),
+                    orders=feed.has_plan,
+                )
                 self._console.say(*self._assembly.count_flops(module, feed))
                 if chosen.checkpoint is not None:  # before schedulers ask for total_steps
                     checkpoint = Checkpoint(chosen.checkpoint)

@@ -19,6 +19,8 @@ from ..launch.devices import accelerator
 from ..launch.failures.nccl_watch import NCCLWatch
 from ..launch.failures.watchdog import process_watchdog
 from .base import Strategy
+from .gradients.averaging import GradientAverage
+from .gradients.same_use import SameUse
 from .limits import Limits
 from .precision import Precision
 
@@ -62,6 +64,10 @@ class ProcessGroupStrategy(Strategy):
     """
 
     limits: Limits = Limits()
+    same_use: SameUse | None = None
+    """Compares what ranks use, if their collectives depend on it."""
+    averaged: GradientAverage | None = None
+    """Averages the gradients that no engine averages."""
 
     _nccl_watch: NCCLWatch | None = None
 
@@ -132,7 +138,16 @@ class ProcessGroupStrategy(Strategy):
             and "nccl" in dist.get_backend_config()
         )
 
+    def average_gradients(self) -> None:
+        """Average the gradients that no engine has averaged in backward."""
+        if self.averaged is not None and self.averaged.has_trained:
+            self.averaged.average()
+
     def teardown(self) -> None:
+        for each in (self.same_use, self.averaged):
+            if each is not None:
+                each.close()
+        self.same_use = self.averaged = None
         if self._nccl_watch is not None:
             self._nccl_watch.close()
             self._nccl_watch = None

@@ -6,7 +6,7 @@ import pytest
 
 from .project import PACKAGE, fit, run
 
-FOLDER = f"{PACKAGE}_trainer.strategies.fairscale.checks"
+FOLDER = f"{PACKAGE}_trainer.strategies.fairscale.sharded"
 pytest.importorskip(FOLDER, reason="its folder was deleted")
 
 

@@ -16,6 +16,8 @@ from .. import launch
 from ..launch import collectives, hangs, rendezvous
 from ..launch.cluster import Layout
 from .base import Strategy
+from .gradients.averaging import GradientAverage
+from .gradients.same_use import SameUse
 from .limits import Limits
 from .precision import Precision
 
@@ -59,6 +61,10 @@ class ProcessGroupStrategy(Strategy):
     """
 
     limits: Limits = Limits()
+    same_use: SameUse | None = None
+    """Compares what ranks use, if their collectives depend on it."""
+    averaged: GradientAverage | None = None
+    """Averages the gradients that no engine averages."""
 
     def __init__(self, timeout_seconds: float = 600.0) -> None:
         self.timeout_seconds = timeout_seconds
@@ -122,7 +128,16 @@ class ProcessGroupStrategy(Strategy):
             and "nccl" in dist.get_backend_config()
         )
 
+    def average_gradients(self) -> None:
+        """Average the gradients that no engine has averaged in backward."""
+        if self.averaged is not None and self.averaged.has_trained:
+            self.averaged.average()
+
     def teardown(self) -> None:
+        for each in (self.same_use, self.averaged):
+            if each is not None:
+                each.close()
+        self.same_use = self.averaged = None
         hangs.timer.disarm()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -92,7 +92,6 @@ class DeepSpeed(ProcessGroupStrategy):
     zero: Any = None
     slices: FlatSlices | ParameterSlices
     sharded: ShardedState | None = None
-    same_use: SameUse | None = None
     _accumulates = False
 
     def __init__(
@@ -354,9 +353,6 @@ class DeepSpeed(ProcessGroupStrategy):
                 errors.served.copy_(state[f"{name}/served"])
 
     def teardown(self) -> None:
-        if self.same_use is not None:
-            self.same_use.close()
-            self.same_use = None
         engine, self.engine, self.zero, self.sharded = self.engine, None, None, None
         if engine is not None:
             engine.destroy()

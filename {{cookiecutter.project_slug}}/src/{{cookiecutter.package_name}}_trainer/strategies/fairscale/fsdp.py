@@ -33,9 +33,8 @@ from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..step import Stage, StepModule
 from ..weights import LocalWeights
-from .checks import check_owned, not_averaged
 from .parameter_shards import Contents, Shard, ShardedWeights, leave_cut, make_whole
-from .sharded import PACKAGES
+from .sharded import PACKAGES, not_averaged
 
 if TYPE_CHECKING:
     from .units import Unit
@@ -75,7 +74,6 @@ class FairScaleFSDP(ProcessGroupStrategy):
         },
     )
     wrapped: "Unit | None" = None
-    same_use: SameUse | None = None
 
     def __init__(self, min_num_params: int = 1_000_000, timeout_seconds: float = 600.0) -> None:
         super().__init__(timeout_seconds)
@@ -106,7 +104,6 @@ class FairScaleFSDP(ProcessGroupStrategy):
         super().place(module)
         # Before sharding: the user may choose optimizers by the shapes of parameters.
         optimization = configure()
-        check_owned(optimization, parameter_names(module))
         elementwise.check(optimization.optimizers, "elements", self.device)
         self._shard_module(module)
         for optimizer in optimization.optimizers:
@@ -254,9 +251,6 @@ class FairScaleFSDP(ProcessGroupStrategy):
     def teardown(self) -> None:
         from .units import undo
 
-        if self.same_use is not None:
-            self.same_use.close()
-            self.same_use = None
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
             undo(wrapped, self.module)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, UserError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from .. import elementwise, sharded_optimizers
@@ -25,7 +25,6 @@ from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..replicated.replicated import Replicated
-from .checks import check_owned, not_averaged
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -56,7 +55,6 @@ class DDPSharded(Replicated):
         packages=PACKAGES,
     )
     wrapped: "Replica | None" = None
-    same_use: SameUse | None = None
 
     def __init__(
         self,
@@ -136,9 +134,6 @@ class DDPSharded(Replicated):
         sharded_optimizers.load_state(optimizer, saved, parameter_names(self.module))
 
     def teardown(self) -> None:
-        if self.same_use is not None:
-            self.same_use.close()
-            self.same_use = None
         # Remaining references to the process group would keep gloo's threads alive.
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
@@ -147,6 +142,14 @@ class DDPSharded(Replicated):
             optimizer.group = None
         self._sharded = []
         super().teardown()
+
+
+def not_averaged(name: str) -> UserError:
+    """The error for a parameter that the last micro-batch of a step did not use."""
+    return UserError(
+        f"{name} was used in a micro-batch of this step but not in its last, in which FairScale "
+        "averages gradients; use accumulate_grad_batches=1, or strategy='ddp'"
+    )
 
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
@@ -159,7 +162,6 @@ def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
             f"configure_optimizers: {twice[0]} is in two optimizers; FairScale gives a parameter "
             "to one process, by its one optimizer; use strategy='ddp_zero1'"
         )
-    check_owned(optimization, names)
     for optimizer in optimizers:
         trained = [each for each in Optimization([optimizer], []).parameters if each.requires_grad]
         dtypes = {each.dtype for each in trained}

@@ -85,8 +85,6 @@ class FSDP(ProcessGroupStrategy):
     }
     step: Any = None
     roots: Sequence[nn.Module] = ()
-    same_use: SameUse | None = None
-    averaged: GradientAverage | None = None
     half: torch.dtype | None = None
     """The data type in which units compute without autocast, if it is not their parameters'."""
     _synchronizes = True  # the default of units
@@ -263,8 +261,8 @@ class FSDP(ProcessGroupStrategy):
             self.same_use.check(loss)
         with explain_sharded_use(self.half):
             super().backward(loss, synchronize=synchronize)
-        if synchronize and self.averaged is not None and self.averaged.has_trained:
-            self.averaged.average()
+        if synchronize:
+            self.average_gradients()
         if synchronize and self.find_unused_parameters:
             self._leave_out_unused()
 
@@ -323,14 +321,9 @@ class FSDP(ProcessGroupStrategy):
         sharded_state.load_optimizer(self.module, optimizer, saved)
 
     def teardown(self) -> None:
-        if self.same_use is not None:
-            self.same_use.close()
-        self.same_use = None
         for handle in self._casts:
             handle.remove()
         self._casts = []
-        if self.averaged is not None:
-            self.averaged.close()
         for unit in self._units():
             drop_groups(unit)
         if self.step is not None:

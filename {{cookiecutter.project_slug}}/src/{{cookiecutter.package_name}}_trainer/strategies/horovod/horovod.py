@@ -79,7 +79,6 @@ class Horovod(ProcessGroupStrategy):
         self._averaged: set[int] = set()
         self._hooks: list[RemovableHandle] = []
         self._synchronizes = True
-        self._thawed: GradientAverage | None = None
         if scale_learning_rate:
             twice = (
                 "Horovod multiplies rates by its size already; set "
@@ -128,7 +127,7 @@ class Horovod(ProcessGroupStrategy):
         frozen = [each for each in module.parameters() if not each.requires_grad]
         found = sparse_parameters(module).values()
         self._sparse = [each for each in found if each.requires_grad]
-        self._thawed = GradientAverage([*frozen, *self._sparse])
+        self.averaged = GradientAverage([*frozen, *self._sparse])
         names = parameter_names(module)
         self._optimization = configure().replaced(lambda each: self._wrap(each, names))
         return self._optimization
@@ -165,8 +164,8 @@ class Horovod(ProcessGroupStrategy):
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
-        if synchronize and self._thawed is not None and self._thawed.has_trained:
-            self._thawed.average()
+        if synchronize:
+            self.average_gradients()
 
     def _copy_gradient(self, parameter: Tensor) -> None:
         """Copy a gradient before Horovod's hook averages it."""
@@ -219,8 +218,6 @@ class Horovod(ProcessGroupStrategy):
         hvd.broadcast_parameters(self.module.state_dict(), root_rank=0)
 
     def teardown(self) -> None:
-        if self._thawed is not None:
-            self._thawed.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -5,7 +5,7 @@ works on GPUs only; this one works on any devices, even on the same one several 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
@@ -25,7 +25,6 @@ from ...data import (
 from ...module import TrainingModule
 from ..base import Strategy
 from ..limits import Limits
-from ..optimizers import Optimization
 from ..step import Stage, StepModule, read_loss
 from .ddp import DDP
 
@@ -100,7 +99,23 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-class DP(Strategy):
+class _Scatters:
+    """What ``dp`` and ``ddp2`` have in common: ``step`` scatters a batch over the devices."""
+
+    step: ReplicatedStep
+    device: torch.device
+
+    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
+        return transfer.read_pinned(feed, epoch, start, self.device)
+
+    def move(self, batch: Any) -> Any:
+        return batch  # scattered later
+
+    def read_loss(self, outputs: Any) -> Tensor:
+        return self.step.read_loss(outputs)
+
+
+class DP(_Scatters, Strategy):
     """One process; each device computes a part of the batch on a replica of the model."""
 
     limits: Limits = Limits(
@@ -114,42 +129,25 @@ class DP(Strategy):
 
     step: ReplicatedStep
 
-    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
-        self.place(module)
-        return configure()
-
     def place(self, module: TrainingModule) -> None:
         super().place(module)
         self.step = ReplicatedStep(module, self.devices, self.precision.parameter_dtype)
 
-    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
-        return transfer.read_pinned(feed, epoch, start, self.device)
-
-    def move(self, batch: Any) -> Any:
-        return batch  # scattered later
-
     def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         return self.step(stage, batch, batch_idx)
 
-    def read_loss(self, outputs: Any) -> Tensor:
-        return self.step.read_loss(outputs)
 
-
-class DDP2(DDP):
+class DDP2(_Scatters, DDP):
     """``dp`` inside a node, ``ddp`` across nodes.
 
     ``training_step_end`` can compute a loss over the node's whole batch.
     """
 
     limits: Limits = Limits(refused=_REFUSED)
-
     step: ReplicatedStep
 
     def make_step(self, module: TrainingModule) -> ReplicatedStep:
         return ReplicatedStep(module, self.devices, self.precision.parameter_dtype)
-
-    def read_loss(self, outputs: Any) -> Tensor:
-        return self.step.read_loss(outputs)
 
     @staticmethod
     def local_processes(devices: int) -> int:
@@ -157,12 +155,6 @@ class DDP2(DDP):
 
     def replicas(self, devices: int, num_nodes: int) -> int:
         return num_nodes
-
-    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
-        return transfer.read_pinned(feed, epoch, start, self.device)
-
-    def move(self, batch: Any) -> Any:
-        return batch  # scattered later
 
 
 def replicate(

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ...module import TrainingModule
-from ..gradients.averaging import GradientAverage
 from ..process_group import ProcessGroupStrategy
 from ..step import Stage, StepModule
 
@@ -25,11 +24,9 @@ class Replicated(ProcessGroupStrategy):
     """Every process holds the whole model and reads its part of each batch.
 
     ``wrapped`` is the engine that wraps the module's step; ``None`` with manual optimization.
-    ``averaged`` averages the gradients that the engine does not.
     """
 
     wrapped: Engine | None = None
-    averaged: GradientAverage | None = None
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
@@ -54,10 +51,5 @@ class Replicated(ProcessGroupStrategy):
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
-        if synchronize and self.averaged is not None and self.averaged.has_trained:
-            self.averaged.average()
-
-    def teardown(self) -> None:
-        if self.averaged is not None:
-            self.averaged.close()
-        super().teardown()
+        if synchronize:
+            self.average_gradients()

@@ -68,8 +68,6 @@ class XLA(ProcessGroupStrategy):
     }
     compiles_steps = True
 
-    _averaged: GradientAverage | None = None
-
     # --- before any process is started ------------------------------------------------------------
 
     def problems(self, options: Options) -> list[str]:
@@ -119,7 +117,7 @@ class XLA(ProcessGroupStrategy):
         self.place(module)
         self.start_equal((*module.parameters(), *module.buffers()))
         add_up = None if self._is_cpu else runtime.sum_over_devices
-        self._averaged = GradientAverage(module.parameters(), add_up=add_up)
+        self.averaged = GradientAverage(module.parameters(), add_up=add_up)
         return configure()
 
     def place(self, module: TrainingModule) -> None:
@@ -144,8 +142,8 @@ class XLA(ProcessGroupStrategy):
         super().backward(loss, synchronize=synchronize)
         if not synchronize:
             runtime.sync()  # a graph for each micro-batch, so that all are the same
-        elif self._averaged is not None and self.layout.world_size > 1:
-            self._averaged.average()
+        elif self.averaged is not None and self.layout.world_size > 1:
+            self.averaged.average()
 
     # --- a step --------------------------------------------------------------------------------
 
@@ -167,12 +165,6 @@ class XLA(ProcessGroupStrategy):
     def load_rank_local_state(self, state: Mapping[str, Tensor]) -> None:
         if "generator" in state:
             runtime.set_generator_state(state["generator"])
-
-    def teardown(self) -> None:
-        if self._averaged is not None:
-            self._averaged.close()
-            self._averaged = None
-        super().teardown()
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:

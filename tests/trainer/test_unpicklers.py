@@ -44,7 +44,7 @@ def test_nothing_in_the_sources_unpickles_or_runs_what_it_reads() -> None:
     }
     assert {path: calls for path, calls in found.items() if calls} == {
         # What a process has pickled itself for those that it starts, and what they send back.
-        f"src/{PACKAGE}_trainer/launch/functions.py": ["pickle"],
+        f"src/{PACKAGE}_trainer/launch/start.py": ["pickle"],
         # Writes only, to find out what cannot be.
         f"src/{PACKAGE}_trainer/launch/pickling.py": ["pickle"],
     }

@@ -81,7 +81,7 @@ def test_ranks_share_the_cores_unless_omp_num_threads_is_set(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if own is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", own)
-    start._start_copies(Place(3, tmp_path, Layout()), tmp_path)
+    list(start._start_copies(Place(3, tmp_path, Layout()), tmp_path))
     assert [each["OMP_NUM_THREADS"] for each in given] == [own or "4"] * 3
     assert [each["RANK"] for each in given] == ["0", "1", "2"]
     assert start.threads_each(99) == "1"

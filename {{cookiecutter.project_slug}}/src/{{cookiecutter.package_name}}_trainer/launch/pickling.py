@@ -57,21 +57,20 @@ def find_unpicklable(value: object, name: str) -> str | None:
     return None
 
 
-def _parts(value: object) -> Iterator[_Part]:
+def _parts(value: Any) -> Iterator[_Part]:
     """The parts that pickle would visit; raises the error of pickle if it cannot."""
     kind = type(value)
     if isinstance(value, type | FunctionType):
         pickle.dumps(value)
-    elif isinstance(value, MethodType):
-        yield ".__self__", value.__self__
-    elif isinstance(value, functools.partial):
-        yield from ((f".{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
+    elif isinstance(value, MethodType | functools.partial):
+        names = ("__self__",) if isinstance(value, MethodType) else ("func", "args", "keywords")
+        yield from ((f".{name}", getattr(value, name)) for name in names)
     elif isinstance(value, Tensor):
         yield from _attributes(value, vars(value))
     elif kind is dict:
-        yield from _items(value.items())  # type: ignore[attr-defined]
-    elif isinstance(value, list | tuple) and (kind in (list, tuple) or hasattr(value, "_fields")):
-        yield from _elements(value)
+        yield from _items(value.items())
+    elif kind in (list, tuple) or hasattr(value, "_fields"):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
     else:
         reduce = copyreg.dispatch_table.get(kind)
         reduced: Any = reduce(value) if reduce else value.__reduce_ex__(5)
@@ -82,11 +81,8 @@ def _parts(value: object) -> Iterator[_Part]:
         yield from ((None, each) for each in (make, *arguments))
         # An object with __slots__ has two dicts: its __dict__ and its slots.
         for each in state if type(state) is tuple and len(state) == 2 else (state,):
-            if isinstance(each, dict):
-                yield from _attributes(value, each)
-            else:
-                yield None, each
-        yield from _elements(elements or ())
+            yield from _attributes(value, each) if isinstance(each, dict) else [(None, each)]
+        yield from ((f"[{index}]", part) for index, part in enumerate(elements or ()))
         yield from _items(items or ())
 
 
@@ -94,11 +90,9 @@ def _attributes(owner: object, attributes: Mapping[Any, object]) -> Iterator[_Pa
     for name, value in attributes.items():
         if isinstance(owner, nn.Module) and name in _CHILDREN and isinstance(value, dict):
             yield from _attributes(owner, value)
-        # Children of nn.Sequential and nn.ModuleList are named "0", "1", …
-        elif isinstance(name, str) and name.isdecimal():
-            yield f"[{name}]", value
-        elif isinstance(name, str) and name.isidentifier():
-            yield f".{name}", value
+        elif isinstance(name, str) and (name.isdecimal() or name.isidentifier()):
+            # Children of nn.Sequential and nn.ModuleList are named "0", "1", …
+            yield f"[{name}]" if name.isdecimal() else f".{name}", value
         else:
             yield from _items([(name, value)])
 
@@ -107,10 +101,6 @@ def _items(items: Any) -> Iterator[_Part]:
     for key, value in items:
         yield None, key
         yield f"[{json.dumps(key) if isinstance(key, str) else repr(key)}]", value
-
-
-def _elements(elements: Any) -> Iterator[_Part]:
-    return ((f"[{index}]", value) for index, value in enumerate(elements))
 
 
 def _line(value: Any, place: str, error: Exception) -> str:

@@ -81,10 +81,9 @@ def report_start() -> None:
     if directory := _directory():
         os.environ[RANK_PROCESS] = str(os.getpid())
         signals.hide_traceback(lambda error: isinstance(error, KeyboardInterrupt))
-        with contextlib.suppress(OSError):  # the launcher has ended, and its directory
-            # A script may catch an error and train again; then the old report must not be shown.
-            _report(directory, os.environ["RANK"]).unlink(missing_ok=True)
-            _set_state("started")
+        # A script may catch an error and train again; then the old report must not be shown.
+        _report(directory, os.environ["RANK"]).unlink(missing_ok=True)
+        _set_state("started")
         signals.unblock_sigint()
 
 
@@ -105,7 +104,8 @@ def allow_loss() -> None:
 
 def _set_state(state: State) -> None:
     if directory := _directory():
-        files.write_atomically(directory / f"state-{os.environ['RANK']}", state)
+        with contextlib.suppress(OSError):  # the launcher has ended, and its directory
+            (directory / f"state-{os.environ['RANK']}").write_text(state)
 
 
 def watch_for_hangs(seconds: float) -> None:
@@ -249,20 +249,17 @@ def describe(error: BaseException, prefix: str = "") -> str:
 
     Secrets inside it are redacted.
     """
-    return redaction.message(_text_of(error, prefix))
-
-
-def _text_of(error: BaseException, prefix: str) -> str:
-    if isinstance(error, UserError):
-        return "\n".join(f"{prefix}error: {line}" for line in error.problems)
-    if isinstance(error, EarlyExit):
-        return f"{prefix}error: {error}"
-    if isinstance(error, RankError):
-        return str(error)
-    if isinstance(error, SystemExit):
-        return f"{hangs.of_error(error)}\n{prefix}sys.exit({error.code!r}) was called"
-    text = "".join(traceback.format_exception(error)).rstrip()
-    return f"{text}\n{prefix}{type(error).__name__}: {error}" if prefix else text
+    if isinstance(error, UserError | EarlyExit):
+        lines = error.problems if isinstance(error, UserError) else [str(error)]
+        text = "\n".join(f"{prefix}error: {line}" for line in lines)
+    elif isinstance(error, RankError):
+        text = str(error)
+    elif isinstance(error, SystemExit):
+        text = f"{hangs.of_error(error)}\n{prefix}sys.exit({error.code!r}) was called"
+    else:
+        text = "".join(traceback.format_exception(error)).rstrip()
+        text += f"\n{prefix}{type(error).__name__}: {error}" if prefix else ""
+    return redaction.message(text)
 
 
 def is_lost_peer(error: BaseException, kinds: Sequence[str] = ()) -> bool:

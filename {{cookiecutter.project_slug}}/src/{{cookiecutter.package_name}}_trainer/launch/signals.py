@@ -228,12 +228,12 @@ def show_as_one_line(interrupted: Interrupted, prints: bool) -> None:
     """
 
     def end(error: BaseException) -> bool:
-        if error is interrupted:
-            if prints:
-                print(error, file=sys.stderr, flush=True)
-            # Python does so for KeyboardInterrupt itself, not for subclasses.
-            sys.exit(INTERRUPTED_CODE)
-        return False
+        if error is not interrupted:
+            return False
+        if prints:
+            print(error, file=sys.stderr, flush=True)
+        # Python does so for KeyboardInterrupt itself, not for subclasses.
+        sys.exit(INTERRUPTED_CODE)
 
     hide_traceback(end)
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -164,20 +164,13 @@ def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoRetur
     sys.exit(failure.code)
 
 
-def _start_copies(place: Place, directory: Path) -> "list[subprocess.Popen[bytes]]":
+def _start_copies(place: Place, directory: Path) -> "Iterator[subprocess.Popen[bytes]]":
     command = [sys.executable, *sys.orig_argv[1:]]
-    ranks: list[subprocess.Popen[bytes]] = []
-    try:
-        for local_rank in range(place.processes):
-            variables = {**os.environ, **place.variables(local_rank)}
-            variables.setdefault("OMP_NUM_THREADS", threads_each(place.processes))
-            # A separate process group, so that a rank's loader workers are terminated with it.
-            ranks.append(subprocess.Popen(command, env=variables, cwd=directory, process_group=0))
-    except BaseException:
-        for each in ranks:
-            each.kill()
-        raise
-    return ranks
+    for local_rank in range(place.processes):
+        variables = {**os.environ, **place.variables(local_rank)}
+        variables.setdefault("OMP_NUM_THREADS", threads_each(place.processes))
+        # A separate process group, so that a rank's loader workers are terminated with it.
+        yield subprocess.Popen(command, env=variables, cwd=directory, process_group=0)
 
 
 # --- a function, in new processes ----------------------------------------------------------------
@@ -282,9 +275,10 @@ class _Started:
         return self.process.exitcode
 
 
-def _start_processes(method: Method, given: _Work, place: Place, result: Path) -> list[_Started]:
+def _start_processes(
+    method: Method, given: _Work, place: Place, result: Path
+) -> Iterator[_Started]:
     context: Any = multiprocessing.get_context(method)
-    ranks = []
     sets_threads = method == "spawn" and "OMP_NUM_THREADS" not in os.environ
     if sets_threads:  # read when a process imports torch
         os.environ["OMP_NUM_THREADS"] = threads_each(place.processes)
@@ -293,15 +287,10 @@ def _start_processes(method: Method, given: _Work, place: Place, result: Path) -
             arguments = (given, place.variables(rank), result if rank == 0 else None)
             process = context.Process(target=_run_rank, args=arguments)
             process.start()
-            ranks.append(_Started(process))
-    except BaseException:
-        for each in ranks:
-            each.process.kill()
-        raise
+            yield _Started(process)
     finally:
         if sets_threads:
             del os.environ["OMP_NUM_THREADS"]
-    return ranks
 
 
 def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> None:

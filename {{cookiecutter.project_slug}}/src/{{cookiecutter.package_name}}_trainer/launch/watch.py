@@ -6,10 +6,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from . import cluster, hangs, reports, signals
 from .cluster import Layout
@@ -79,7 +79,7 @@ class Watcher:
     """Starts ranks and waits for them; terminates all ranks when one fails.
 
     Args:
-        start: Starts the ranks and returns them in rank order.
+        start: Starts the ranks, and returns each in rank order.
         method: The multiprocessing start method.
         place: The ranks to start.
         grace_seconds: Time between SIGTERM and SIGKILL for the remaining ranks after a failure.
@@ -87,7 +87,7 @@ class Watcher:
 
     def __init__(
         self,
-        start: Callable[[], Sequence[Rank]],
+        start: Callable[[], Iterable[Rank]],
         method: str,
         place: Place,
         grace_seconds: float = 3.0,
@@ -114,18 +114,20 @@ class Watcher:
         forwarded = [each for each in signals.SIGNALS if is_main and not signals.is_ignored(each)]
         # A SIGINT during the start is forwarded afterward. Ranks that have not yet reached the
         # trainer are ended by another signal.
-        with signals.block_sigint_in_children(self._method):
-            self._ranks = dict(enumerate(self._start(), self._place.first_rank))
-            previous = {number: signal.signal(number, self._forward) for number in forwarded}
+        previous: dict[signal.Signals, Any] = {}
         try:
+            with signals.block_sigint_in_children(self._method):
+                for index, rank in enumerate(self._start(), self._place.first_rank):
+                    self._ranks[index] = rank
+                previous = {number: signal.signal(number, self._forward) for number in forwarded}
             while None in (codes := self._codes().values()) and time.monotonic() < self._deadline:
                 if any(code not in (None, 0) for code in codes) or self._ended_early() is not None:
                     break
                 time.sleep(_POLL_SECONDS)
             return self._conclude()
         finally:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                self._signal_all(number)
+            for ending in (signal.SIGTERM, signal.SIGKILL):
+                self._signal_all(ending)
                 self._wait_all(self._grace)
             for number, handler in previous.items():
                 signal.signal(number, handler)

@@ -58,6 +58,7 @@ class ProcessGroupStrategy(Strategy):
 
     Args:
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
+            A batch, with what callbacks do after it, may take five seconds more.
     """
 
     limits: Limits = Limits()

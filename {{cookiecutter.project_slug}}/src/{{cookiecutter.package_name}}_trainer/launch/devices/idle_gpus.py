@@ -36,19 +36,18 @@ def choose(gpus: Sequence[GPU], count: int) -> list[int]:
     Raises:
         ConfigurationError: Too few GPUs can be used; the message gives the reason for each other.
     """
-    obstacles: dict[int, str] = {}
+    usable, obstacles = [], ""
     for gpu in gpus:
         if gpu.compute_mode == "prohibited":
-            obstacles[gpu.index] = f"; GPU {gpu.index} ({gpu.name}) is in prohibited mode"
+            obstacles += f"; GPU {gpu.index} ({gpu.name}) is in prohibited mode"
         elif gpu.compute_mode == "exclusive" and gpu.processes > 0:
-            obstacles[gpu.index] = (
-                f"; GPU {gpu.index} ({gpu.name}) is in exclusive mode and occupied"
-            )
-    usable = [gpu for gpu in gpus if gpu.index not in obstacles]
+            obstacles += f"; GPU {gpu.index} ({gpu.name}) is in exclusive mode and occupied"
+        else:
+            usable.append(gpu)
     if len(usable) < count:
         raise ConfigurationError(
             f"auto_select_gpus: {count} wanted, {len(usable)} of {len(gpus)} can be used"
-            f"{''.join(obstacles.values())}; ask for fewer{' or wait' if obstacles else ''}"
+            f"{obstacles}; ask for fewer{' or wait' if obstacles else ''}"
         )
     usable.sort(key=lambda gpu: (gpu.processes > 0, -gpu.free_bytes, gpu.index))
     return [gpu.index for gpu in usable[:count]]

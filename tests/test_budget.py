@@ -15,7 +15,7 @@ LINES = {
     "__init__.py": 28,
     "arguments": 1641,
     "callbacks": 1156,
-    "checkpoint": 1772,
+    "checkpoint": 1692,
     "cli": 1456,
     "data": 2198,
     "errors.py": 111,

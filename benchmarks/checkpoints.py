@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from my_project_trainer import safetensors_writer
+from my_project_trainer.checkpoint import safetensors_writer
 from my_project_trainer.checkpoint.reading import Checkpoint, resolve
 from my_project_trainer.checkpoint.writing import Checkpoints
 

@@ -1,4 +1,4 @@
-"""git tells which commit a run is of, and starts nothing that the repository asks it to start."""
+"""git tells which commit a run is of, and starts no hook or monitor of the repository."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def program(folder: Path, name: str) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a commit, a filtered file and a submodule; the working directory."""
+    """A repository with a commit, a file and a submodule; the working directory."""
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
@@ -34,7 +34,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for each in (inner, folder):
         each.mkdir()
         git("init", "--quiet", cwd=each)
-        (each / ".gitattributes").write_text("*.dat filter=evil\n*.low filter=lower\n")
+        (each / ".gitattributes").write_text("*.low filter=lower\n")
         (each / "file.dat").write_text("content\n")
         git("add", ".", cwd=each)
         git("commit", "--quiet", "--message", "first", cwd=each)
@@ -44,9 +44,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("process", ["clean", "process"])
-def test_a_hostile_repository_starts_nothing(
-    tmp_path: Path, repository: Path, process: str
+def test_a_hostile_repository_starts_no_hook_and_no_monitor(
+    tmp_path: Path, repository: Path
 ) -> None:
     hooks = tmp_path / "hooks"
     hooks.mkdir()
@@ -54,8 +53,6 @@ def test_a_hostile_repository_starts_nothing(
         program(tmp_path, hook).rename(hooks / hook)
     for each in (repository, repository / "below"):
         git("config", "core.hooksPath", str(hooks), cwd=each)
-        git("config", f"filter.evil.{process}", str(program(tmp_path, "filter")), cwd=each)
-        git("config", "filter.evil.required", "true", cwd=each)
         git("config", "core.fsmonitor", str(program(tmp_path, "monitor")), cwd=each)
         (each / "file.dat").write_text("another\n")
     head = git("rev-parse", "HEAD", cwd=repository)
@@ -65,7 +62,7 @@ def test_a_hostile_repository_starts_nothing(
     assert not started.exists(), started.read_text()
     # They are no made-up danger: git itself starts them.
     subprocess.run(["git", "status"], cwd=repository, capture_output=True, check=False)
-    assert {"filter", "monitor"} <= set(started.read_text().split())
+    assert "monitor" in started.read_text().split()
 
 
 def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path) -> None:
@@ -77,12 +74,3 @@ def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path
     git("commit", "--quiet", "--message", "third", cwd=repository)
     path.write_text("aBc\n")
     assert commit.read() == {"commit": git("rev-parse", "HEAD", cwd=repository), "dirty": False}
-
-
-def test_a_filter_that_cannot_be_switched_off_leaves_the_commit_out(
-    tmp_path: Path, repository: Path
-) -> None:
-    git("config", "filter.a=b.clean", str(program(tmp_path, "filter")), cwd=repository)
-    (repository / ".gitattributes").write_text("* filter=a=b\n")
-    assert commit.read() is None
-    assert not (tmp_path / "started").exists()

@@ -144,16 +144,11 @@ def whole(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: It is corrupt; the message names the previous one, if there is one.
     """
-    problems = [each for each in collectives.gather(_damage(path)) if each is not None]
-    if problems:
-        before = [each for each in reading.complete(path.parent) if _is_before(each, path)]
-        hint = f"; the previous one is {before[-1]}" if before else ""
-        raise CheckpointError(problems[0] + hint)
+    if (problem := _damage(path)) is not None:
+        step, saved = reading.step_of(path), reading.complete(path.parent)
+        before = [each for each in saved if reading.step_of(each) < step]
+        raise CheckpointError(problem + (f"; the previous one is {before[-1]}" if before else ""))
     return Checkpoint(path)
-
-
-def _is_before(one: Path, other: Path) -> bool:
-    return reading.step_of(one) < reading.step_of(other)
 
 
 def _choose(request: Request, lock: RunLock) -> dict[str, Any]:
@@ -197,32 +192,30 @@ def _candidates(request: Request) -> list[Path]:
 
 
 def _first_whole(candidates: list[Path], remarks: list[str]) -> Path | None:
-    """The first checkpoint that is not corrupt; each rank checks some of its files."""
+    """The first checkpoint that is not corrupt."""
     damage: list[str] = []
     for path in candidates:
-        damages = collectives.gather(_damage(path))
-        found = next((each for each in damages if each is not None), None)
-        if found is None:
+        if (problem := _damage(path)) is None:
             remarks += [f"damaged, and not used: {line}" for line in damage]
             return path
-        damage.append(found)
+        damage.append(problem)
+    if len(damage) > 1:
+        damage.append(
+            f"none of these {len(damage)} checkpoints is complete: resume from another one"
+        )
     if damage:
-        raise CheckpointError([*damage, *_all_damaged(candidates)])
+        raise CheckpointError(damage)
     return None
 
 
 def _damage(path: Path) -> str | None:
+    """Why a checkpoint is corrupt; each rank checks some of its files."""
+    problem = None
     try:
         Checkpoint(path).check_contents(collectives.rank(), collectives.world_size())
     except CheckpointError as error:
-        return str(error)
-    return None
-
-
-def _all_damaged(candidates: list[Path]) -> list[str]:
-    if len(candidates) == 1:
-        return []
-    return [f"none of these {len(candidates)} checkpoints is complete: resume from another one"]
+        problem = str(error)
+    return next((each for each in collectives.gather(problem) if each is not None), None)
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -43,27 +43,27 @@ class RunLock:
         except OSError as error:
             reason = "it is a link; remove it" if error.errno == errno.ELOOP else error.strerror
             raise UserError(f"{path}: cannot be written ({reason})") from None
-        file = os.fdopen(descriptor, "a+")
+        self._file = os.fdopen(descriptor, "a+")
         deadline = time.monotonic() + _SECONDS
-        while (problem := _try(file)) in _TAKEN:
+        while (problem := _try(self._file)) in _TAKEN:
             if time.monotonic() > deadline:
-                holder = _holder(file)
-                file.close()
+                self._file.seek(0)
+                holder = self._file.read(200).strip() or "unknown"
+                self.close()
                 raise UserError(
                     f"{directory}: another training run writes to it ({holder}); wait until it "
                     "ends, or use another run_name"
                 )
             time.sleep(_POLL_SECONDS)
         if problem:
-            file.close()
+            self.close()
             return (
                 f"{directory}: its file system has no locks ({os.strerror(problem)}): a second "
                 "training run could write to it too"
             )
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        self._file = file
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._file.flush()
         return None
 
     def close(self) -> None:
@@ -80,8 +80,3 @@ def _try(file: IO[str]) -> int:
     except OSError as error:
         return error.errno or errno.ENOLCK
     return 0
-
-
-def _holder(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read(200).strip() or "unknown"

@@ -14,7 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_DTYPES = {
+SHARDING = "DCP_SHARDING_INFO"
+"""Offsets of shards in a file's metadata, as torch's HuggingFaceStorageReader reads them."""
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -34,11 +36,6 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-
-
-def can_hold(dtype: torch.dtype) -> bool:
-    """Whether safetensors files support a dtype."""
-    return dtype in _DTYPES
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
@@ -87,7 +84,7 @@ def _header(
     for name, content in contents.items():
         begin, end = end, end + len(content)
         entries[name] = {
-            "dtype": _DTYPES[tensors[name].dtype],
+            "dtype": DTYPES[tensors[name].dtype],
             "shape": list(tensors[name].shape),
             "data_offsets": [begin, end],
         }

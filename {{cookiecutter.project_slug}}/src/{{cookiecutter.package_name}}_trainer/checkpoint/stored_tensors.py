@@ -5,16 +5,31 @@ So loading a model never needs more memory in a process than the strategy's shar
 
 import contextlib
 import copy
-import warnings
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from ..errors import CheckpointError
 from . import dtensors
+from .safetensors_writer import DTYPES, SHARDING
+
+_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A tensor in a file, or a shard of one, and its offset in the full tensor."""
+
+    path: Path
+    offsets: list[int]
+    shape: list[int]
+    dtype: torch.dtype
 
 
 class StoredTensors(Mapping[str, "Stored"]):
@@ -28,40 +43,61 @@ class StoredTensors(Mapping[str, "Stored"]):
     """
 
     def __init__(self, path: Path) -> None:
-        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-        from .safetensors_reader import SafetensorsReader
-
         self._path = path
-        self._reader = SafetensorsReader(path)
+        self._chunks: dict[str, list[_Chunk]] = {}
         with self._checkpoint_errors():
-            entries = self._reader.read_metadata().state_dict_metadata
-        self._entries = {
-            key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
-        }
+            for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
+                self._add(file)
+
+    def _add(self, path: Path) -> None:
+        with safe_open(path, "pt") as file:
+            shards = json.loads((file.metadata() or {}).get(SHARDING, "{}"))
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                shape, dtype = part.get_shape(), _DTYPES[part.get_dtype()]
+                offsets = shards[name]["saved_offsets"] if name in shards else [0] * len(shape)
+                self._chunks.setdefault(name, []).append(_Chunk(path, offsets, shape, dtype))
 
     def __getitem__(self, name: str) -> "Stored":
-        entry = self._entries[name]
-        return Stored(self, name, entry.size, entry.properties.dtype)
+        chunks = self._chunks[name]
+        with self._checkpoint_errors():
+            ends = [torch.tensor(each.offsets) + torch.tensor(each.shape) for each in chunks]
+            shape = torch.Size(torch.stack(ends).amax(0).int().tolist())
+        return Stored(self, name, shape, chunks[0].dtype)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._chunks)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._chunks)
 
-    def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Read into tensors, and into the local shards of DTensors, by name."""
-        import torch.distributed.checkpoint as dcp
-
-        with self._checkpoint_errors(), without_advice():
-            dcp.load(dict(targets), storage_reader=self._reader, no_dist=True)
+    @torch.no_grad()
+    def fill(self, name: str, target: Tensor) -> None:
+        """Read a tensor into another, or into the local shard of a DTensor."""
+        part, starts = dtensors.local(target), dtensors.offsets(target)
+        missing = part.numel()
+        with self._checkpoint_errors():
+            for chunk in self._chunks[name]:
+                here, there = [], []
+                sizes = zip(starts, part.shape, chunk.offsets, chunk.shape, strict=True)
+                for start, length, offset, size in sizes:
+                    begin, end = max(start, offset), min(start + length, offset + size)
+                    here.append(slice(begin - start, end - start))
+                    there.append(slice(begin - offset, end - offset))
+                if all(each.start < each.stop for each in here):
+                    with safe_open(chunk.path, "pt") as file:
+                        # A view of the file, of which only what is copied is read.
+                        read = file.get_tensor(name)[tuple(there)]
+                    part[tuple(here)].copy_(read)
+                    missing -= read.numel()
+            if missing:
+                raise ValueError(f"{missing} elements of {name} are missing")
 
     @contextlib.contextmanager
     def _checkpoint_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # the reader raises many types on corrupt files
+        except Exception as error:  # safetensors raises many types on corrupt files
             raise CheckpointError(f"{self._path}: damaged ({first_line(error)})") from error
 
 
@@ -78,15 +114,13 @@ class Stored:
     def __init__(
         self, tensors: StoredTensors, name: str, shape: torch.Size, dtype: torch.dtype
     ) -> None:
-        self._tensors = tensors
-        self._name = name
-        self.shape = shape
-        self.dtype = dtype
+        self._tensors, self._name = tensors, name
+        self.shape, self.dtype = shape, dtype
 
     def read(self) -> Tensor:
         """Read the full tensor to the CPU."""
         whole = torch.empty(self.shape, dtype=self.dtype)
-        self._tensors.fill({self._name: whole})
+        self._tensors.fill(self._name, whole)
         return whole
 
     def read_into(self, target: Tensor) -> None:
@@ -100,7 +134,7 @@ class Stored:
                 f"{self._name} has the shape {tuple(self.shape)} in the checkpoint and "
                 f"{tuple(target.shape)} here"
             )
-        self._tensors.fill({self._name: target.detach()})
+        self._tensors.fill(self._name, target.detach())
 
 
 def read_all(tree: Any) -> Any:
@@ -132,14 +166,6 @@ def fill(target: Tensor, value: Tensor | Stored) -> None:
         part.copy_(value)
     else:
         target.copy_(value)
-
-
-@contextlib.contextmanager
-def without_advice() -> Iterator[None]:
-    """Silence torch's warning that it assumes a single process, which is intended here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        yield
 
 
 def first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -90,16 +91,13 @@ class Checkpoints:
         path = self.path(step)
         head = Head(step, collectives.world_size(), {})
         if self._executor is None:
-            _write(path, head, tree, chunks, None)
-            self._prune(path)
+            self._write(path, head, tree, chunks)
         else:
             copies = {name: replace(each, part=_copy(each.part)) for name, each in chunks.items()}
-            self._pending = self._executor.submit(self._write_copies, path, head, tree, copies)
+            self._pending = self._executor.submit(self._write, path, head, tree, copies)
 
-    def _write_copies(
-        self, path: Path, head: Head, tree: str, copies: Mapping[str, _Chunk]
-    ) -> None:
-        _write(path, head, tree, copies, self._group)
+    def _write(self, path: Path, head: Head, tree: str, chunks: Mapping[str, _Chunk]) -> None:
+        _write(path, head, tree, chunks, self._group)
         self._prune(path)
 
     def _prune(self, newest: Path) -> None:
@@ -141,7 +139,7 @@ class Checkpoints:
 
 
 def _chunk(name: str, tensor: Tensor) -> _Chunk:
-    if not safetensors_writer.can_hold(tensor.dtype):
+    if tensor.dtype not in safetensors_writer.DTYPES:
         raise CheckpointError(
             f"{name} is a tensor of {tensor.dtype}, which safetensors files cannot hold; convert it"
         )
@@ -166,7 +164,7 @@ def _write(
     try:
         files = _write_own(partial, chunks)
     except OSError as error:
-        problem = f"{_reason(error)} (rank {collectives.rank()})"
+        problem = f"{error.strerror or error} (rank {collectives.rank()})"
     reports = collectives.gather([problem, files], group)
     problems = [each[0] for each in reports if each[0]]
     problem = problems[0] if problems else None
@@ -175,22 +173,14 @@ def _write(
         try:
             _finish(path, partial, state_file.encode(replace(head, files=merged), tree))
         except OSError as error:
-            problem = _reason(error)
+            problem = error.strerror or str(error)
     problem = collectives.broadcast(problem, group)
     if problem is not None:
         if collectives.rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(_not_saved(path, problem))
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
-def _not_saved(path: Path, problem: str) -> str:
-    whole = complete(path.parent)
-    newest = f"the newest checkpoint is {whole[-1]}" if whole else "there is no checkpoint yet"
-    return f"{path}: cannot be saved: {problem}; {newest}"
+        saved = complete(path.parent)
+        newest = f"the newest checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
+        raise CheckpointError(f"{path}: cannot be saved: {problem}; {newest}")
 
 
 def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[Any]]:
@@ -201,10 +191,11 @@ def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[An
     if not chunks:
         return {}
     file = partial / f"rank-{collectives.rank():05d}.safetensors"
-    # The format of torch.distributed.checkpoint's HuggingFaceStorageReader.
     offsets = {name: {"saved_offsets": each.offsets} for name, each in chunks.items()}
     tensors = {name: each.part for name, each in chunks.items()}
-    checksum = safetensors_writer.write(file, tensors, {"DCP_SHARDING_INFO": json.dumps(offsets)})
+    checksum = safetensors_writer.write(
+        file, tensors, {safetensors_writer.SHARDING: json.dumps(offsets)}
+    )
     _sync_directory(partial)
     return {file.name: [file.stat().st_size, f"{checksum:08x}"]}
 
@@ -244,7 +235,8 @@ def set_aside(directory: Path, resumed: Path) -> list[Path]:
     if resumed.parent.resolve() == directory.resolve():
         others = [path for path in others if step_of(path) > step_of(resumed)]
     moved = []
-    folder = _free(directory)
+    folders = (directory / f"{_ABANDONED}-{number}" for number in itertools.count(1))
+    folder = next(each for each in folders if not each.exists())
     # Newest first: if this is interrupted, the remaining checkpoints have no gap.
     for path in reversed(others):
         folder.mkdir(exist_ok=True)
@@ -260,10 +252,3 @@ def _point_last(checkpoint: Path) -> None:
     directory = checkpoint.parent
     if directory.name == DIRECTORY:
         links.point(directory.parent / links.LAST, checkpoint)
-
-
-def _free(directory: Path) -> Path:
-    number = 1
-    while (folder := directory / f"{_ABANDONED}-{number}").exists():
-        number += 1
-    return folder

@@ -21,7 +21,7 @@ LINES = {
     "errors.py": 111,
     "launch": 4253,
     "legacy.py": 67,
-    "logging": 1298,
+    "logging": 1307,
     "loop": 2014,
     "memory": 399,
     "module": 774,

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -65,7 +66,7 @@ class _Total:
 
 
 def _empty_total(how: ReduceFx, synced: bool, device: torch.device) -> _Total:
-    start = {"min": float("inf"), "max": float("-inf")}.get(how, 0.0)
+    start = {"min": math.inf, "max": -math.inf}.get(how, 0.0)
     return _Total(how, synced, _number(start, device), 0.0)
 
 
@@ -302,12 +303,8 @@ class Recorder:
         for key, (total, weight) in state.items():
             how, synced, name = key.removeprefix(_STEPS).split(":", 2)
             totals = self._steps if key.startswith(_STEPS) else self._epoch
-            totals[name] = _Total(
-                how,  # type: ignore[arg-type]
-                synced == "1",
-                total.to(self._device),
-                float(weight),
-            )
+            own = total.to(self._device)
+            totals[name] = _Total(how, synced == "1", own, float(weight))  # type: ignore[arg-type]
 
 
 def _levels(
@@ -342,27 +339,20 @@ def _values(
     totals: Mapping[str, _Total], reduce: Callable[[Tensor, How], Tensor]
 ) -> dict[str, float]:
     """Compute all totals, with one reduction for sums and one for minima and maxima."""
-    if not totals:
-        return {}
-    sums = {name: total for name, total in totals.items() if total.how in ("mean", "sum")}
-    extremes = {name: total for name, total in totals.items() if name not in sums}
+    sums = [name for name, each in totals.items() if each.how in ("mean", "sum")]
+    extremes = [name for name in totals if name not in sums]
     result: dict[str, float] = {}
     if sums:
-        device = next(iter(sums.values())).total.device
-        weights = torch.tensor([each.weight for each in sums.values()], dtype=torch.float64)
-        values = torch.stack([each.total for each in sums.values()])
-        both = torch.stack([values, weights.to(device)])
-        reduced = reduce(both, "sum").tolist()
+        values = torch.stack([totals[name].total for name in sums])
+        weights = torch.tensor([totals[name].weight for name in sums], dtype=torch.float64)
+        reduced = reduce(torch.stack([values, weights.to(values.device)]), "sum").tolist()
         for name, total, weight in zip(sums, *reduced, strict=True):
-            is_mean = sums[name].how == "mean"
-            result[name] = (total / weight if weight else float("nan")) if is_mean else total
+            mean = total / weight if weight else math.nan
+            result[name] = mean if totals[name].how == "mean" else total
     if extremes:
-        signs = [-1.0 if each.how == "min" else 1.0 for each in extremes.values()]
-        signed = torch.stack(
-            [sign * each.total for sign, each in zip(signs, extremes.values(), strict=True)]
-        )
-        largest = reduce(signed, "max").tolist()
-        result |= {
-            name: sign * value for name, sign, value in zip(extremes, signs, largest, strict=True)
-        }
+        signs = [-1.0 if totals[name].how == "min" else 1.0 for name in extremes]
+        signed = [sign * totals[name].total for sign, name in zip(signs, extremes, strict=True)]
+        largest = reduce(torch.stack(signed), "max").tolist()
+        for name, sign, value in zip(extremes, signs, largest, strict=True):
+            result[name] = sign * value
     return {name: result[name] for name in totals}

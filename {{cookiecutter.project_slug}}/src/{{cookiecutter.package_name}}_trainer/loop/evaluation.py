@@ -77,11 +77,7 @@ def check_validation(
 ) -> dict[str, float]:
     """Run some validation batches before training, and restore all that they have changed.
 
-    Args:
-        module: A module that the strategy has set up.
-        strategy: The strategy.
-        recorder: Records the values, which are only returned.
-        feeds: The batches, as in :func:`evaluate`; every replica has the same number.
+    Its arguments are those of :func:`evaluate`; every replica has the same number of batches.
     """
     with torchmetrics_state.unchanged(module), _same_buffers(module):
         try:

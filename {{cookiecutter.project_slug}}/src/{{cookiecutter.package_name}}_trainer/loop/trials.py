@@ -275,13 +275,9 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
 
 
 def _average_gradients(parameters: Sequence[Tensor]) -> None:
-    if collectives.world_size() == 1:
-        return
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in parameters]
-    mean = collectives.all_reduce(torch.cat([each.flatten() for each in gradients]), "mean")
-    parts = mean.split([each.numel() for each in gradients])
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.grad = part.view_as(parameter).to(parameter.dtype)
+    for each in parameters if collectives.world_size() > 1 else []:
+        gradient = torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
+        each.grad = collectives.all_reduce(gradient.detach(), "mean")
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

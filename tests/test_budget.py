@@ -34,7 +34,7 @@ LINES = {
     "strategies/gradients": 510,
     "strategies/horovod": 296,
     "strategies/mesh": 1473,
-    "strategies/pipeline": 1772,
+    "strategies/pipeline": 1774,
     "strategies/replicated": 865,
     "strategies/xla": 368,
     "trainer.py": 480,

@@ -100,7 +100,9 @@ class Gradients:
         """Clip by the norm over all stages, which is returned, or by value."""
         own = [with_local_gradient(each) for each in parameters]
         if algorithm == "value":
-            clip_grad_value_(own, value)
+            # torch's function refuses an empty list, and a stage may have no parameters.
+            if any(each.grad is not None for each in own):
+                clip_grad_value_(own, value)
             return None
         counted = [
             each.grad

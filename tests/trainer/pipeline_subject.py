@@ -2,11 +2,13 @@
 
 ``python -m pipeline_subject FOLDER NAME …`` trains cases of one number of processes; and
 ``python -m pipeline_subject FOLDER alone NAME …`` what one process computes in their stead.
+``python -m pipeline_subject FOLDER casts`` counts copies of weights; ``… uneven`` fails.
 ``python -m pipeline_subject FOLDER ported NAME`` trains a case of PORTED from where the first of
 them, which must be trained before, has stopped.
 """
 
 import csv
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +20,9 @@ import torch
 from my_project_trainer.checkpoint import reading
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import mse_loss
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 SAMPLES, BATCH, STOP = 53, 12, 3  # the last batch of an epoch has 5 samples
@@ -59,8 +63,47 @@ class Two(nn.Module):
         return y + self.layer(x).tanh(), x
 
 
+class Turned(nn.Module):
+    """Gives a transposed tensor."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).unflatten(1, (4, 2)).transpose(1, 2)
+
+
+class Recurrent(nn.Module):
+    """Gives the outputs of an LSTM, which torch transposes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.lstm(x)[0]
+        return output
+
+
+class ChannelsLast(nn.Module):
+    """Gives images whose channels are last in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = x.transpose(1, 2).unsqueeze(3).contiguous(memory_format=torch.channels_last)
+        output: Tensor = self.layer(images)
+        return output
+
+
 def body(kind: str, width: int) -> nn.Sequential:
     """Six children."""
+    if kind == "transposed":
+        rest = (nn.Flatten(), nn.Linear(width, width), nn.Tanh())
+        return nn.Sequential(Turned(width), Recurrent(), ChannelsLast(), *rest)
     if kind == "tuples":
         return nn.Sequential(*(Pair(width) for _ in range(6)))
     if kind == "several":
@@ -205,9 +248,12 @@ CASES = {
     "shared": Case({"balance": [3, 3], "stages": 2}, {"kind": "shared"}, CLIPPED, exhaustive=True),
     # With SGD the losses grow to 3, and carry roundings of a half to 0.6 of a prediction.
     "bf16": Case({}, {**ADAM}, {"precision": "bf16-mixed"}, tolerance=6e-2, exhaustive=True),
+    "transposed": Case(
+        {"schedule": "interleaved", "balance": [1, 1, 1, 3]}, {"kind": "transposed"}
+    ),
     "memory": Case({"balance": "memory", "schedule": "gpipe"}, {"kind": "several", **ADAM}),
     "four": Case({"microbatches": 8, "balance": [1, 3, 1, 1]}, {}, CLIPPED, 4),
-    "four, time": Case({"balance": "time"}, {"kind": "tuples"}, {}, 4, exhaustive=True),
+    "four, time": Case({"balance": "time"}, {"kind": "tuples"}, {}, 4, 1e-5, exhaustive=True),
     "four, gpipe": Case(
         {"schedule": "gpipe", "microbatches": 7, "checkpoint": "except_last"},
         {"kind": "tuples", **ADAM},
@@ -324,9 +370,66 @@ def ported(folder: Path, name: str) -> None:
         train(folder, name, PORTED[name], resume=str(folder / "stopped"))
 
 
+class Casts(TorchDispatchMode):
+    """Knows the copies of weights in half precision that are in memory."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.made: list[StorageWeakRef] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        is_cast = "_to_copy" in str(func) and output.dtype == torch.bfloat16
+        if is_cast and output.shape == self.shape:
+            self.made.append(StorageWeakRef(output.untyped_storage()))
+        return output
+
+    def count(self) -> int:
+        """Their number."""
+        return sum(not each.expired() for each in self.made)
+
+
+def casts(folder: Path) -> None:
+    """Write the number of copies after each forward of the last child of a process."""
+    counts: list[int] = []
+    subject, mode = Subject(), Casts((8, 8))
+    layers = [nn.Linear(8, 8) for _ in range(6)]
+    subject.sequential_module = nn.Sequential(*layers)
+    for index in (2, 5):
+        layers[index].register_forward_hook(lambda *_: counts.append(mode.count()))
+    options = {"schedule": "gpipe", "balance": [3, 3], "microbatches": 4}
+    more: dict[str, Any] = {"precision": "bf16-mixed", "max_epochs": None, "max_steps": 2}
+    run = make_trainer(folder, "casts", Case(options), **more)
+    with mode:
+        run.fit(subject)
+    (folder / f"casts-{run.global_rank}.json").write_text(json.dumps(counts))
+
+
+class Shrinks(nn.Module):
+    """Gives fewer samples from its third call on."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x if self.calls < 3 else x[1:]
+
+
+def uneven(folder: Path) -> None:
+    """Train a stage that gives tensors of other shapes in its second micro-batch."""
+    subject = Subject()
+    subject.sequential_module = nn.Sequential(Shrinks(), nn.Linear(8, 8))
+    make_trainer(folder, "uneven", Case({"balance": [1, 1]})).fit(subject)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[2] == "ported":
+    if sys.argv[2] == "casts":
+        casts(Path(sys.argv[1]))
+    elif sys.argv[2] == "uneven":
+        uneven(Path(sys.argv[1]))
+    elif sys.argv[2] == "ported":
         ported(Path(sys.argv[1]), sys.argv[3])
     elif sys.argv[2] == "alone":
         alone(Path(sys.argv[1]), sys.argv[3:])

@@ -1,5 +1,6 @@
 """Pipelines compute what one process computes, and go on to the last bit."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -90,3 +91,18 @@ def test_goes_on_with_other_stages_and_schedules_and_in_one_process(tmp_path):
             expected = whole[key][-len(value) :].double()
             difference = (value.double() - expected).abs().max()
             assert difference <= tolerance * max(1.0, expected.abs().max()), (name, key)
+
+
+def test_weights_are_cast_once_for_all_micro_batches(tmp_path):
+    done = run(["-m", "pipeline_subject", tmp_path, "casts"], timeout=600)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        counts = json.loads((tmp_path / f"casts-{rank}.json").read_text())
+        assert len(counts) >= 2 * 4
+        assert set(counts) == {3}
+
+
+def test_other_shapes_between_stages_are_refused(tmp_path):
+    done = run(["-m", "pipeline_subject", tmp_path, "uneven"], timeout=600)
+    assert done.returncode != 0
+    assert "sequential_module.0 gives tensors of other shapes or types than for the" in done.stderr

@@ -98,8 +98,6 @@ REFUSED = {
 del REFUSED["sequential"][LAYERS], REFUSED["sequential"][RESNET], REFUSED["tensor_parallel"][LLAMA]
 # The generator's gradients are of a critic that has stepped and was not averaged yet.
 NOT_TRIED = {("local_sgd", WGAN)}
-CONTIGUOUS = pytest.mark.xfail(strict=True, reason="gradients between stages must be contiguous")
-WRONG = {("sequential", LAYERS): CONTIGUOUS}
 
 
 def cells() -> Iterator[Any]:
@@ -108,7 +106,6 @@ def cells() -> Iterator[Any]:
         for model in MODELS:
             marks = [pytest.mark.needs(way.engine)] if way.engine != "torch" else []
             marks += [] if model in way.models else [pytest.mark.exhaustive]
-            marks += [WRONG[strategy, model]] if (strategy, model) in WRONG else []
             if (strategy, model) not in NOT_TRIED:
                 yield pytest.param(strategy, model, marks=marks)
 

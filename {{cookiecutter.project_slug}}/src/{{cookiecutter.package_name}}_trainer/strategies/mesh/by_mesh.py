@@ -9,10 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from ...checkpoint import dtensors
 from ...errors import UserError
 from ...launch import collectives
+from ..base import Strategy
+from ..fsdp.state import groups_split
+from ..step import Stage
+from .sizes import Sizes
 
 # Relative difference of the norms of two gradients that should be equal.
 _TOLERANCE = 1e-2
@@ -71,3 +77,43 @@ def _norm(gradient: Tensor | None) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     norm: Tensor = torch.linalg.vector_norm(dtensors.local(gradient), dtype=torch.float64)
     return norm.cpu()
+
+
+class OnMesh(Strategy):
+    """What strategies on a mesh share: who reads which part of a batch, and DTensors in steps.
+
+    Neighboring ranks form a tensor group, and these a context group; a pipeline is outermost.
+    """
+
+    sizes: Sizes
+
+    def replicas(self, devices: int, num_nodes: int) -> int:
+        return self.sizes.on(devices * num_nodes).replicas
+
+    @property
+    def data_replicas(self) -> int:
+        return self.sizes.replicas
+
+    @property
+    def data_index(self) -> int:
+        return self.layout.rank // (self.sizes.context * self.sizes.tensor) % self.data_replicas
+
+    @property
+    def is_first_of_replica(self) -> bool:
+        return self.layout.rank % (self.sizes.context * self.sizes.tensor) == 0
+
+    @property
+    def random_rank(self) -> int:
+        return self.layout.rank - self.layout.rank % self.sizes.tensor
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        outputs = super().forward(stage, batch, batch_idx)
+        return tree_map(dtensors.whole, outputs) if stage == "predict" else outputs
+
+    def read_loss(self, outputs: Any) -> Tensor:
+        loss: Tensor = dtensors.whole(super().read_loss(outputs))
+        return loss
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        with groups_split(optimizer):
+            super().optimizer_step(optimizer)

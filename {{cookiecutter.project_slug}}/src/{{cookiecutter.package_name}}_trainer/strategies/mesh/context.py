@@ -26,7 +26,7 @@ from ...data import sequence
 from ...errors import UserError
 from ...module import TrainingModule
 from ..step import Stage
-from .second_order import refuse
+from .refusals import refuse_second_order
 from .sizes import Sizes
 
 
@@ -187,7 +187,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        refuse()
+        refuse_second_order()
         longest = max(ctx.lengths)
         parts = [_padded(part, ctx.dim, longest) for part in gradient.split(ctx.lengths, ctx.dim)]
         own = torch.empty_like(parts[0])
@@ -214,7 +214,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        refuse()
+        refuse_second_order()
         total = gradient.clone()
         dist.all_reduce(total, group=ctx.group)
         return total, None

@@ -1,10 +1,12 @@
-"""The process groups of a mesh."""
+"""The process groups of a mesh, and of the metrics of its ranks."""
 
 import datetime
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 Lines = list[list[int]]
@@ -40,3 +42,28 @@ def device_mesh(
 def close(mesh: DeviceMesh) -> None:
     """Drop a mesh's references to its groups, and so gloo's threads."""
     getattr(mesh, "_pg_registry", {}).clear()
+
+
+class CountedOnce:
+    """Makes torchmetrics reduce over one rank of each replica, whose ranks see the same samples.
+
+    Args:
+        module: The user's module. Metrics with a process group of their own keep it.
+        ranks: For each place in a replica, the ranks at this place.
+    """
+
+    def __init__(self, module: nn.Module, ranks: Lines) -> None:
+        self._changed: list[Any] = [
+            each
+            for each in module.modules()
+            if hasattr(each, "metric_state") and getattr(each, "process_group", self) is None
+        ]
+        if self._changed:
+            group, _ = dist.new_subgroups_by_enumeration(ranks)
+            for each in self._changed:
+                each.process_group = group
+
+    def close(self) -> None:
+        """Undo it, before the process group is destroyed."""
+        for each in self._changed:
+            each.process_group = None

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 
 from ...errors import UserError, nearest
 from ...module import TrainingModule
-from . import lengths, second_order
+from . import refusals
 from .sizes import Sizes
 from .styles import ShardedRandomness
 
@@ -179,11 +179,11 @@ def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module
             materialize(layer.module)
         trains = {name: each.requires_grad for name, each in layer.module.named_parameters()}
         if layer.inner is not None:
-            lengths.watch(layer.name, layer.module, layer.inner, mesh.size())
+            refusals.watch_lengths(layer.name, layer.module, layer.inner, mesh.size())
         # The parameters are equal already: each rank takes its shard of its own.
         parallelize_module(layer.module, mesh, layer.style, src_data_rank=None)
         if layer.inner is not None:
-            second_order.watch(layer.module)
+            refusals.watch_second_order(layer.module)
         for name, each in layer.module.named_parameters():
             each.requires_grad_(trains[name])
             _check_even(f"{layer.name}.{name}", each, mesh.size())

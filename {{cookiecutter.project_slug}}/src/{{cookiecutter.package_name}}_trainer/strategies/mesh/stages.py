@@ -16,8 +16,8 @@ from ...checkpoint import dtensors
 from ...launch import collectives
 from ...module import TrainingModule
 from ..fsdp.fsdp import drop_groups
+from ..pipeline.gradients import Placement
 from ..pipeline.partition import ATTRIBUTE, Ownership
-from ..pipeline.placement import Placement
 from ..pipeline.processes import Processes
 from . import groups, plan
 from .by_mesh import check_equal, settle
@@ -78,12 +78,12 @@ class MeshStages(Placement):
         self._until_close = contextlib.ExitStack()
 
     def shard(self, module: TrainingModule, ownership: Ownership) -> None:
-        with ownership.following(module):
-            if self._sizes.tensor > 1:
-                self._shard_layers(module, ownership)
-        with ownership.following(module):
-            if self._sizes.shard > 1:
-                self._shard_unit(module, ownership)
+        if self._sizes.tensor > 1:
+            self._shard_layers(module, ownership)
+            ownership.refresh()
+        if self._sizes.shard > 1:
+            self._shard_unit(module, ownership)
+            ownership.refresh()
         self._own = [each for each in module.named_parameters() if ownership.is_own(each[1])]
 
     def _shard_layers(self, module: TrainingModule, ownership: Ownership) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
-from torch.utils._pytree import tree_map
 
 from ...checkpoint import dtensors
 from ...data import sequence
@@ -30,14 +29,13 @@ from ..limits import Limits
 from ..optimizers import Optimization
 from ..step import Stage
 from . import context, groups, plan
-from .by_mesh import check_equal, settle
-from .metrics import CountedOnce
+from .by_mesh import OnMesh, check_equal, settle
 from .pipelined import PipelinedMesh
 from .sizes import Sizes
 from .styles import LossParallel
 
 
-class Mesh(FSDP):
+class Mesh(OnMesh, FSDP):
     """Tensor parallelism by the module's parallelize_plan, in a mesh of processes.
 
     The sizes of its dimensions multiply to the number of processes. Neighboring ranks form a
@@ -138,9 +136,6 @@ class Mesh(FSDP):
     def check_processes(self, processes: int) -> None:
         self.sizes = self.sizes.on(processes)
 
-    def replicas(self, devices: int, num_nodes: int) -> int:
-        return self.sizes.on(devices * num_nodes).replicas
-
     def problems_of(self, module: TrainingModule) -> list[str]:
         if self.has_units:
             lines = super().problems_of(module)
@@ -150,22 +145,6 @@ class Mesh(FSDP):
         return lines + context.problems_of(module, self.sizes)
 
     # --- before the first step -----------------------------------------------------------------
-
-    @property
-    def data_replicas(self) -> int:
-        return self.sizes.replicas
-
-    @property
-    def data_index(self) -> int:
-        return self.layout.rank // (self.sizes.context * self.sizes.tensor) % self.data_replicas
-
-    @property
-    def is_first_of_replica(self) -> bool:
-        return self.layout.rank % (self.sizes.context * self.sizes.tensor) == 0
-
-    @property
-    def random_rank(self) -> int:
-        return self.layout.rank - self.layout.rank % self.sizes.tensor
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
@@ -195,7 +174,7 @@ class Mesh(FSDP):
     def _count_once(self, module: TrainingModule) -> None:
         # Each rank of a context group counts its own slice.
         ranks = torch.arange(self.layout.world_size).view(-1, self.sizes.tensor)
-        counted = CountedOnce(module, ranks.T.tolist())
+        counted = groups.CountedOnce(module, ranks.T.tolist())
         self._until_teardown.callback(counted.close)
 
     def whole_parameters(self) -> list[nn.Parameter]:
@@ -221,12 +200,7 @@ class Mesh(FSDP):
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         with self.slices.step(stage) if self.slices is not None else contextlib.nullcontext():
-            outputs = super().forward(stage, batch, batch_idx)
-        return tree_map(dtensors.whole, outputs) if stage == "predict" else outputs
-
-    def read_loss(self, outputs: Any) -> Tensor:
-        loss: Tensor = dtensors.whole(super().read_loss(outputs))
-        return loss
+            return super().forward(stage, batch, batch_idx)
 
     def take_loss(self, loss: Tensor, source: str) -> None:
         super().take_loss(dtensors.whole(loss), source)

@@ -18,10 +18,6 @@ from .partition import ATTRIBUTE
 class _Reached(BaseException):
     """Ends a step on the first stage; the user's ``except Exception`` does not catch it."""
 
-    def __init__(self, inputs: tuple[Any, ...]) -> None:
-        super().__init__()
-        self.inputs = inputs
-
 
 class _Silent:
     """A run whose module logs nothing: the process with the last stage logs."""
@@ -74,27 +70,24 @@ class Boundary:
         return self._sequential.training
 
     def inputs(self, step: Callable[[], Any], seed: int | None) -> tuple[Any, ...]:
-        """Run a step until it calls ``sequential_module``.
+        """Run a step until it calls ``sequential_module``; return what it gives to it.
 
         Args:
             step: The user's step.
             seed: Seed of the random numbers before the call: the same on the first and the last
                 process. ``None``: those of this process.
-
-        Returns:
-            What the step gives to ``sequential_module``.
         """
+        reached: tuple[Any, ...] = ()
 
         def stop(inputs: tuple[Any, ...]) -> Any:
-            raise _Reached(inputs)
+            nonlocal reached
+            reached = inputs
+            raise _Reached
 
-        reached: tuple[Any, ...] = ()
         run = self._module.trainer_state.run
-        with self._state(run=None if run is None else _Silent(run)):
-            try:
-                self._run(step, stop, seed)
-            except _Reached as end:
-                reached = end.inputs
+        silent = self._state(run=None if run is None else _Silent(run))
+        with silent, contextlib.suppress(_Reached):
+            self._run(step, stop, seed)
         return reached
 
     def outputs(
@@ -118,19 +111,15 @@ class Boundary:
             return self._run(step, compute, seed)
 
     def _run(
-        self,
-        step: Callable[[], Any],
-        compute: Callable[[tuple[Any, ...]], Any],
-        seed: int | None,
+        self, step: Callable[[], Any], compute: Callable[[tuple[Any, ...]], Any], seed: int | None
     ) -> Any:
         self._compute, self._calls = compute, 0
-        self._before = ExitStack()
         try:
-            if seed is not None:
-                self._before.enter_context(_seeded(seed, self._device))
-            outputs = step()
+            with ExitStack() as self._before:
+                if seed is not None:
+                    self._before.enter_context(self.seeded(seed))
+                outputs = step()
         finally:
-            self._before.close()
             self._compute = None
         if not self._calls:
             raise UserError(
@@ -148,15 +137,13 @@ class Boundary:
         finally:
             module.trainer_state = state
 
-
-@contextlib.contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw the random numbers in this context from a seed."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(randomness.Stream(seed))
-        if device.type != "cpu":
-            own: Any = torch.get_device_module(device)
-            state = own.get_rng_state(device)
-            stack.callback(own.set_rng_state, state, device)
-            own.manual_seed(seed)
-        yield
+    @contextlib.contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Draw the random numbers in this context from a seed."""
+        with ExitStack() as stack:
+            stack.enter_context(randomness.Stream(seed))
+            if self._device.type != "cpu":
+                own: Any = torch.get_device_module(self._device)
+                stack.callback(own.set_rng_state, own.get_rng_state(self._device), self._device)
+                own.manual_seed(seed)
+            yield

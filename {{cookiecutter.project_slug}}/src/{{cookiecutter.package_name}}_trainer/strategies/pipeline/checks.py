@@ -9,9 +9,10 @@ from torch import nn
 from ...errors import nearest
 from ...module import TrainingModule
 from ..balance import divide, total
-from . import partition, schedules
+from . import partition
 from .measure import Measured
 from .partition import ATTRIBUTE
+from .stages import SCHEDULES
 
 BALANCES = ("parameters", "time", "memory")
 CHECKPOINTS = ("never", "except_last", "always")
@@ -41,11 +42,20 @@ class Shape:
         return self.stages or run_processes
 
     def count(self, samples: int, processes: int) -> int:
-        """Number of micro-batches of a batch; fewer if it has few samples."""
-        count = max(1, min(self.microbatches, samples))
-        if self.schedule == "interleaved" and count > processes:
-            count -= count % processes
-        return count
+        """The largest number of micro-batches that divides a batch and that its schedule runs."""
+        counts = range(min(self.microbatches, samples), 0, -1)
+        return next(
+            (each for each in counts if samples % each == 0 and self._runs(each, processes)), 1
+        )
+
+    def _runs(self, count: int, processes: int) -> bool:
+        in_rounds = self.schedule in ("interleaved", "zero_bubble")
+        return not in_rounds or count % max(1, count // processes) == 0
+
+    def checkpoints(self, number: int, count: int) -> bool:
+        """Whether stages recompute the activations of a micro-batch of so many."""
+        except_last = self.checkpoint == "except_last" and number < count - 1
+        return self.checkpoint == "always" or except_last
 
     @property
     def is_measured(self) -> bool:
@@ -72,8 +82,9 @@ class Shape:
         held = {"1f1b": stages - stage, "zero_bubble": stages}.get(self.schedule, self.microbatches)
         held = min(held, self.microbatches)
         saved = sum(found[index].saved for index in indices)
-        kept = saved * held
-        if self.checkpoint != "never":
+        if self.checkpoint == "never":
+            kept = saved * held
+        else:
             kept = saved + found[indices.start].inputs * held
         return kept + sum(found[index].parameters for index in indices)
 
@@ -82,7 +93,7 @@ class Shape:
         lines = [
             f"strategy_options.{name}={value!r} is unknown{nearest(value, known)}"
             for name, value, known in (
-                ("schedule", self.schedule, schedules.NAMES),
+                ("schedule", self.schedule, tuple(SCHEDULES)),
                 ("checkpoint", self.checkpoint, CHECKPOINTS),
                 ("balance", self.balance, BALANCES),
             )
@@ -134,11 +145,6 @@ class Shape:
             lines.append(
                 "strategy_options.schedule='interleaved' passes micro-batches round several "
                 "processes, and a pipeline has one here; use schedule='1f1b', or more stages"
-            )
-        if self.schedule == "interleaved" and self.microbatches % count:
-            lines.append(
-                f"strategy_options.microbatches={self.microbatches}: schedule='interleaved' needs "
-                f"a multiple of the {count} processes of a pipeline"
             )
         return lines
 

@@ -2,17 +2,64 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_value_, get_total_norm
 
 from ...checkpoint import dtensors
+from ...module import TrainingModule
 from ..clipping import bound_norm, with_local_gradient
 from .partition import Ownership
-from .placement import Placement
 from .processes import Processes
+
+
+class Placement:
+    """How processes with the same stages hold their parameters: whole, with averaged gradients.
+
+    A strategy that shards them overrides this.
+
+    Args:
+        processes: The processes of the pipelines.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+
+    def shard(self, module: TrainingModule, ownership: Ownership) -> None:
+        """Shard this process' parameters, equal so far, before optimizers are created."""
+
+    def prepare_part(self, part: nn.Sequential) -> None:
+        """Add to a part of ``sequential_module`` what applies to each part of it."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Context of forwards and backwards, in which modules have the parameters they use."""
+        return nullcontext()
+
+    def end_backward(self, *, synchronize: bool) -> None:
+        """End the backwards of a batch; ``synchronize``: average the gradients of shards."""
+
+    def averaged(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of this process' parameters whose gradients are averaged over :meth:`replicas`."""
+        return parameters
+
+    def replicas(self) -> dist.ProcessGroup | None:
+        """Group of the processes that average gradients; ``None`` if there is one pipeline."""
+        return self._processes.across_replicas()
+
+    def counted(self) -> dist.ProcessGroup | None:
+        """Group over which a norm is summed from the parameters that :meth:`counts_here`."""
+        each = self._processes
+        return each.among(range(each.count)) if each.count > 1 else None
+
+    def counts_here(self, parameter: Tensor) -> bool:
+        """Whether no lower rank in :meth:`counted` that has this stage holds the same values."""
+        return True
+
+    def close(self) -> None:
+        """Drop the process groups."""
 
 
 class Gradients:
@@ -35,16 +82,12 @@ class Gradients:
         processes: Processes,
         placement: Placement,
     ) -> None:
-        self._ownership = ownership
-        self._placement = placement
-        self._counted = placement.counted()
-        self._shared: list[tuple[list[Tensor], dist.ProcessGroup]] = []
-        for positions, tensors in ownership.shared(parameters).items():
-            group = processes.among(positions)
-            if group is not None:
-                self._shared.append((tensors, group))
+        self._ownership, self._placement = ownership, placement
+        self._counted, self._replicas = placement.counted(), placement.replicas()
+        shared = ownership.shared(parameters)
+        groups = [(processes.among(positions), own) for positions, own in shared.items()]
+        self._shared = [(own, group) for group, own in groups if group is not None]
         self._averaged = placement.averaged([each for each in parameters if ownership.is_own(each)])
-        self._replicas = placement.replicas()
 
     def synchronize(self) -> None:
         """Sum and average the gradients of a step, after its last backward."""
@@ -61,18 +104,19 @@ class Gradients:
             if any(each.grad is not None for each in own):
                 clip_grad_value_(own, value)
             return None
-        pairs = zip(own, parameters, strict=True)
-        counted = [each.grad for each, whole in pairs if self._counts_here(whole)]
-        norm = get_total_norm([each for each in counted if each is not None])
+        counted = [
+            each.grad
+            for each, whole in zip(own, parameters, strict=True)
+            if each.grad is not None
+            and self._ownership.counts_here(whole)
+            and self._placement.counts_here(whole)
+        ]
+        norm = get_total_norm(counted)
         if self._counted is not None:
             square = norm.detach().cpu().double() ** 2
             dist.all_reduce(square, group=self._counted)
             norm = square.sqrt().float()
         return bound_norm(own, value, norm)
-
-    def _counts_here(self, parameter: Tensor) -> bool:
-        counts = self._ownership.counts_here(parameter)
-        return counts and self._placement.counts_here(parameter)
 
     def close(self) -> None:
         """Drop the process groups."""
@@ -82,9 +126,9 @@ class Gradients:
 def _reduce(parameters: Sequence[Tensor], group: dist.ProcessGroup, divisor: int) -> None:
     """Sum gradients over a group; a process without a gradient contributes zeros."""
     trained = [each for each in parameters if each.requires_grad]
-    has = torch.tensor([float(each.grad is not None) for each in trained])
     if not trained:
         return
+    has = torch.tensor([float(each.grad is not None) for each in trained])
     dist.all_reduce(has, dist.ReduceOp.MAX, group)
     same_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
     for parameter, anywhere in zip(trained, has.tolist(), strict=True):

@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...data import randomness
 from ...memory import activation_checkpointing, meta_device
 from ...module import TrainingModule
 from . import partition
+from .activations import changeable
 from .boundary import Boundary
-from .messages import Values, changeable
+
+Context = Callable[[], contextlib.AbstractContextManager[None]]
 
 _REPEATS = 3
 # A parameter, its gradient, and two states of an optimizer such as Adam.
@@ -37,10 +40,7 @@ class Measured:
 
 
 def measure(
-    module: TrainingModule,
-    run_step: Callable[[], Any],
-    autocast: Callable[[], contextlib.AbstractContextManager[None]],
-    device: torch.device,
+    module: TrainingModule, run_step: Callable[[], Any], autocast: Context, device: torch.device
 ) -> list[Measured]:
     """Measure each child; the module and the random states are the same afterward.
 
@@ -63,70 +63,51 @@ def measure(
         seen: dict[int, Tensor] = {}
         for index in range(len(sequential)):
             part = copy.deepcopy(partition.part(sequential, range(index, index + 1))).to(device)
-            measured, given = _measure(part, given, autocast, seen)
+            measured, output = _measure(part, given, autocast, device, seen)
             found.append(measured)
+            given = partition.arguments(part, output)
     return found
 
 
 def _measure(
     part: nn.Sequential,
     given: tuple[Any, ...],
-    autocast: Callable[[], contextlib.AbstractContextManager[None]],
+    autocast: Context,
+    device: torch.device,
     seen: dict[int, Tensor],
-) -> tuple[Measured, tuple[Any, ...]]:
-    device = next((each.device for each in part.parameters()), torch.device("cpu"))
-    # A tuple for a child is one argument of it, which torch's own class passes on as it is.
-    nested = len(given) == 1 and isinstance(given[0], tuple)
-    tensors = given[0] if nested else given
-    inputs = tuple(_leaf(each, device) if isinstance(each, Tensor) else each for each in tensors)
-    held = {each.data_ptr() for each in part.parameters()}
-    saved = 0
+) -> tuple[Measured, Any]:
+    """Measure a child; ``seen``: what earlier children have saved, by its address."""
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device).requires_grad_(tensor.is_floating_point())
+
+    def run() -> Any:
+        with autocast():
+            return part(*tree_map_only(Tensor, changeable, inputs))
 
     def pack(tensor: Tensor) -> Tensor:
-        nonlocal saved
-        pointer = tensor.untyped_storage().data_ptr()
-        if pointer not in seen and pointer not in held:
-            seen[pointer] = tensor.detach()
-            saved += tensor.untyped_storage().nbytes()
+        seen.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
         return tensor.detach()  # an output that saved itself would never be freed
 
+    def seconds() -> float:
+        started = time.perf_counter()
+        leaves = [each for each in tree_leaves(run()) if isinstance(each, Tensor)]
+        outputs = [each for each in leaves if each.requires_grad]
+        if outputs:
+            torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+            if device.type != "cpu":
+                torch.get_device_module(device).synchronize(device)
+        return time.perf_counter() - started
+
+    inputs = tree_map_only(Tensor, leaf, given)
+    known = {*seen, *(each.untyped_storage().data_ptr() for each in part.parameters())}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
-        output = _forward(part, inputs, nested, autocast)
-    seconds = min(_time(part, inputs, nested, autocast) for _ in range(_REPEATS))
+        output = run()
+    saved = [each for pointer, each in seen.items() if pointer not in known]
     measured = Measured(
-        seconds,
-        saved,
-        sum(each.nbytes for each in inputs if isinstance(each, Tensor)),
+        min(seconds() for _ in range(_REPEATS)),
+        sum(each.untyped_storage().nbytes() for each in saved),
+        sum(each.nbytes for each in tree_leaves(inputs) if isinstance(each, Tensor)),
         _COPIES_OF_PARAMETERS * sum(each.nbytes for each in part.parameters()),
     )
-    return measured, partition.arguments(part, Values.read(output, "a child"))
-
-
-def _forward(
-    part: nn.Sequential,
-    inputs: tuple[Any, ...],
-    nested: bool,
-    autocast: Callable[[], contextlib.AbstractContextManager[None]],
-) -> Any:
-    own = tuple(changeable(each) if isinstance(each, Tensor) else each for each in inputs)
-    with autocast():
-        return part(own) if nested else part(*own)
-
-
-def _time(
-    part: nn.Sequential,
-    inputs: tuple[Any, ...],
-    nested: bool,
-    autocast: Callable[[], contextlib.AbstractContextManager[None]],
-) -> float:
-    started = time.perf_counter()
-    outputs = Values.read(_forward(part, inputs, nested, autocast), "a child").differentiable
-    if outputs:
-        torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
-        if outputs[0].device.type != "cpu":
-            torch.get_device_module(outputs[0].device).synchronize(outputs[0].device)
-    return time.perf_counter() - started
-
-
-def _leaf(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.detach().to(device).requires_grad_(tensor.is_floating_point())
+    return measured, output

@@ -1,11 +1,10 @@
 """Which process of a pipeline has which children of ``sequential_module``, and which parameters."""
 
-import contextlib
 import copy
 import inspect
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from ...checkpoint import dtensors
 from ...memory import meta_device
 from ...module import TrainingModule
-from .messages import Values
 from .processes import Processes
 
 ATTRIBUTE = "sequential_module"
@@ -55,13 +53,7 @@ def part(sequential: nn.Sequential, indices: range) -> nn.Sequential:
     return found
 
 
-def outside(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters outside ``sequential_module``."""
-    inside = {id(each) for each in getattr(module, ATTRIBUTE).parameters()}
-    return [each for each in module.parameters() if id(each) not in inside]
-
-
-def arguments(part: nn.Sequential, given: Values) -> tuple[Any, ...]:
+def arguments(part: nn.Sequential, given: Any) -> tuple[Any, ...]:
     """The arguments of a part for what the part before gives.
 
     torch's own class passes on a tuple as one argument; a class whose forward takes ``*inputs``
@@ -69,7 +61,7 @@ def arguments(part: nn.Sequential, given: Values) -> tuple[Any, ...]:
     """
     parameters = inspect.signature(type(part).forward).parameters.values()
     takes_several = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    return (given.tensors,) if given.is_tuple and not takes_several else given.tensors
+    return given if isinstance(given, tuple) and takes_several else (given,)
 
 
 class Ownership:
@@ -88,23 +80,30 @@ class Ownership:
         self, module: TrainingModule, stages: Sequence[range], processes: Processes
     ) -> None:
         self.position = processes.position
-        ends = frozenset((0, processes.count - 1))
-        inside: dict[int, set[int]] = defaultdict(set)
+        self._module = module
+        self._ends = frozenset((0, processes.count - 1))
+        self._layers: dict[int, set[int]] = defaultdict(set)
         own = children(module)
         for stage, indices in enumerate(stages):
             for index in indices:
                 for layer in own[index].modules():
-                    inside[id(layer)].add(processes.position_of(stage))
+                    self._layers[id(layer)].add(processes.position_of(stage))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Know the module's tensors again, after some of them have been replaced."""
         holders: dict[int, set[int]] = defaultdict(set)
-        self._layers: list[nn.Module] = []
-        for layer in module.modules():
-            positions = inside.get(id(layer), ends)
-            if self.position in positions:
-                self._layers.append(layer)
-            for each in _tensors(layer):
-                holders[id(each)].update(positions)
+        for layer in self._module.modules():
+            for each in (*layer._parameters.values(), *layer._buffers.values()):
+                holders[id(each)].update(self._positions(layer))
         self._holders = {key: frozenset(positions) for key, positions in holders.items()}
-        self._ends = ends
+
+    def _positions(self, layer: nn.Module) -> Collection[int]:
+        return self._layers.get(id(layer), self._ends)
+
+    def has_layer(self, layer: nn.Module) -> bool:
+        """Whether this process has a layer."""
+        return self.position in self._positions(layer)
 
     def holders(self, tensor: Tensor) -> frozenset[int]:
         """Positions of the processes that have a parameter or buffer."""
@@ -113,10 +112,6 @@ class Ownership:
     def is_own(self, tensor: Tensor) -> bool:
         """Whether this process has a parameter or buffer."""
         return self.position in self.holders(tensor)
-
-    def has_layer(self, layer: nn.Module) -> bool:
-        """Whether this process has a layer."""
-        return any(each is layer for each in self._layers)
 
     def counts_here(self, tensor: Tensor) -> bool:
         """Whether this process is the one that counts a parameter."""
@@ -131,37 +126,21 @@ class Ownership:
         return dict(sorted(found.items(), key=lambda entry: sorted(entry[0])))
 
     def materialize(self, module: TrainingModule) -> None:
-        """Allocate this process' parameters that are on the meta device, and name the new ones."""
-        before = {
-            (id(layer), name): each
+        """Allocate this process' parameters that are on the meta device; free the others'."""
+        before = [
+            (layer, name, each)
             for layer in module.modules()
             for name, each in layer._parameters.items()
             if each is not None and each.is_meta
-        }
-        meta_device.materialize_layers(module, self._layers)
-        others: dict[int, nn.Parameter] = {}
-        for layer in module.modules():
-            for name, each in layer._parameters.items():
-                if (id(layer), name) in before and each is not None:
-                    old, new = before[id(layer), name], each
-                    if each.is_meta:  # of another process
-                        new = layer._parameters[name] = _replacement(old, others)
-                    self._holders[id(new)] = self._holders[id(old)]
-        self._kept_alive = list(before.values())  # or ids could be used again
-
-    @contextlib.contextmanager
-    def following(self, module: TrainingModule) -> Iterator[None]:
-        """Know the parameters that replace others in this context, by their names."""
-        before = {name: id(each) for name, each in module.named_parameters(remove_duplicate=False)}
-        yield
-        found = {
-            id(each): self._holders[before[name]]
-            for name, each in module.named_parameters(remove_duplicate=False)
-        }
-        # The replaced ones may be gone, and their ids be used again.
-        replaced = set(before.values())
-        kept = {key: each for key, each in self._holders.items() if key not in replaced}
-        self._holders = kept | found
+        ]
+        meta_device.materialize_layers(module, filter(self.has_layer, module.modules()))
+        pairs = [(old, layer._parameters[name]) for layer, name, old in before]
+        made = {id(old): new for old, new in pairs if new is not None and not new.is_meta}
+        for layer, name, old in before:
+            if id(old) not in made:
+                made[id(old)] = nn.Parameter(_without_memory(old), old.requires_grad)
+            layer._parameters[name] = made[id(old)]
+        self.refresh()
 
     def move(self, module: nn.Module, device: torch.device) -> None:
         """Move this process' parameters and buffers to its device."""
@@ -199,17 +178,6 @@ def is_divided(module: nn.Module) -> bool:
         for each in module.parameters()
         if each.layout == torch.strided and type(each.data) is Tensor
     )
-
-
-def _tensors(layer: nn.Module) -> list[Tensor]:
-    own: Mapping[str, Tensor | None] = {**layer._parameters, **layer._buffers}
-    return [each for each in own.values() if each is not None]
-
-
-def _replacement(old: nn.Parameter, made: dict[int, nn.Parameter]) -> nn.Parameter:
-    if id(old) not in made:
-        made[id(old)] = nn.Parameter(_without_memory(old), requires_grad=old.requires_grad)
-    return made[id(old)]
 
 
 def _without_memory(tensor: Tensor) -> Tensor:

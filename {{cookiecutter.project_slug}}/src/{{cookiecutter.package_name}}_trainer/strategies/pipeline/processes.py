@@ -1,17 +1,17 @@
 """The processes of a pipeline, and the process groups in which they communicate."""
 
 import datetime
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
+import torch
 import torch.distributed as dist
 
 
-@dataclass
 class Processes:
     """This process' place in its pipeline, and its groups; a device mesh may provide them.
 
-    Rank 0 of a pipeline has the last stage, because it logs and returns predictions.
+    Rank 0 of a pipeline has the last stage, because it logs and returns predictions. ``position``:
+    of this process in its pipeline; 0 has the first stage. ``replicas``: number of pipelines.
 
     Args:
         rank: Rank of this process.
@@ -23,59 +23,27 @@ class Processes:
             processes of a stage have.
     """
 
-    rank: int
-    world_size: int
-    count: int
-    rounds: int
-    timeout_seconds: float
-    are_neighbors: bool = True
-    _groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
-    links: dict[tuple[bool, bool], dist.ProcessGroup] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.count == 1:
-            return
-        # NCCL matches the messages of two processes by their order, so each direction has its own
-        # group; and so have the messages from the last process to the first one.
-        for is_gradient in (False, True):
-            for wraps in (False, True)[: 1 + (self.rounds > 1)]:
-                self.links[is_gradient, wraps] = self._new_group(range(self.count))
-
-    @property
-    def replicas(self) -> int:
-        """Number of pipelines."""
-        return self.world_size // self.count
-
-    @property
-    def replica(self) -> int:
-        """Index of this process' pipeline."""
-        return self.rank // self.count if self.are_neighbors else self.rank % self.replicas
-
-    @property
-    def position(self) -> int:
-        """Position of this process in its pipeline; 0 has the first stage."""
-        neighbor = self.rank % self.count if self.are_neighbors else self.rank // self.replicas
-        return self.count - 1 - neighbor
-
-    @property
-    def stages(self) -> int:
-        """Number of stages."""
-        return self.count * self.rounds
-
-    @property
-    def own_stages(self) -> Sequence[int]:
-        """Stages of this process."""
-        return range(self.position, self.stages, self.count)
-
-    @property
-    def has_first(self) -> bool:
-        """Whether this process has the first stage."""
-        return self.position == 0
-
-    @property
-    def has_last(self) -> bool:
-        """Whether this process has the last stage."""
-        return self.position == self.count - 1
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        count: int,
+        rounds: int,
+        timeout_seconds: float,
+        *,
+        are_neighbors: bool = True,
+    ) -> None:
+        ranks = torch.arange(world_size)
+        lines = ranks.view(-1, count) if are_neighbors else ranks.view(count, -1).T
+        self._ranks: list[list[int]] = lines.flip(1).tolist()
+        self._timeout = datetime.timedelta(seconds=timeout_seconds)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self.count, self.stages = count, count * rounds
+        self.replicas = len(self._ranks)
+        self.replica = next(index for index, own in enumerate(self._ranks) if rank in own)
+        self.position = self._ranks[self.replica].index(rank)
+        self.own_stages = range(self.position, self.stages, count)
+        self.has_first, self.has_last = self.position == 0, self.position == count - 1
 
     def position_of(self, stage: int) -> int:
         """Position of the process that has a stage."""
@@ -83,11 +51,7 @@ class Processes:
 
     def rank_at(self, position: int, replica: int | None = None) -> int:
         """Rank of the process at a position of a pipeline; by default, of this one."""
-        index = self.replica if replica is None else replica
-        neighbor = self.count - 1 - position
-        if self.are_neighbors:
-            return index * self.count + neighbor
-        return neighbor * self.replicas + index
+        return self._ranks[self.replica if replica is None else replica][position]
 
     def among(self, positions: Iterable[int]) -> dist.ProcessGroup | None:
         """Group of the processes at some positions of this pipeline.
@@ -95,38 +59,21 @@ class Processes:
         Created when first used: by all processes at once. ``None`` on other processes.
         """
         key = tuple(sorted(positions))
-        if key not in self._groups:
-            self._groups[key] = self._new_group(key)
-        return self._groups[key] if self.position in key else None
-
-    def _new_group(self, positions: Iterable[int]) -> dist.ProcessGroup:
-        """One for each pipeline; this process' own, if it is in one."""
-        ranks = [
-            sorted(self.rank_at(position, replica) for position in positions)
-            for replica in range(self.replicas)
-        ]
-        return _own_group(ranks, self.timeout_seconds)
+        group = self._group(key, [[own[place] for place in key] for own in self._ranks])
+        return group if self.position in key else None
 
     def across_replicas(self) -> dist.ProcessGroup | None:
         """Group of the processes with the same stages; ``None`` if there is one pipeline."""
         if self.replicas == 1:
             return None
-        if () not in self._groups:
-            ranks = [
-                [self.rank_at(position, replica) for replica in range(self.replicas)]
-                for position in range(self.count)
-            ]
-            self._groups[()] = _own_group(ranks, self.timeout_seconds)
-        return self._groups[()]
+        return self._group((), [list(own) for own in zip(*self._ranks, strict=True)])
+
+    def _group(self, key: tuple[int, ...], ranks: list[list[int]]) -> dist.ProcessGroup:
+        if key not in self._groups:
+            lines = [sorted(own) for own in ranks]
+            self._groups[key], _ = dist.new_subgroups_by_enumeration(lines, timeout=self._timeout)
+        return self._groups[key]
 
     def close(self) -> None:
         """Drop the groups, and so gloo's threads."""
         self._groups.clear()
-        self.links.clear()
-
-
-def _own_group(ranks: list[list[int]], timeout_seconds: float) -> dist.ProcessGroup:
-    timeout = datetime.timedelta(seconds=timeout_seconds)
-    group, _ = dist.new_subgroups_by_enumeration(ranks, timeout=timeout)
-    own: dist.ProcessGroup = group
-    return own

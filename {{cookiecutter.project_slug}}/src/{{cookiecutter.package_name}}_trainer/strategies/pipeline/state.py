@@ -1,6 +1,6 @@
 """States of model and optimizers: each process saves and loads those of its stages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -8,7 +8,6 @@ from torch.optim import Optimizer
 
 from ...checkpoint import Spread, fill, stored_tensors
 from ..optimizer_state import (
-    check_groups,
     group_names,
     load_optimizer_state,
     named_groups,
@@ -16,9 +15,6 @@ from ..optimizer_state import (
     state_like,
 )
 from .partition import Ownership
-
-# Per parameter, beside "params", in optimizers that were given named parameters.
-_NAMES = "param_names"
 
 
 def model_state(module: nn.Module, ownership: Ownership) -> dict[str, Any]:
@@ -56,76 +52,35 @@ def load_model(module: nn.Module, ownership: Ownership, saved: Mapping[str, Any]
         module.load_state_dict(stored_tensors.read_all(others), strict=False)
 
 
-class OwnParameters:
-    """Restricts an optimizer to the parameters of this process, and remembers the others' names.
+def optimizer_state(
+    optimizer: Optimizer, module: nn.Module, ownership: Ownership
+) -> dict[str, Any]:
+    """An optimizer's state in the form of every strategy, with this process' parameters only."""
+    names = parameter_names(module)
+    own = {
+        names[id(each)]: dict(values)
+        for each, values in optimizer.state.items()
+        if ownership.counts_here(each)
+    }
+    groups = named_groups(optimizer.param_groups, group_names(optimizer, names))
+    return {"state": Spread(own), "param_groups": groups}
 
-    Args:
-        optimizer: The user's optimizer, of the whole module.
-        module: The user's module.
-        ownership: Which process has which parameter.
+
+def load_optimizer(
+    optimizer: Optimizer, module: nn.Module, ownership: Ownership, saved: Mapping[str, Any]
+) -> None:
+    """Load an optimizer state of any strategy, reading only this process' part.
+
+    Raises:
+        ConfigurationError: The saved parameters are not those of this optimizer.
     """
-
-    def __init__(self, optimizer: Optimizer, module: nn.Module, ownership: Ownership) -> None:
-        self.optimizer = optimizer
-        self._names = parameter_names(module)
-        self._ownership = ownership
-        self._groups = group_names(optimizer, self._names)
-        self._also = [list(group.get(_NAMES, ())) for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            kept = [ownership.is_own(each) for each in group["params"]]
-            for key in ("params", _NAMES):
-                if key in group:
-                    group[key] = _where(group[key], kept)
-        own = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        for parameter in [each for each in optimizer.state if id(each) not in own]:
-            del optimizer.state[parameter]
-
-    def state(self) -> dict[str, Any]:
-        """The state in the form of every strategy, with this process' parameters only."""
-        own = {
-            each: values
-            for each, values in self.optimizer.state.items()
-            if self._ownership.counts_here(each)
-        }
-        groups = named_groups(self.optimizer.param_groups, self._groups)
-        for group, names in zip(groups, self._also, strict=True):
-            if _NAMES in group:
-                group[_NAMES] = names
-        return {
-            "state": Spread({self._names[id(each)]: dict(values) for each, values in own.items()}),
-            "param_groups": groups,
-        }
-
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Load a state of any strategy, reading only this process' part.
-
-        Raises:
-            ConfigurationError: The saved parameters are not those of this optimizer.
-        """
-        check_groups(saved["param_groups"], self._groups)
-        groups = self.optimizer.param_groups
-        named = zip(group_names(self.optimizer, self._names), groups, strict=True)
-        mine = {
-            name: each
-            for names, group in named
-            for name, each in zip(names, group["params"], strict=True)
-        }
-        share = {
-            "state": {
-                name: state_like(mine[name], values)
-                for name, values in saved["state"].items()
-                if name in mine
-            },
-            "param_groups": [_restricted(group, set(mine)) for group in saved["param_groups"]],
-        }
-        load_optimizer_state(self.optimizer, share, self._names)
-
-
-def _restricted(group: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    kept = [name in names for name in group["params"]]
-    lists = {key: _where(group[key], kept) for key in ("params", _NAMES) if key in group}
-    return {**stored_tensors.read_all(dict(group)), **lists}
-
-
-def _where(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
-    return [value for value, keep in zip(values, kept, strict=True) if keep]
+    own = {name: each for name, each in module.named_parameters() if ownership.is_own(each)}
+    share = {
+        "state": {
+            name: state_like(own[name], values)
+            for name, values in saved["state"].items()
+            if name in own
+        },
+        "param_groups": stored_tensors.read_all(saved["param_groups"]),
+    }
+    load_optimizer_state(optimizer, share, parameter_names(module))

@@ -1,14 +1,15 @@
 """``sequential``: pipeline parallelism over the children of ``sequential_module``."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...data import Feed, MicroBatch, Splitter, batch_length, part_sizes, randomness
+from ...data import Feed, MicroBatch, Splitter, batch_length, moving, part_sizes, randomness
 from ...errors import ConfigurationError, UserError
 from ...launch import collectives
 from ...launch.collectives import How
@@ -20,18 +21,14 @@ from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from ..step import Stage
 from ..weights import LocalWeights
-from . import partition, schedules
+from . import partition, state
 from .boundary import Boundary
 from .checks import Shape, problems_of_module
-from .engine import Engine, Step
-from .gradients import Gradients
+from .gradients import Gradients, Placement
 from .measure import measure
-from .messages import Messages
 from .partition import Ownership
-from .placement import Placement
 from .processes import Processes
-from .schedules import Action
-from .state import OwnParameters, load_model, model_state
+from .stages import Stages, Step
 
 _REFUSED = {
     "16-mixed": "each stage would have to skip the same steps; use 'bf16-mixed'",
@@ -95,7 +92,6 @@ class Sequential(ProcessGroupStrategy):
             raise ConfigurationError(lines)
         self._run_processes = 1
         self._boundary: Boundary | None = None
-        self._optimizers: dict[int, OwnParameters] = {}
         self._splitter = Splitter()
         self._expected = 0
         """Samples of the current batch, if it counts."""
@@ -141,14 +137,14 @@ class Sequential(ProcessGroupStrategy):
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self._place(module)
-        # The optimizers get the whole module, so that they need not know of stages.
+        # The optimizers get the whole module: they skip the parameters of other processes, which
+        # have no gradients.
         optimization = configure()
         if self.processes.count > 1:
             elementwise.check(optimization.optimizers, "parameters", self.device)
-        restricted = [
-            OwnParameters(each, module, self.ownership) for each in optimization.optimizers
-        ]
-        self._optimizers = {id(each.optimizer): each for each in restricted}
+        for optimizer in optimization.optimizers:
+            for each in [each for each in optimizer.state if not self.ownership.is_own(each)]:
+                del optimizer.state[each]
         self._divide(module)
         return optimization
 
@@ -174,7 +170,9 @@ class Sequential(ProcessGroupStrategy):
         tensors = (*module.parameters(), *module.buffers())
         self.precision.cast_all(filter(self.ownership.is_own, tensors))
         self.ownership.move(module, self.device)
-        self._start_equal(module)
+        # Of shared parameters those of the last stage, and all of the first pipeline.
+        self.ownership.broadcast_shared(tensors, self.processes)
+        self.ownership.broadcast_to_replicas(tensors, self.processes)
         self.placement = self.make_placement()
         self.placement.shard(module, self.ownership)
         parameters = list(module.parameters())
@@ -195,13 +193,6 @@ class Sequential(ProcessGroupStrategy):
         found_sizes: list[int] = collectives.broadcast(sizes)
         return found_sizes
 
-    def _start_equal(self, module: TrainingModule) -> None:
-        """Use the first replica's values, and of shared parameters those of the last stage."""
-        self.ownership.broadcast_shared((*module.parameters(), *module.buffers()), self.processes)
-        self.ownership.broadcast_to_replicas(
-            (*module.parameters(), *module.buffers()), self.processes
-        )
-
     def _divide(self, module: TrainingModule) -> None:
         """Free the other processes' part, and connect the stages."""
         self.ownership.free_others(module)
@@ -211,26 +202,12 @@ class Sequential(ProcessGroupStrategy):
         parts = {stage: partition.part(sequential, self.stages[stage]) for stage in own}
         for part in parts.values():
             self.placement.prepare_part(part)
-        self._engine = Engine(
-            self.processes,
-            parts,
-            functools.partial(partition.outside, module),
-            self._boundary,
-            Messages(self.processes, self.device),
+        self._stages = Stages(
+            module, parts, self.processes, self._boundary, self.precision, self.device
         )
-        self._orders: Callable[[int], list[Action]] = functools.cache(self._order)
-        state = module.trainer_state
-        module.trainer_state = type(state)(state.run, self.device, state.samples, state.shards)
-
-    def _order(self, count: int) -> list[Action]:
-        each = self.processes
-        return schedules.order(self.shape.schedule, each.position, each.count, each.stages, count)
+        module.trainer_state = replace(module.trainer_state, device=self.device)
 
     # --- a micro-batch -------------------------------------------------------------------------
-
-    @property
-    def _runs_step(self) -> bool:
-        return self.processes.has_first or self.processes.has_last
 
     def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
         for batch in super().batches(feed, epoch, start):
@@ -241,26 +218,39 @@ class Sequential(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
-        samples = batch_length(batch, self._expected)
-        sizes = self._part_sizes(samples)
-        count, steps = len(sizes), []
-        pieces = self._splitter.split(batch, sizes)
-        for number, (piece, size) in enumerate(zip(pieces, sizes, strict=True)):
-            steps.append(
-                Step(
-                    functools.partial(super().forward, "training", piece, batch_idx),
-                    self.precision.autocast,
-                    functools.partial(self._read_loss, factor=weight * size / samples),
-                    self._seed(batch_idx, number),
-                    size,
-                    self._is_checkpointed(number, count),
-                )
+        sizes = self._part_sizes(batch_length(batch, self._expected))
+        pieces, step = self._splitter.split(batch, sizes), super().forward
+        steps = [
+            Step(
+                functools.partial(step, "training", piece, batch_idx),
+                functools.partial(self._read_loss, factor=weight / len(sizes)),
+                self._seed(batch_idx, number),
+                sizes[0],
+                self.shape.checkpoints(number, len(sizes)),
             )
+            for number, piece in enumerate(pieces)
+        ]
         with self.placement.gathered():
-            self._engine.train(self._orders(count), steps)
+            self._stages.train(self.shape.schedule, steps, self._shapes(pieces[0]))
             self.placement.end_backward(synchronize=synchronize)
         if synchronize:
             self._gradients.synchronize()
+
+    def _shapes(self, piece: Any) -> Hashable:
+        """What the shapes of tensors between stages depend on."""
+        found: list[Hashable] = [self.module.training]
+        found += [each.requires_grad for each in self.module.parameters()]
+
+        def note(value: Any) -> None:
+            if hasattr(value, "shape"):
+                found.append((tuple(value.shape), value.dtype))
+            elif isinstance(value, str | bytes | int | float | None):
+                found.append(float if isinstance(value, float) else value)
+            else:  # unlike any other
+                found.append(object())
+
+        moving.mapped(piece, note)
+        return tuple(found)
 
     def _part_sizes(self, samples: int) -> list[int]:
         return part_sizes(samples, self.shape.count(samples, self.processes.count))
@@ -273,18 +263,14 @@ class Sequential(ProcessGroupStrategy):
     def _seed(self, batch_idx: int, number: int) -> int | None:
         """Seed of what a step draws before the pipeline, on the first and the last process."""
         run = self.module.trainer_state.run
-        if run is None or self.processes.count == 1 or not self._runs_step:
+        if run is None or self.processes.count == 1:
             return None
         return randomness.mix(run.seed, run.current_epoch, batch_idx, number, self.data_index)
-
-    def _is_checkpointed(self, number: int, count: int) -> bool:
-        except_last = self.shape.checkpoint == "except_last" and number < count - 1
-        return self.shape.checkpoint == "always" or except_last
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = functools.partial(super().forward, stage, batch, batch_idx)
         with self.placement.gathered():
-            return self._engine.evaluate(Step(run, self.precision.autocast, self.read_loss))
+            return self._stages.evaluate(Step(run, self.read_loss))
 
     def begin_evaluation(self) -> None:
         # BatchNorm statistics differ between replicas after training; use those of the first.
@@ -297,10 +283,6 @@ class Sequential(ProcessGroupStrategy):
     ) -> Tensor | None:
         return self._gradients.clip(optimization.parameters, value, algorithm)
 
-    def optimizer_step(self, optimizer: Optimizer) -> None:
-        if any(group["params"] for group in optimizer.param_groups):
-            super().optimizer_step(optimizer)
-
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         if how != "mean":
             return super().reduce(tensor, how)
@@ -310,10 +292,10 @@ class Sequential(ProcessGroupStrategy):
     # --- checkpoints ---------------------------------------------------------------------------
 
     def model_state(self) -> dict[str, Any]:
-        return model_state(self.module, self.ownership)
+        return state.model_state(self.module, self.ownership)
 
     def load_model(self, saved: Mapping[str, Any]) -> None:
-        load_model(self.module, self.ownership, saved)
+        state.load_model(self.module, self.ownership, saved)
 
     def weights(self) -> LocalWeights:
         named = self.module.named_parameters(remove_duplicate=False)
@@ -321,17 +303,17 @@ class Sequential(ProcessGroupStrategy):
         return LocalWeights(own, is_spread=True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return self._optimizers[id(optimizer)].state()
+        return state.optimizer_state(optimizer, self.module, self.ownership)
 
     def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        self._optimizers[id(optimizer)].load(saved)
+        state.load_optimizer(optimizer, self.module, self.ownership, saved)
 
     def teardown(self) -> None:
         if self._boundary is not None:
             self._boundary.close()
             self._boundary = None
             self._gradients.close()
-            self._engine.close()
+            self._stages.close()
         if hasattr(self, "placement"):
             self.placement.close()
         if hasattr(self, "processes"):

@@ -1,0 +1,101 @@
+"""Refuse, in a forward or backward, what torch's DTensors compute wrong or wait for without end."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+from torch.distributed.tensor.placement_types import Placement, Shard
+from torch.utils._pytree import tree_leaves
+
+from ...checkpoint import dtensors
+from ...errors import UserError
+
+_Layouts = Iterable[Placement | None]
+
+
+def watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int) -> None:
+    """Refuse activations that a style would shard unevenly; called before the style is applied.
+
+    torch's styles pass shards on as plain tensors, and the next style takes the length of its own
+    shard times the number of ranks for the whole length. With uneven shards the ranks would
+    disagree about it: on gloo they would wait for each other until the timeout.
+
+    Args:
+        name: Name of the module.
+        module: The module that gets the style.
+        style: One of torch's styles; others are not checked.
+        size: Number of ranks of the tensor group.
+    """
+
+    def check(what: str, tensors: Iterable[Any], given: _Layouts, wanted: _Layouts) -> None:
+        for tensor, before, after in zip(tensors, given, wanted, strict=False):
+            if not isinstance(tensor, Tensor) or not isinstance(after, Shard) or before == after:
+                continue
+            if tensor.shape[after.dim] % size:
+                raise UserError(
+                    f"parallelize_plan shards the {what} of {name} along dimension {after.dim}: "
+                    f"its length {tensor.shape[after.dim]} (shape {tuple(tensor.shape)}) is not "
+                    f"divisible by tensor={size}; pad or cut each batch to a length that is"
+                )
+
+    def watch_output(given: _Layouts, wanted: _Layouts) -> None:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            check("output", output if isinstance(output, tuple) else [output], given, wanted)
+
+        module.register_forward_hook(hook)
+
+    def prepared(style: PrepareModuleInput, _: nn.Module, inputs: Any, named: Any) -> None:
+        check("input", inputs, style.input_layouts or (), style.desired_input_layouts or ())
+        for key, wanted in style.desired_input_kwarg_layouts.items():
+            check(f"input {key}", [named.get(key)], [style.input_kwarg_layouts.get(key)], [wanted])
+
+    def split(style: SequenceParallel, _: nn.Module, inputs: Any) -> None:
+        if dtensors.is_sharded(inputs[0]):  # a plain tensor is a shard already
+            check("input", inputs[:1], inputs[0].placements, style.sequence_sharding)
+
+    if isinstance(style, PrepareModuleInputOutput):
+        watch_lengths(name, module, style.prepare_module_input, size)
+        watch_lengths(name, module, style.prepare_module_output, size)
+    elif isinstance(style, PrepareModuleInput):
+        module.register_forward_pre_hook(partial(prepared, style), with_kwargs=True)
+    elif isinstance(style, SequenceParallel):
+        module.register_forward_pre_hook(partial(split, style))
+    elif isinstance(style, ColwiseParallel | RowwiseParallel):
+        watch_output([None], style.output_layouts)
+    elif isinstance(style, PrepareModuleOutput):
+        watch_output(style.output_layouts, style.desired_output_layouts)
+
+
+def watch_second_order(module: nn.Module) -> None:
+    """Refuse gradients of gradients through a module, whose activations or parameters are DTensors.
+
+    torch moves their gradients between ranks and layouts by operations without a gradient.
+    """
+
+    def watch(_: nn.Module, __: Any, output: Any) -> None:
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and each.requires_grad:
+                each.register_hook(refuse_second_order)
+
+    module.register_forward_hook(watch)
+
+
+def refuse_second_order(_: Any = None) -> None:
+    """Raise UserError in a backward with ``create_graph``: only there gradients are recorded."""
+    if torch.is_grad_enabled():
+        raise UserError(
+            "create_graph=True: the gradient of a gradient is not supported through layers of a "
+            "tensor or context group, whose ranks would each compute a part of it; use "
+            "strategy='ddp' or 'fsdp'"
+        )

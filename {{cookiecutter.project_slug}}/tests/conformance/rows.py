@@ -207,6 +207,8 @@ def more(devices: int, **options: Any) -> Launch:
 
 
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
+# The subject is small: so are its units.
+SMALL_UNITS = {"unit_parameters": 100}
 NO_SPARSE = dict.fromkeys(
     ("sparse", "sparse, clipped", "sparse, manual"), "words.weight has sparse gradients"
 )

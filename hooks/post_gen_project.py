@@ -1,4 +1,4 @@
-"""Remove the engines that were left out and empty conditional folders, and print the next steps.
+"""Remove the parts that were left out and empty conditional folders, and print the next steps.
 
 Cookiecutter runs this file in the new project's folder, after rendering it as a template: so it
 holds no answer and no brace pair that Jinja would read. It makes no repository: `make setup` does,
@@ -14,11 +14,12 @@ import shlex
 import shutil
 from pathlib import Path
 
-ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
-# All files and folders of an engine: they bear its name. Their names hold no condition, because
+PARTS = ("deepspeed", "fairscale", "horovod", "xla", "model_parallel", "asynchronous", "legacy")
+# All files and folders of a part: they bear its name. Their names hold no condition, because
 # Python files are copied and not rendered, and because locks are made in the template's own tree.
-OF_ENGINE = (
+OF_PART = (
     "requirements/%s.*",
+    "src/*_trainer/%s",
     "src/*_trainer/strategies/%s",
     "tests/test_%s*.py",
     "tests/%s_*.py",
@@ -37,12 +38,12 @@ README.md has the rest.
 """
 
 
-def engines() -> list[str]:
-    """Return the engines that the project includes, as its pyproject.toml says."""
+def parts() -> list[str]:
+    """Return the parts that the project includes, as its pyproject.toml says."""
     text = Path("pyproject.toml").read_text(encoding="utf-8")
     # Without tomllib, for cookiecutter may run by a Python before 3.11.
-    listed = re.search(r"^engines = \[(.*)\]$", text, re.MULTILINE)
-    return re.findall(r'"(\w+)"', listed[1]) if listed else list(ENGINES)
+    listed = re.search(r"^parts = \[(.*)\]$", text, re.MULTILINE)
+    return re.findall(r'"(\w+)"', listed[1]) if listed else list(PARTS)
 
 
 def remove(path: Path) -> None:
@@ -55,9 +56,9 @@ def remove(path: Path) -> None:
 
 def main() -> None:
     """Finish the render in the current folder."""
-    for engine in set(ENGINES) - set(engines()):
-        for pattern in OF_ENGINE:
-            for path in list(Path().glob(pattern % engine)):
+    for part in set(PARTS) - set(parts()):
+        for pattern in OF_PART:
+            for path in list(Path().glob(pattern % part)):
                 remove(path)
     for folder in CONDITIONAL:
         with contextlib.suppress(OSError):  # it holds something, or is not there

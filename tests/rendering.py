@@ -18,7 +18,7 @@ import yaml
 from cookiecutter.main import cookiecutter
 from jinja2 import Template
 
-from local_extensions import ENGINES
+from local_extensions import PARTS
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -47,6 +47,9 @@ DEFAULTS = {
     "fairscale": "yes",
     "horovod": "yes",
     "xla": "yes",
+    "model_parallel": "yes",
+    "asynchronous": "yes",
+    "legacy": "yes",
     "torch_variant": "auto",
     "slurm_partition": "",
     "slurm_account": "",
@@ -125,14 +128,14 @@ def expected_files(answers: dict[str, str]) -> dict[str, Path]:
     """Return the files of a render with these answers, each with the template's file it is from.
 
     A file with a condition bears it in its name, which is empty where the condition does not hold.
-    The hook removes the files of an engine that was left out, which bear the engine's name.
+    The hook removes the files of a part that was left out, which bear its name.
     """
-    left_out = [engine for engine in ENGINES if answers[engine] == "no"]
+    left_out = [part for part in PARTS if answers[part] == "no"]
     names = {file: name.render(cookiecutter=answers) for file, name in _names().items()}
     return {
         name: file
         for file, name in names.items()
-        if name and not name.endswith("/") and not any(engine in name for engine in left_out)
+        if name and not name.endswith("/") and not any(part in name for part in left_out)
     }
 
 

@@ -1,17 +1,16 @@
-"""Prints the size of a rendered project with each set of engines: lines and files of its Python.
+"""Prints the size of a rendered project with some parts left out: lines and files of its Python.
 
 `make renders` runs this file, with the template's folder in PYTHONPATH.
 
 usage: renders_table.py [--test] [NAME ...]
   --test           also runs the quick tests of each, and prints how long they took
-  NAME             only these sets of engines, such as none or deepspeed+horovod
+  NAME             only these, such as all, none or no-deepspeed
   PROJECT_PYTHON   environment: the Python of a project's environment, for --test
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import subprocess
 import tempfile
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from rendering import ROOT, render
 
-from local_extensions import APART, ENGINES
+from local_extensions import PARTS
 
 PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" / "python"))
 QUICK = ("-m", "not slow and not gpu")
@@ -39,27 +38,23 @@ class Size:
         return f"{self.lines:,} in {self.files}"
 
 
-def sets_of_engines() -> Iterator[dict[str, str]]:
-    """Yield answers to the questions about engines: all of them first, none last.
-
-    Between them, each combination of the engines of one environment. Those of an environment of
-    their own are there only with all others: little of a project depends on them.
-    """
-    yield dict.fromkeys(ENGINES, "yes")
-    together = [engine for engine in ENGINES if engine not in APART]
-    combinations = itertools.product(("yes", "no"), repeat=len(together))
-    for answers in list(combinations)[1:]:
-        yield dict.fromkeys(ENGINES, "no") | dict(zip(together, answers, strict=True))
+def choices() -> Iterator[dict[str, str]]:
+    """Yield answers to the questions about parts: all, all but one of each, and none."""
+    yield dict.fromkeys(PARTS, "yes")
+    for part in PARTS:
+        yield dict.fromkeys(PARTS, "yes") | {part: "no"}
+    yield dict.fromkeys(PARTS, "no")
 
 
 def kept(answers: dict[str, str]) -> list[str]:
-    """Return the engines that are included."""
-    return [engine for engine in ENGINES if answers[engine] == "yes"]
+    """Return the parts that are included."""
+    return [part for part in PARTS if answers[part] == "yes"]
 
 
 def name_of(answers: dict[str, str]) -> str:
-    """Return the name of a render: its engines."""
-    return "+".join(kept(answers)) or "none"
+    """Return the name of a render: ``all``, ``none``, or the part that it leaves out."""
+    left_out = [f"no-{part}" for part in PARTS if answers[part] == "no"]
+    return "none" if len(left_out) == len(PARTS) else "".join(left_out) or "all"
 
 
 def size(folder: Path) -> Size:
@@ -88,8 +83,8 @@ def run_tests(project: Path) -> str:
 
 
 def main() -> None:
-    """Print a row for each set of engines."""
-    names = [name_of(answers) for answers in sets_of_engines()]
+    """Print a row for each choice of parts."""
+    names = [name_of(answers) for answers in choices()]
     parser = argparse.ArgumentParser()
     parser.add_argument("--test", action="store_true")
     parser.add_argument("names", nargs="*", metavar="NAME")
@@ -97,14 +92,14 @@ def main() -> None:
     if unknown := set(given.names) - set(names):
         parser.error(f"{unknown.pop()} is none of {', '.join(names)}")
     heads = [
-        "engines",
+        "parts",
         "trainer",
         "all of src/",
         "tests/",
         *(["quick tests"] if given.test else []),
     ]
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
-    for answers in sets_of_engines():
+    for answers in choices():
         if name_of(answers) not in (given.names or names):
             continue
         with tempfile.TemporaryDirectory() as folder:

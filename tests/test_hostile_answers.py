@@ -16,7 +16,7 @@ from hostile import CANARY, HOSTILE, JINJA_CODE, Area
 from rendering import DEFAULTS, ROOT, check_works, command, render
 
 import distributed_torch_extension
-from local_extensions import ENGINES, RULES, Answers, checked
+from local_extensions import PARTS, RULES, Answers, checked
 
 FIELDS = list(DEFAULTS)
 # What each field takes of HOSTILE as it stands; everything else is refused. Only the names of
@@ -75,7 +75,7 @@ TAKEN = {
     "author_email": {"empty"},
     "version": set[str](),
     "license": set[str](),
-    **{name: set[str]() for name in (*ENGINES, "torch_variant")},
+    **{name: set[str]() for name in (*PARTS, "torch_variant")},
     "slurm_partition": WORDS | {"empty"},
     "slurm_account": WORDS | {"empty"},
     "gpus_per_node": set[str](),
@@ -274,12 +274,13 @@ def test_refused_on_the_command_line(area: Area, field: str, answer: str, says: 
         (["x", "x", "x", *[""] * 6, "maybe"], "fairscale"),
         (["x", "x", "x", *[""] * 7, "perhaps"], "horovod"),
         (["x", "x", "x", *[""] * 8, "perhaps"], "xla"),
-        (["x", "x", "x", *[""] * 9, "rocm"], "choose from auto, cpu, cuda"),
-        (["x", "x", "x", *[""] * 10, "$(touch canary)"], "slurm_partition"),
-        (["x", "x", "x", *[""] * 11, "`touch canary`"], "slurm_account"),
-        (["x", "x", "x", *[""] * 12, "many"], "a whole number"),
-        (["x", "x", "x", *[""] * 13, "docker"], "container_runtime"),
-        (["x", "x", "x", *[""] * 14, "gitlub"], "did you mean git"),
+        (["x", "x", "x", *[""] * 11, "perhaps"], "legacy"),
+        (["x", "x", "x", *[""] * 12, "rocm"], "choose from auto, cpu, cuda"),
+        (["x", "x", "x", *[""] * 13, "$(touch canary)"], "slurm_partition"),
+        (["x", "x", "x", *[""] * 14, "`touch canary`"], "slurm_account"),
+        (["x", "x", "x", *[""] * 15, "many"], "a whole number"),
+        (["x", "x", "x", *[""] * 16, "docker"], "container_runtime"),
+        (["x", "x", "x", *[""] * 17, "gitlub"], "did you mean git"),
     ],
 )
 def test_refused_at_the_prompt(area: Area, typed: list[str], says: str) -> None:

@@ -160,7 +160,7 @@ def test_derived_names(tmp_path: Path) -> None:
 
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
-    answers += ["no", "2", "yes", "no", "cpu", "long,short", "lab_1", "8", "apptainer", "gitlab"]
+    answers += ["no", "2", "yes", "no", "yes", "no", "1", "cpu", "long,short", "lab_1", "8", "apptainer", "gitlab"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Name of the project, as people read it" in done.stdout
@@ -175,6 +175,7 @@ def test_the_command_with_prompts(tmp_path: Path) -> None:
         "deepspeed": "no",
         "fairscale": "no",
         "xla": "no",
+        "asynchronous": "no",
         "torch_variant": "cpu",
         "slurm_partition": "long,short",
         "slurm_account": "lab_1",
@@ -197,5 +198,5 @@ def test_the_render_says_which_template_made_it(project: Path) -> None:
     table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
     assert table["tool"]["cookiecutter-distributed-torch"] == {
         "version": "0.1.0",
-        "engines": ["deepspeed", "fairscale", "horovod", "xla"],
+        "parts": list(local_extensions.PARTS),
     }

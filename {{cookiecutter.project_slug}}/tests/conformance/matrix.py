@@ -1,6 +1,7 @@
 """Strategies by properties: what each is shown to compute, how exactly, or why it refuses.
 
-The rows are in the files ``*_rows.py`` of this folder, an engine's in a file of its own. A strategy
+The rows are in the files ``*_rows.py`` of this folder, those of an engine or a family in a file
+of its own. A strategy
 that is registered and has no row fails the suite, and so does a row of an unknown strategy.
 """
 
@@ -20,11 +21,11 @@ ENGINES: list[Engine] = []
 
 
 def rows_files() -> Iterator[ModuleType]:
-    """Give the modules of rows, except those of an engine whose folder was deleted."""
+    """Give the modules of rows, except those of an engine or family whose folder was deleted."""
     for path in sorted(Path(__file__).parent.glob("*_rows.py")):
         module = importlib.import_module(f".{path.stem}", __package__)
-        engine = getattr(module, "ENGINE", None)
-        if engine is None or _has_source(f"{strategies.__name__}.{engine.name}"):
+        folder = module.ENGINE.name if hasattr(module, "ENGINE") else getattr(module, "FAMILY", "")
+        if not folder or _has_source(f"{strategies.__name__}.{folder}"):
             yield module
 
 

@@ -210,6 +210,9 @@ def more(devices: int, **options: Any) -> Launch:
 
 
 ONE_OPTIMIZER = ("sgd", "adam", "accumulation", "clip norm")
+# The subject is small: so are its units.
+SMALL_UNITS = {"unit_parameters": 100}
+IN_UNITS = {"bf16": BFLOAT16_UNITS}
 NO_SPARSE = dict.fromkeys(
     ("sparse", "sparse, clipped", "sparse, manual"), "words.weight has sparse gradients"
 )

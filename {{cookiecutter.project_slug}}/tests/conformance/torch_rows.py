@@ -1,11 +1,11 @@
 """Rows of the strategies that need no package besides torch."""
 
 from .rows import (
-    BFLOAT16_UNITS,
+    IN_UNITS,
     NO_SPARSE,
     ONE_OPTIMIZER,
-    PROPERTIES,
     ROUNDING,
+    SMALL_UNITS,
     Launch,
     Portable,
     Row,
@@ -22,18 +22,6 @@ REPLICAS_REFUSE = {
     **dict.fromkeys(("manual", "sparse, manual"), "training_step runs once per replica"),
     "sync batchnorm": "a replica normalizes with its own part of the batch",
 }
-# Parameters that are averaged after each step are one process' if steps are linear in gradients.
-LINEAR = ("sgd", "scheduler", "scaled rate", "drop last", "uneven", "accumulation", "batchnorm")
-EACH_STEP = {"every_n_steps": 1}
-WITHOUT_MOMENTUM = {**EACH_STEP, "outer_momentum": 0.0, "outer_learning_rate": 1.0}
-
-# The subject is small: so are its units.
-SMALL_UNITS = {"unit_parameters": 100}
-IN_UNITS = {"bf16": BFLOAT16_UNITS}
-
-# What needs as many replicas as devices.
-MESHED = tuple(way for way in PROPERTIES if way != "uneven" and "batchnorm" not in way)
-NO_UNITS = dict.fromkeys(("experts", "experts, clipped"), "has no effect with shard=1")
 
 ROWS = {
     "single_device": Row((Launch(1),)),
@@ -87,17 +75,6 @@ ROWS = {
         reads_by_node=True,
     ),
     "ddp_zero1": Row(TWO_AND_THREE),
-    "local_sgd": Row(TWO_AND_THREE, options=EACH_STEP, only=(*LINEAR, "bf16", "fp16")),
-    "local_sgd, warmup": Row(
-        SLOWLY,
-        "local_sgd",
-        {"warmup_steps": 99},
-        refused={
-            "sync batchnorm": "in every forward",
-            "averaged": "ranks hold different weights",
-        },
-    ),
-    "diloco": Row(SLOWLY, options=WITHOUT_MOMENTUM, only=LINEAR),
     "fsdp": Row(TWO_AND_FOUR, options=SMALL_UNITS, tolerances=IN_UNITS, refused=NO_SPARSE),
     "fsdp, offload": Row(
         SLOWLY_ON_FOUR,
@@ -121,37 +98,11 @@ ROWS = {
         {**SMALL_UNITS, "reduce_every_microbatch": False, "reshard_after_forward": False},
         only=(*ONE_OPTIMIZER, "experts, clipped"),
     ),
-    # Its default is asynchronous, which equals nothing.
-    "parameter_server": Row(
-        TWO_AND_FOUR,
-        options={"max_staleness": 0},
-        refused={
-            **NO_SPARSE,
-            **dict.fromkeys(("manual", "sparse, manual"), "optimizers step on the server"),
-            "sync batchnorm": "there is no process group",
-            "averaged": "workers hold weights of different steps",
-            "fp16": "a gradient scaler must see",
-        },
-    ),
     "hsdp": Row(
         SLOWLY_ON_FOUR,
         options={**SMALL_UNITS, "shard_size": 2},
         tolerances=IN_UNITS,
         refused=NO_SPARSE,
-    ),
-    "tensor_parallel": Row(TWO_AND_FOUR, refused={**NO_SPARSE, **NO_UNITS}, only=MESHED),
-    "mesh": Row(
-        SLOWLY_ON_FOUR,
-        options={**SMALL_UNITS, "data": 1, "shard": -1, "tensor": 2},
-        tolerances=IN_UNITS,
-        refused={
-            **NO_SPARSE,
-            **dict.fromkeys(NO_UNITS, "find_unused_parameters is not supported with tensor"),
-        },
-        only=MESHED,
-    ),
-    "mesh, replicas": Row(
-        (more(4),), "mesh", {"tensor": 2}, refused={**NO_SPARSE, **NO_UNITS}, only=MESHED
     ),
 }
 
@@ -163,7 +114,4 @@ PORTABLE = {
     "ddp_zero1": Portable(),
     "fsdp": Portable(),
     "hsdp": Portable(Launch(4), Launch(2)),
-    "parameter_server": Portable(),
-    "tensor_parallel": Portable(),
-    "mesh": Portable(Launch(4), Launch(2)),
 }

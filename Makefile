@@ -207,7 +207,7 @@ bench-memory: $(TOOLS)  ## measure the memory of a rank under sharded strategies
 
 docs: $(TOOLS)  ## update the generated parts of the docs: the table of options and the maps of the trainer
 	$(BIN)/python tests/options_table.py
-	$(BIN)/python tests/structure_table.py
+	PYTHONPATH=. $(BIN)/python tests/structure_table.py
 
 # torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from local_extensions import FAMILIES
+
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
 TRAINER = TEMPLATE / "src" / "{{cookiecutter.package_name}}_trainer"
@@ -110,7 +112,9 @@ def short_map() -> str:
     """Return one row for each of the trainer's entries, from the top floor down."""
     rows = ["| in the trainer | what it is for |", "|---|---|"]
     for entry in from_the_top(entries()):
-        rows.append(f"| `{label(entry)}` | {purpose(entry).replace('``', '`')} |")
+        row = f"| `{label(entry)}` | {purpose(entry).replace('``', '`')} |"
+        asked = f'{{%- if cookiecutter.{entry} == "yes" %}}\n{row}\n{{%- endif %}}'
+        rows.append(asked if entry in FAMILIES else row)
     return "\n".join(rows)
 
 

@@ -1,4 +1,4 @@
-"""Each engine is a question: a project without it holds no file and no line about it."""
+"""Each engine or family is a question: a project without it holds no file about it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,33 @@ from pathlib import Path
 import pytest
 from history import missing
 from rendering import DEFAULTS, braces_left, check_works, expected_files, render, tree
-from renders_table import kept, name_of, sets_of_engines, size
+from renders_table import choices, kept, name_of, size
 from test_update import PYTHON
 from tools import lint_all, lint_python
 
-from local_extensions import APART, ENGINES
+from local_extensions import APART, ENGINES, FAMILIES, PARTS
 
-EIGHT = list(sets_of_engines())
+CHOICES = list(choices())
+# What the README says of the families.
+NAMES = {
+    "model_parallel": "sequential|tensor_parallel|mesh",
+    "asynchronous": "local_sgd|diloco|parameter_server",
+    "legacy": "Lightning",
+}
 Renders = dict[str, Path]
-# In one process, which makes the eight renders once.
+# In one process, which makes the renders once.
 pytestmark = pytest.mark.xdist_group("engines")
 PYTEST = ("pytest", "-p", "no:cacheprovider")
 
 
 @pytest.fixture(scope="session")
 def renders(tmp_path_factory: pytest.TempPathFactory) -> Renders:
-    """Return the eight renders, hooks included, by their names."""
+    """Return the renders, hooks included, by their names."""
     folder = tmp_path_factory.mktemp("engines")
-    return {name_of(a): render(folder / name_of(a), a, hooks=True) for a in EIGHT}
+    return {name_of(a): render(folder / name_of(a), a, hooks=True) for a in CHOICES}
 
 
-@pytest.fixture(params=EIGHT, ids=name_of)
+@pytest.fixture(params=CHOICES, ids=name_of)
 def answers(request: pytest.FixtureRequest) -> dict[str, str]:
     answers: dict[str, str] = request.param
     return answers
@@ -47,7 +53,7 @@ def files(project: Path) -> list[str]:
     return sorted(path for path in tree(project) if (project / path).is_file())
 
 
-def test_it_holds_the_files_of_the_engines_that_it_includes(
+def test_it_holds_the_files_of_the_parts_that_it_includes(
     rendered: Path, answers: dict[str, str]
 ) -> None:
     check_works(rendered, DEFAULTS | answers)
@@ -58,6 +64,13 @@ def test_it_holds_the_files_of_the_engines_that_it_includes(
         assert (strategies / engine / "__init__.py").is_file() == belongs
         assert (rendered / "requirements" / f"{engine}.txt").is_file() == belongs
         assert (rendered / "tests" / "conformance" / f"{engine}_rows.py").is_file() == belongs
+    for family in FAMILIES:
+        belongs = answers[family] == "yes"
+        folder = strategies.parent if family == "legacy" else strategies
+        assert (folder / family / "__init__.py").is_file() == belongs
+        if family != "legacy":
+            rows = rendered / "tests" / "conformance" / f"{family}_rows.py"
+            assert rows.is_file() == belongs
     assert not [path for path in rendered.rglob("*") if path.is_dir() and not any(path.iterdir())]
 
 
@@ -71,23 +84,25 @@ def test_it_names_no_engine_that_it_leaves_out(rendered: Path, answers: dict[str
         if pattern.search(line)
     ]
     assert named == []
+    readme = (rendered / "README.md").read_text(encoding="utf-8")
+    for family in FAMILIES:
+        assert bool(re.search(rf"\b({NAMES[family]})\b", readme)) == (answers[family] == "yes")
 
 
-def test_the_project_says_which_engines_it_includes(
-    rendered: Path, answers: dict[str, str]
-) -> None:
+def test_the_project_says_which_parts_it_includes(rendered: Path, answers: dict[str, str]) -> None:
     settings = tomllib.loads((rendered / "pyproject.toml").read_text(encoding="utf-8"))
-    assert settings["tool"]["cookiecutter-distributed-torch"]["engines"] == kept(answers)
+    assert settings["tool"]["cookiecutter-distributed-torch"]["parts"] == kept(answers)
     extras = set(settings["project"]["optional-dependencies"])
     # make builds Horovod; pip cannot install what needs another torch beside this one.
-    assert extras & set(ENGINES) == set(kept(answers)) - {"horovod", *APART}
+    assert extras & set(PARTS) == set(kept(answers)) - {"horovod", *APART, *FAMILIES}
 
 
 def test_make_lists_its_engines_and_no_others(rendered: Path, answers: dict[str, str]) -> None:
     done = subprocess.run(["make"], cwd=rendered, capture_output=True, text=True, check=True)
     listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")]
-    assert sorted(set(listed) & set(ENGINES)) == kept(answers)
-    assert ("ENGINES=" in done.stdout) == bool(set(kept(answers)) - set(APART))
+    engines = [part for part in kept(answers) if part in ENGINES]
+    assert sorted(set(listed) & set(PARTS)) == engines
+    assert ("ENGINES=" in done.stdout) == bool(set(engines) - set(APART))
     dry = subprocess.run(["make", "-n", *listed], cwd=rendered, capture_output=True, text=True)
     assert dry.returncode == 0, dry.stderr
 
@@ -113,12 +128,13 @@ def test_a_job_without_horovod_is_launched_as_tasks(
         assert done.stdout == f"{launch}\n"
 
 
-def test_the_trainer_is_smaller_by_the_folders_of_its_engines(renders: Renders) -> None:
+def test_the_trainer_is_smaller_by_the_folders_of_its_parts(renders: Renders) -> None:
     trainer = {name: project / "src/my_project_trainer" for name, project in renders.items()}
-    whole = trainer[name_of(EIGHT[0])]
-    engines = sum(size(whole / "strategies" / engine).lines for engine in ENGINES)
-    assert engines > 2000
-    assert size(whole).lines - size(trainer["none"]).lines == engines
+    whole = trainer[name_of(CHOICES[0])]
+    folders = [whole / ("" if part == "legacy" else "strategies") / part for part in PARTS]
+    parts = sum(size(folder).lines for folder in folders)
+    assert parts > 4000
+    assert size(whole).lines - size(trainer["none"]).lines == parts
 
 
 def in_project(project: Path, *command: str) -> str:
@@ -142,7 +158,7 @@ def in_project(project: Path, *command: str) -> str:
 def test_its_types_are_right_and_its_tests_can_be_collected(
     rendered: Path, answers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # In one place, one after another: mypy's cache keeps what is the same in all eight.
+    # In one place, one after another: mypy's cache keeps what is the same in all.
     place = tmp_path_factory.getbasetemp() / "types"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(rendered, place)
@@ -154,16 +170,17 @@ def test_its_types_are_right_and_its_tests_can_be_collected(
 
 
 @pytest.mark.trains
-def test_an_engine_is_removed_by_deleting_its_folder(renders: Renders, tmp_path: Path) -> None:
+def test_a_part_is_removed_by_deleting_its_folder(renders: Renders, tmp_path: Path) -> None:
     """What was imported leaves a folder without sources behind, which is no engine."""
     project = tmp_path / "my-project"
-    shutil.copytree(renders[name_of(EIGHT[0])], project)
+    shutil.copytree(renders[name_of(CHOICES[0])], project)
     strategies = project / "src" / "my_project_trainer" / "strategies"
-    for engine in ENGINES:
-        shutil.rmtree(strategies / engine)
-        (strategies / engine / "__pycache__").mkdir(parents=True)
+    for part in (*ENGINES, "model_parallel", "asynchronous"):
+        shutil.rmtree(strategies / part)
+        (strategies / part / "__pycache__").mkdir(parents=True)
     said = in_project(
         project, *PYTEST, "-q", "tests/conformance", "-k", "row or single_device-0-sgd"
     )
     assert re.search(r"\b3 passed\b", said), said
-    assert "deepspeed_stage" not in in_project(project, *PYTEST, "--collect-only", "-q")
+    collected = in_project(project, *PYTEST, "--collect-only", "-q")
+    assert not re.search("deepspeed_stage|tensor_parallel|local_sgd", collected)

@@ -103,9 +103,7 @@ def test_it_removes_the_parts_that_pyproject_does_not_list(folder: Path) -> None
     gone = ("deepspeed", "horovod", "model_parallel", "asynchronous")
     stays = ("src/mine/tasks/", *(f"{part}.md" for part in gone))
     assert before - tree(folder) == {
-        path
-        for path in before
-        if any(part in path for part in gone) and not path.startswith(stays)
+        path for path in before if any(part in path for part in gone) and not path.startswith(stays)
     }
 
 

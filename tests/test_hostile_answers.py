@@ -271,7 +271,6 @@ def test_refused_on_the_command_line(area: Area, field: str, answer: str, says: 
         (["x", "x", "x", "", "", "", "$(touch canary)"], "PEP 440"),
         (["x", "x", "x", "", "", "", "", "mit"], "did you mean MIT?"),
         (["x", "x", "x", *[""] * 5, "$(touch canary)"], "deepspeed"),
-        (["x", "x", "x", *[""] * 6, "maybe"], "fairscale"),
         (["x", "x", "x", *[""] * 7, "perhaps"], "horovod"),
         (["x", "x", "x", *[""] * 8, "perhaps"], "xla"),
         (["x", "x", "x", *[""] * 11, "perhaps"], "legacy"),
@@ -285,7 +284,7 @@ def test_refused_on_the_command_line(area: Area, field: str, answer: str, says: 
 )
 def test_refused_at_the_prompt(area: Area, typed: list[str], says: str) -> None:
     """At once: no more lines are read than were typed."""
-    if typed[0] == "../../x":  # a name for people; the folder's name follows from it: "x"
+    if typed[0] == "../../x":  # the folder's name follows from it: "x"
         typed = [*typed, "../x"]
     assert_refused(area, stdin="\n".join(typed) + "\n", says=says)
 

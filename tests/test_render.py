@@ -120,6 +120,9 @@ def test_names_go_where_they_belong(tmp_path: Path) -> None:
         "fairscale": "yes",
         "horovod": "no",
         "xla": "yes",
+        "model_parallel": "no",
+        "asynchronous": "yes",
+        "legacy": "yes",
         "slurm_partition": "a100.long",
         "slurm_account": "my-lab",
         "gpus_per_node": "64",
@@ -160,7 +163,8 @@ def test_derived_names(tmp_path: Path) -> None:
 
 def test_the_command_with_prompts(tmp_path: Path) -> None:
     answers = ["Night Train", "", "trains", 'O\'Brien trains "it"', "O'Brien", "", "1.2.3", "MIT"]
-    answers += ["no", "2", "yes", "no", "yes", "no", "1", "cpu", "long,short", "lab_1", "8", "apptainer", "gitlab"]
+    answers += ["no", "2", "yes", "no", "yes", "no", "1"]
+    answers += ["cpu", "long,short", "lab_1", "8", "apptainer", "gitlab"]
     done = command(cwd=tmp_path, stdin="\n".join(answers) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Name of the project, as people read it" in done.stdout

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from my_project_trainer.data import sequence
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch.rendezvous import stay_on_loopback
-from my_project_trainer.strategies.mesh.context import Context
+from my_project_trainer.strategies.model_parallel.mesh.context import Context
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 LENGTHS = (32, 33, 35, 3)

@@ -13,7 +13,7 @@ from typing import Any
 import my_project_trainer as trainer
 import torch
 from my_project_trainer.checkpoint import reading
-from my_project_trainer.strategies.mesh.styles import ShardedRandomness
+from my_project_trainer.strategies.model_parallel.mesh.styles import ShardedRandomness
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard

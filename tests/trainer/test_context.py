@@ -12,7 +12,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.checkpoint import reading as checkpoint
-from my_project_trainer.strategies.mesh import context
+from my_project_trainer.strategies.model_parallel.mesh import context
 from tests.project import PATIENCE, run, start
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention

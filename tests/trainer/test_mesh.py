@@ -9,8 +9,8 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.strategies.mesh.sizes import Sizes
-from my_project_trainer.strategies.mesh.styles import ShardedRandomness
+from my_project_trainer.strategies.model_parallel.mesh.sizes import Sizes
+from my_project_trainer.strategies.model_parallel.mesh.styles import ShardedRandomness
 from safetensors.torch import load_file
 from tests.conformance.rows import ROUNDING
 from tests.project import run

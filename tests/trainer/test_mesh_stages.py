@@ -10,7 +10,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.strategies.mesh.strategy import Mesh
+from my_project_trainer.strategies.model_parallel.mesh.strategy import Mesh
 from safetensors.torch import load_file
 from tests.project import run
 from torch.distributed.tensor import Shard

@@ -12,10 +12,10 @@ import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.strategies.balance import divide, total
-from my_project_trainer.strategies.pipeline import partition
-from my_project_trainer.strategies.pipeline.activations import Spec, pack, unpack
-from my_project_trainer.strategies.pipeline.checks import Shape
-from my_project_trainer.strategies.pipeline.measure import measure
+from my_project_trainer.strategies.model_parallel.pipeline import partition
+from my_project_trainer.strategies.model_parallel.pipeline.activations import Spec, pack, unpack
+from my_project_trainer.strategies.model_parallel.pipeline.checks import Shape
+from my_project_trainer.strategies.model_parallel.pipeline.measure import measure
 from torch import Tensor, nn
 
 from pipeline_subject import Subject

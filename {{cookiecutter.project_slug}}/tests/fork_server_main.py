@@ -47,7 +47,7 @@ PRELOADED = (
 # Imported from this project; a process that finds another one in its path imports that instead.
 PACKAGE = "my_project"
 TRAINER = f"{PACKAGE}_trainer"
-OURS = (f"{TRAINER}.cli", f"{TRAINER}.legacy")
+OURS = f"{TRAINER}.cli"
 SOURCES = Path(__file__).parent.parent / "src"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -150,8 +150,7 @@ class _Server:
         self._modules = []
         atexit.register(_spare, [*sys.modules])
         sys.path.insert(0, str(SOURCES))
-        for name in OURS:
-            importlib.import_module(name)
+        importlib.import_module(OURS)
         del sys.path[0]
         sys.modules["torch"].set_num_threads(1)
         gc.collect()

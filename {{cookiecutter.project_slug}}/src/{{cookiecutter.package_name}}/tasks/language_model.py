@@ -110,15 +110,13 @@ class LanguageModel(TrainingModule):
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor import parallel as styles
 
-        from my_project_trainer.strategies.mesh import styles as more
-
         if self.heads % mesh.tensor:
             raise UserError(f"model.heads={self.heads} is not divisible by tensor={mesh.tensor}")
         whole, by_time = Replicate(), Shard(1)
         return {
             "bytes": styles.RowwiseParallel(input_layouts=whole, output_layouts=by_time),
             "positions": styles.RowwiseParallel(input_layouts=whole, output_layouts=Shard(0)),
-            "blocks": more.ShardedRandomness(),
+            "blocks": mesh.styles.ShardedRandomness(),
             "blocks.*.norm*": styles.SequenceParallel(),
             "blocks.*.attention": styles.PrepareModuleInput(
                 input_layouts=by_time, desired_input_layouts=whole
@@ -128,7 +126,7 @@ class LanguageModel(TrainingModule):
             "blocks.*.up": styles.ColwiseParallel(input_layouts=by_time),
             "blocks.*.down": styles.RowwiseParallel(output_layouts=by_time),
             "norm": styles.SequenceParallel(),
-            "head": more.LossParallel(input_layouts=by_time),
+            "head": mesh.styles.LossParallel(input_layouts=by_time),
         }
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import Spread, fill, stored_tensors
-from ..optimizer_state import (
+from ....checkpoint import Spread, fill, stored_tensors
+from ...optimizer_state import (
     group_names,
     load_optimizer_state,
     named_groups,

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...checkpoint import dtensors
-from ...errors import UserError
+from ....checkpoint import dtensors
+from ....errors import UserError
 
 
 class TensorSpec(NamedTuple):

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...checkpoint import dtensors
-from ...memory import meta_device
-from ...module import TrainingModule
+from ....checkpoint import dtensors
+from ....memory import meta_device
+from ....module import TrainingModule
 from .processes import Processes
 
 ATTRIBUTE = "sequential_module"

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ...errors import UserError
-from ...memory import activation_checkpointing
-from ...module import TrainingModule
-from ..precision import Precision
+from ....errors import UserError
+from ....memory import activation_checkpointing
+from ....module import TrainingModule
+from ...precision import Precision
 from . import partition
 from .activations import Spec, check, linked, pack, unpack
 from .boundary import Boundary

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ...errors import nearest
-from ...module import TrainingModule
-from ..balance import divide, total
+from ....errors import nearest
+from ....module import TrainingModule
+from ...balance import divide, total
 from . import partition
 from .measure import Measured
 from .partition import ATTRIBUTE

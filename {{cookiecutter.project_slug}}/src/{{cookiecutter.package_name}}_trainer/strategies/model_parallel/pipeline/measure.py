@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ...data import randomness
-from ...memory import activation_checkpointing, meta_device
-from ...module import TrainingModule
+from ....data import randomness
+from ....memory import activation_checkpointing, meta_device
+from ....module import TrainingModule
 from . import partition
 from .activations import changeable
 from .boundary import Boundary

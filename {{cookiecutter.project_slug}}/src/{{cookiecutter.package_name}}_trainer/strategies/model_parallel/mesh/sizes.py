@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from ...errors import ConfigurationError
+from ....errors import ConfigurationError
+from . import styles
 
 # Outermost first: neighboring ranks, on the same node, form a tensor group.
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
@@ -27,6 +28,9 @@ class Sizes:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+
+    # So that plans import nothing of this family, which a project may leave out.
+    styles = styles
 
     def problems(self) -> list[str]:
         """One line for each error that can be found without the number of processes."""

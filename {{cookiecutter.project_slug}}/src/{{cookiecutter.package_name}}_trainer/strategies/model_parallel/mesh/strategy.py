@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from ...checkpoint import dtensors
-from ...data import sequence
-from ...errors import ConfigurationError, UserError
-from ...launch import collectives
-from ...launch.collectives import How
-from ...module import TrainingModule
-from ...options import Options
-from ..base import Strategy
-from ..clipping import clip_gradients_on_meshes
-from ..fsdp.fsdp import FSDP
-from ..gradients import sparse
-from ..gradients.averaging import GradientAverage
-from ..limits import Limits
-from ..optimizers import Optimization
-from ..step import Stage
+from ....checkpoint import dtensors
+from ....data import sequence
+from ....errors import ConfigurationError, UserError
+from ....launch import collectives
+from ....launch.collectives import How
+from ....module import TrainingModule
+from ....options import Options
+from ...base import Strategy
+from ...clipping import clip_gradients_on_meshes
+from ...fsdp.fsdp import FSDP
+from ...gradients import sparse
+from ...gradients.averaging import GradientAverage
+from ...limits import Limits
+from ...optimizers import Optimization
+from ...step import Stage
 from . import context, groups, plan
 from .by_mesh import OnMesh, check_equal, settle
 from .pipelined import PipelinedMesh

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
-from ...data import randomness
+from ....data import randomness
 
 
 class LossParallel(ColwiseParallel):

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_value_, get_total_norm
 
-from ...checkpoint import dtensors
-from ...module import TrainingModule
-from ..clipping import bound_norm, with_local_gradient
+from ....checkpoint import dtensors
+from ....module import TrainingModule
+from ...clipping import bound_norm, with_local_gradient
 from .partition import Ownership
 from .processes import Processes
 

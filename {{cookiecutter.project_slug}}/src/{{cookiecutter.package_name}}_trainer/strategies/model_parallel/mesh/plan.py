@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ...errors import UserError, nearest
-from ...module import TrainingModule
+from ....errors import UserError, nearest
+from ....module import TrainingModule
 from . import refusals
 from .sizes import Sizes
 from .styles import ShardedRandomness

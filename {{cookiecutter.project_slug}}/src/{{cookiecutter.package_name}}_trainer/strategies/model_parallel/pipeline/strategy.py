@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...data import Feed, MicroBatch, Splitter, batch_length, moving, part_sizes, randomness
-from ...errors import ConfigurationError, UserError
-from ...launch import collectives
-from ...launch.collectives import How
-from ...module import TrainingModule
-from .. import elementwise
-from ..gradients import sparse
-from ..limits import Limits
-from ..optimizers import Optimization
-from ..process_group import ProcessGroupStrategy
-from ..step import Stage
-from ..weights import LocalWeights
+from ....data import Feed, MicroBatch, Splitter, batch_length, moving, part_sizes, randomness
+from ....errors import ConfigurationError, UserError
+from ....launch import collectives
+from ....launch.collectives import How
+from ....module import TrainingModule
+from ... import elementwise
+from ...gradients import sparse
+from ...limits import Limits
+from ...optimizers import Optimization
+from ...process_group import ProcessGroupStrategy
+from ...step import Stage
+from ...weights import LocalWeights
 from . import partition, state
 from .boundary import Boundary
 from .checks import Shape, problems_of_module

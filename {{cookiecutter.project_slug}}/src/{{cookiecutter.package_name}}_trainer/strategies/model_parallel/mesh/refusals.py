@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Placement, Shard
 from torch.utils._pytree import tree_leaves
 
-from ...checkpoint import dtensors
-from ...errors import UserError
+from ....checkpoint import dtensors
+from ....errors import UserError
 
 _Layouts = Iterable[Placement | None]
 

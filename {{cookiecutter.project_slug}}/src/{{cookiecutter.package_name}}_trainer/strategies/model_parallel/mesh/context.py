@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...checkpoint import dtensors
-from ...data import sequence
-from ...errors import UserError
-from ...module import TrainingModule
-from ..step import Stage
+from ....checkpoint import dtensors
+from ....data import sequence
+from ....errors import UserError
+from ....module import TrainingModule
+from ...step import Stage
 from .refusals import refuse_second_order
 from .sizes import Sizes
 

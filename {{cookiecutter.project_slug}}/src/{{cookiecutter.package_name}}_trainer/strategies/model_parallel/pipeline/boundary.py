@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...data import randomness
-from ...errors import UserError
-from ...module import TrainingModule
+from ....data import randomness
+from ....errors import UserError
+from ....module import TrainingModule
 from .partition import ATTRIBUTE
 
 

@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
 
-from ...checkpoint import dtensors
-from ...launch import collectives
-from ...module import TrainingModule
-from ..fsdp.fsdp import drop_groups
+from ....checkpoint import dtensors
+from ....launch import collectives
+from ....module import TrainingModule
+from ...fsdp.fsdp import drop_groups
 from ..pipeline.gradients import Placement
 from ..pipeline.partition import ATTRIBUTE, Ownership
 from ..pipeline.processes import Processes

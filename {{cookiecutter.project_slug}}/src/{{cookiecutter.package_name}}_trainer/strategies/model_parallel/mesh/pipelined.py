@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import ConfigurationError
-from ...launch.collectives import How
-from ...module import TrainingModule
-from ..fsdp.fsdp import FSDP
+from ....errors import ConfigurationError
+from ....launch.collectives import How
+from ....module import TrainingModule
+from ...fsdp.fsdp import FSDP
 from ..pipeline.processes import Processes
 from ..pipeline.strategy import Sequential
 from . import plan, stages

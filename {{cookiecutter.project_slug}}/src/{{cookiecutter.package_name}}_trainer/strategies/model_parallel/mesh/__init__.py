@@ -1,0 +1,1 @@
+"""Device meshes: tensor, context and pipeline parallelism, with replicas and shards around them."""

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: the children of ``sequential_module`` divided over processes."""

@@ -19,7 +19,7 @@ LINES = {
     "cli": 1456,
     "data": 2198,
     "errors.py": 111,
-    "launch": 3059,
+    "launch": 3064,
     "legacy.py": 67,
     "logging": 1516,
     "loop": 2454,

@@ -1,5 +1,6 @@
 """What is said of a rank that hangs or fails: by its stack and its error."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from my_project_trainer.launch import hangs, reports
+from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.launch.watch import Place, Watcher
 from tests.project import run
 
@@ -189,3 +191,17 @@ def test_the_rank_is_named_for_which_the_others_wait(
     failure = Watcher(lambda: ended, "fork", Place(len(codes), tmp_path)).watch()
     assert failure is not None
     assert failure.message.splitlines()[-1].startswith(last)
+
+
+def test_where_none_hangs_on_this_node_the_other_nodes_are_named(tmp_path: Path) -> None:
+    for rank in range(2):
+        report = {"rank": rank, "code": 1, "message": f"rank {rank}: closed", "time": 2.0 - rank}
+        text = json.dumps(report | {"reason": "closed", "lost_at": "  File x"})
+        (tmp_path / f"rank-{rank}.json").write_text(text)
+    place = Place(2, tmp_path, Layout(world_size=4, num_nodes=2))
+    failure = Watcher(lambda: [Ended(1), Ended(1)], "fork", place).watch()
+    assert failure is not None
+    assert failure.message.splitlines() == [
+        "rank 1: closed",
+        "no rank on this node hangs: look at the other nodes",
+    ]

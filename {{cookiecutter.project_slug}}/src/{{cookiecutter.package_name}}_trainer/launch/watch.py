@@ -18,6 +18,7 @@ from .reports import Failure
 # How long ranks may run after a signal, to finish the step and save a checkpoint.
 SAVE_SECONDS = "TRAINER_SAVE_SECONDS"
 _DEFAULT_SAVE_SECONDS = 120.0
+_SECONDS_TO_NOTICE = 8.0
 _POLL_SECONDS = 0.05
 _PREEMPTED = {128 + number for number in signals.SIGNALS}
 
@@ -181,6 +182,10 @@ class Watcher:
     def _first_failure(self) -> Failure:
         """A rank that failed by itself, or else the rank for which the others have waited."""
         found = reports.failures(self._directory)
+        if found and found[0].lost_at and self._place.layout.num_nodes > 1:
+            # The ranks of this node notice at different times that one of another node was lost.
+            self._wait_all(_SECONDS_TO_NOTICE)
+            found = reports.failures(self._directory)
         # Before ends without a report: NCCL aborts a rank whose peer has raised an error.
         if reported := [each for each in found if not each.lost_at]:
             return reported[0]
@@ -207,10 +212,10 @@ class Watcher:
     def _describe_hang(self, found: Sequence[Failure], lost: dict[int, str]) -> Failure:
         lines = [f"rank {number} waited at:\n{stack}" for number, stack in sorted(lost.items())]
         hung = []
-        for number, rank in self._ranks.items():
-            if number in lost or rank.poll() == 0:
+        for number, code in self._codes().items():
+            if number in lost or code == 0:
                 continue
-            verb = "hangs"
+            rank, verb = self._ranks[number], "hangs"
             stack = hangs.printed(self._stack_file(number))
             if rank.poll() is None:
                 verb = "is stopped" if hangs.is_stopped(rank.pid) else "stands"

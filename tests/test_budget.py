@@ -22,7 +22,7 @@ LINES = {
     "launch": 4253,
     "legacy.py": 67,
     "logging": 1307,
-    "loop": 2014,
+    "loop": 2016,
     "memory": 399,
     "module": 774,
     "run": 1959,

@@ -106,7 +106,9 @@ class NonfinitePolicy:
         Raises:
             UserError: So many steps in a row were skipped that training cannot recover.
         """
-        if not self.needs_norm or norm is None or math.isfinite(float(dtensors.whole(norm))):
+        if norm is None:  # no batch of the step has gradients
+            return False
+        if math.isfinite(float(dtensors.whole(norm))):
             self._skipped_in_a_row = 0
             return False
         step = self._fit.position.global_step + 1

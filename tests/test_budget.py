@@ -21,7 +21,7 @@ LINES = {
     "launch": 3048,
     "legacy": 621,
     "logging": 1304,
-    "loop": 2055,
+    "loop": 2156,
     "memory": 399,
     "module": 686,
     "options": 842,

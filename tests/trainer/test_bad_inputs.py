@@ -248,13 +248,13 @@ def test_all_mistakes_from_python_are_told_at_once() -> None:
         )  # fmt: skip
     assert set(raised.value.problems) == {
         "strategy=5: give a name, a class path, or a Strategy object",
-        "num_nodes='2': expected PositiveInt | None",
-        "max_epochs=True: expected PositiveInt | None",
-        "seed=None: expected NonNegativeInt",
+        "num_nodes='2': expected int >= 1 | None",
+        "max_epochs=True: expected int >= 1 | None",
+        "seed=None: expected int >= 0",
         "loggers='csv': give a list of loggers, or of names",
         "precision='double' is unknown; known: 16-mixed, 16-true, 32-true, bf16-mixed, bf16-true",
         "accelerator='mps' is unknown; known: auto, cpu, cuda, gpu, tpu",
-        "gradient_clip_val=nan: expected PositiveNumber | None",
+        "gradient_clip_val=nan: expected float > 0 | None",
     }
 
 

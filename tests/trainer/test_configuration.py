@@ -168,7 +168,7 @@ def test_help_lists_every_option_of_the_trainer(capsys: pytest.CaptureFixture[st
         (
             ["fit", *DIGITS, "--trainer.seed=-1", "--trainer.devices=0"],
             [
-                "error: trainer.seed=-1: expected NonNegativeInt",
+                "error: trainer.seed=-1: expected int >= 0",
                 "error: devices=0 is not a device; a run needs at least one",
             ],
         ),

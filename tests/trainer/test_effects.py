@@ -92,7 +92,7 @@ def test_options_that_need_another_one_are_refused_together() -> None:
 @pytest.mark.parametrize("name", ["reference_batch_size", "learning_rate_warmup_steps"])
 def test_an_option_out_of_range_has_one_line(name: str) -> None:
     (line,) = refused(lambda: Trainer(**STEP, **{name: -1}))
-    assert line.startswith(f"{name}=-1: give a number of at least ")
+    assert line.startswith(f"{name}=-1: expected int >= ")
 
 
 def test_options_that_have_an_effect_are_not_refused() -> None:
@@ -114,7 +114,7 @@ def test_options_of_a_validation_are_refused_without_one(tmp_path: Path) -> None
         validation = LOADER if more else None
         given = {**options, **more, "callbacks": callbacks}
         lines = refused(lambda g=given, v=validation: fit(tmp_path, Net(), v, **g))
-        assert lines == expected
+        assert sorted(lines) == sorted(expected)
     fit(tmp_path, Net(), LOADER, **options, callbacks=callbacks)
     fit(tmp_path, Net(), sanity_check=0)
 

@@ -106,7 +106,7 @@ def test_a_contradiction_is_refused_in_one_line(given: Any, line: str) -> None:
         ({"gpus": False}, "gpus=False: expected int | str | list[int] | None"),
         ({"gpus": 1.5}, "gpus=1.5: expected int | str | list[int] | None"),
         ({"gpus": "auto"}, "gpus='auto': give a number, or indices"),
-        ({"num_processes": True}, "num_processes=True: expected PositiveInt | None"),
+        ({"num_processes": True}, "num_processes=True: expected int >= 1 | None"),
         ({"tpu_cores": 0}, "tpu_cores=0: give how many, or one of them as [1] to [8]"),
         ({"tpu_cores": True}, "tpu_cores=True: expected int | str | list[int] | None"),
         ({"tpu_cores": [0]}, "tpu_cores=[0]: give how many, or one of them as [1] to [8]"),

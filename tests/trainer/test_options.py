@@ -76,8 +76,8 @@ def test_text_is_no_number_where_only_numbers_are_accepted() -> None:
         trainer.Trainer(accelerator="cpu", devices="0", max_steps="2", seed="2")
     first, second, third = caught.value.problems
     assert (first, second) == (
-        "max_steps='2': expected PositiveInt | None",
-        "seed='2': expected NonNegativeInt",
+        "max_steps='2': expected int >= 1 | None",
+        "seed='2': expected int >= 0",
     )
     assert third.startswith("devices='0' may mean no device or device 0")
 

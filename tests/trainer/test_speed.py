@@ -170,7 +170,7 @@ def test_tokens_are_those_of_all_replicas_and_the_peak_that_of_all_devices(
 def test_what_cannot_be_computed_is_refused(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(trainer.ConfigurationError) as caught:
         trainer.Trainer(accelerator="cpu", peak_flops=-1)
-    assert caught.value.problems == ["peak_flops=-1: expected PositiveNumber | None"]
+    assert caught.value.problems == ["peak_flops=-1: expected float > 0 | None"]
     text = Text(clock)
     text.train_dataloader = lambda: [torch.ones(2, 2)]  # type: ignore[method-assign]
     with pytest.raises(trainer.UserError, match="the loader has no batch_size"):

@@ -22,6 +22,13 @@ from . import redaction
 # The largest integer that torch, JSON and names of checkpoints support.
 _LARGEST = 2**63 - 1
 
+_RANGES = {
+    "PositiveInt": "int >= 1",
+    "NonNegativeInt": "int >= 0",
+    "AtLeastTwo": "int >= 2",
+    "PositiveNumber": "float > 0",
+}
+
 
 def hints(cls: type) -> dict[str, Any]:
     """Types of a class' constructor arguments; empty if one cannot be resolved."""
@@ -54,6 +61,7 @@ def refusal(name: str, value: Any, expected: Any) -> str:
     """Error line for a value of a wrong type."""
     wanted = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(expected))
     wanted = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", wanted)
+    wanted = re.sub(r"\w+", lambda word: _RANGES.get(word[0], word[0]), wanted)
     if _is_too_large(value):
         wanted = "a number of at most 2**63 - 1"
     return f"{name}={_shown(name, value)}: expected {wanted}"

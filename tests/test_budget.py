@@ -24,7 +24,7 @@ LINES = {
     "loop": 2156,
     "memory": 399,
     "module": 686,
-    "options": 842,
+    "options": 879,
     "run": 1912,
     "strategies/*.py": 2093,
     "strategies/asynchronous": 1034,
@@ -36,7 +36,7 @@ LINES = {
     "strategies/model_parallel": 3170,
     "strategies/replicated": 673,
     "strategies/xla": 352,
-    "trainer.py": 290,
+    "trainer.py": 291,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40

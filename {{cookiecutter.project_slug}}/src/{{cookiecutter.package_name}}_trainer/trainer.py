@@ -20,12 +20,13 @@ from .loop.trials import Sweep
 from .memory import meta_device
 from .module import Loaders, TrainingModule
 from .options import Options, paths, values
-from .options.reading import takes
+from .options.reading import explains_keywords, takes
 from .run import announcements, device_choice, environment, plan, process
 from .run.process import Command
 from .run.rank import RankRun, RunResult
 
 
+@explains_keywords
 class Trainer:
     """Trains a module with any strategy.
 

@@ -330,8 +330,11 @@ ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
     *((RANK | {name: "-1"}, "environment") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
     *((RANK | {name: "-1"}, name) for name in ("LOCAL_WORLD_SIZE", "MASTER_PORT")),
     *((RANK | {"MASTER_PORT": value}, "MASTER_PORT") for value in ("0", "99999", "65536")),
-    (RANK | {"WORLD_SIZE": str(10**12)}, "environment: 1000000000000 processes"),
-    (RANK | {"LOCAL_WORLD_SIZE": "3"}, "environment: 2 processes on 1 nodes, 3 of them on this"),
+    (RANK | {"WORLD_SIZE": str(10**12)}, "environment: rank 0 of 1000000000000"),
+    (
+        RANK | {"LOCAL_WORLD_SIZE": "3"},
+        "local rank 0 of 3",
+    ),
     *((RANK | {"RANK": value}, "rank") for value in ("2", "100")),
     *(
         (_SLURM | {name: value}, "srun")

@@ -11,6 +11,7 @@ from .sources import SOURCES
 # Of a larger number, ranks would wait in vain.
 _MOST_PROCESSES = 2**20
 _NUMBERS = re.compile("RANK|SIZE|PORT|NODE|TASKS|ID$")
+_DIGITS = 640
 
 
 def register(source: Source) -> None:
@@ -60,7 +61,9 @@ def _read(source: Source, environment: Environment) -> Layout | None:
         wrong = [
             f"{name}={shown(value)}"
             for name, value in sorted(environment.items())
-            if _NUMBERS.search(name) and str(error).endswith(f": {value!r}")
+            if _NUMBERS.search(name)
+            # Python converts a limited number of digits, and does not show them.
+            if str(error).endswith(f": {value!r}") or (value.isdecimal() and len(value) > _DIGITS)
         ]
         raise ConfigurationError(
             f"{source.name}: {' and '.join(wrong) or one_line(error)} is not a number; the launch "

@@ -226,8 +226,10 @@ class Server:
             started = self._version if worker.version is None else worker.version
             self._staleness.setdefault(worker.rank, []).append(self._version - started)
             worker.version = worker.gradients = None
-            self._answer(worker.rank, Kind.STEP, (*self._stop, norm))
+        # Before the answers: a worker may read the number of steps when it has one.
         self._version += has_gradients
+        for worker in group:
+            self._answer(worker.rank, Kind.STEP, (*self._stop, norm))
 
     def _clip(self, most: float, largest: float) -> float:
         norm = clip_gradients(self._parameters, most, "norm") if most >= 0 else None

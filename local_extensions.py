@@ -46,7 +46,7 @@ ENGINES = ("deepspeed", "fairscale", "horovod", "xla")
 APART = ("xla",)
 # Families of strategies, and the names of other trainers. Each is a question too.
 FAMILIES = ("model_parallel", "asynchronous", "legacy")
-PARTS = (*ENGINES, *FAMILIES)
+COMPONENTS = (*ENGINES, *FAMILIES)
 YES_NO = ("yes", "no")
 GPU_COUNTS = tuple(map(str, range(65)))
 
@@ -220,7 +220,7 @@ RULES: dict[str, Rule] = {
     "author_email": Rule("an e-mail address, or nothing", 254, _email_fault, may_be_empty=True),
     "version": Rule("a version in PEP 440's normal form", 50, _version_fault),
     "license": one_of(*LICENSES),
-    **{part: one_of(*YES_NO) for part in PARTS},
+    **{component: one_of(*YES_NO) for component in COMPONENTS},
     "torch_variant": one_of(*TORCH_VARIANTS),
     "slurm_partition": Rule(
         "letters, digits, `_`, `.`, `-`, a letter, digit or `_` at both ends; "
@@ -278,14 +278,14 @@ def checked(answer: object, name: str) -> str:
     return answer
 
 
-def parts(answers: Mapping[str, object]) -> list[str]:
+def components(answers: Mapping[str, object]) -> list[str]:
     """Return the engines and families that a project includes."""
-    return [part for part in PARTS if answers[part] == "yes"]
+    return [component for component in COMPONENTS if answers[component] == "yes"]
 
 
 def engines(answers: Mapping[str, object]) -> list[str]:
     """Return the engines that a project includes."""
-    return [part for part in parts(answers) if part in ENGINES]
+    return [component for component in components(answers) if component in ENGINES]
 
 
 def installed_engines(answers: Mapping[str, object]) -> list[str]:
@@ -371,7 +371,7 @@ def prepare_comparison() -> None:
 
 
 class Answers(Extension):
-    """The filters `checked`, `toml`, `parts`, `engines`, `installed_engines`, and the guard."""
+    """The filters of the project's files and of the questions, and the guard."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -384,7 +384,7 @@ class Answers(Extension):
             refuse_output_in_template(variables_of("cookiecutter").get("output_dir", os.devnull))
         prepare_comparison()
         environment.filters.update(checked=self._check, all_checked=self._check_all)
-        environment.filters.update(toml=toml, parts=parts, engines=engines)
+        environment.filters.update(toml=toml, components=components, engines=engines)
         environment.filters.update(installed_engines=installed_engines)
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:

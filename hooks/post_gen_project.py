@@ -1,4 +1,4 @@
-"""Remove the parts that were left out and empty conditional folders, and print the next steps.
+"""Remove components that were left out and empty conditional folders; print the next steps.
 
 Cookiecutter runs this file in the new project's folder, after rendering it as a template: so it
 holds no answer and no brace pair that Jinja would read. It makes no repository: `make setup` does,
@@ -14,10 +14,18 @@ import shlex
 import shutil
 from pathlib import Path
 
-PARTS = ("deepspeed", "fairscale", "horovod", "xla", "model_parallel", "asynchronous", "legacy")
-# All files and folders of a part: they bear its name. Their names hold no condition, because
+COMPONENTS = (
+    "deepspeed",
+    "fairscale",
+    "horovod",
+    "xla",
+    "model_parallel",
+    "asynchronous",
+    "legacy",
+)
+# All files and folders of a component: they bear its name. Their names hold no condition, because
 # Python files are copied and not rendered, and because locks are made in the template's own tree.
-OF_PART = (
+OF_COMPONENT = (
     "requirements/%s.*",
     "src/*_trainer/%s",
     "src/*_trainer/strategies/%s",
@@ -38,12 +46,12 @@ README.md has the rest.
 """
 
 
-def parts() -> list[str]:
-    """Return the parts that the project includes, as its pyproject.toml says."""
+def components() -> list[str]:
+    """Return the components that the project includes, as its pyproject.toml says."""
     text = Path("pyproject.toml").read_text(encoding="utf-8")
     # Without tomllib, for cookiecutter may run by a Python before 3.11.
-    listed = re.search(r"^parts = \[(.*)\]$", text, re.MULTILINE)
-    return re.findall(r'"(\w+)"', listed[1]) if listed else list(PARTS)
+    listed = re.search(r"^components = \[(.*)\]$", text, re.MULTILINE)
+    return re.findall(r'"(\w+)"', listed[1]) if listed else list(COMPONENTS)
 
 
 def remove(path: Path) -> None:
@@ -56,9 +64,9 @@ def remove(path: Path) -> None:
 
 def main() -> None:
     """Finish the render in the current folder."""
-    for part in set(PARTS) - set(parts()):
-        for pattern in OF_PART:
-            for path in list(Path().glob(pattern % part)):
+    for component in set(COMPONENTS) - set(components()):
+        for pattern in OF_COMPONENT:
+            for path in list(Path().glob(pattern % component)):
                 remove(path)
     for folder in CONDITIONAL:
         with contextlib.suppress(OSError):  # it holds something, or is not there

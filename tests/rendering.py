@@ -18,7 +18,7 @@ import yaml
 from cookiecutter.main import cookiecutter
 from jinja2 import Template
 
-from local_extensions import PARTS
+from local_extensions import COMPONENTS
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
@@ -128,14 +128,14 @@ def expected_files(answers: dict[str, str]) -> dict[str, Path]:
     """Return the files of a render with these answers, each with the template's file it is from.
 
     A file with a condition bears it in its name, which is empty where the condition does not hold.
-    The hook removes the files of a part that was left out, which bear its name.
+    The hook removes the files of a component that was left out, which bear its name.
     """
-    left_out = [part for part in PARTS if answers[part] == "no"]
+    left_out = [component for component in COMPONENTS if answers[component] == "no"]
     names = {file: name.render(cookiecutter=answers) for file, name in _names().items()}
     return {
         name: file
         for file, name in names.items()
-        if name and not name.endswith("/") and not any(part in name for part in left_out)
+        if name and not name.endswith("/") and not any(component in name for component in left_out)
     }
 
 

@@ -1,4 +1,4 @@
-"""Prints the size of a rendered project with some parts left out: lines and files of its Python.
+"""Prints the size of rendered projects with components left out: lines and files of their Python.
 
 `make renders` runs this file, with the template's folder in PYTHONPATH.
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rendering import ROOT, render
 
-from local_extensions import PARTS
+from local_extensions import COMPONENTS
 
 PYTHON = Path(os.environ.get("PROJECT_PYTHON", ROOT / "build" / "venv" / "bin" / "python"))
 QUICK = ("-m", "not slow and not gpu")
@@ -39,22 +39,22 @@ class Size:
 
 
 def choices() -> Iterator[dict[str, str]]:
-    """Yield answers to the questions about parts: all, all but one of each, and none."""
-    yield dict.fromkeys(PARTS, "yes")
-    for part in PARTS:
-        yield dict.fromkeys(PARTS, "yes") | {part: "no"}
-    yield dict.fromkeys(PARTS, "no")
+    """Yield answers to the questions about components: all, all but one of each, and none."""
+    yield dict.fromkeys(COMPONENTS, "yes")
+    for component in COMPONENTS:
+        yield dict.fromkeys(COMPONENTS, "yes") | {component: "no"}
+    yield dict.fromkeys(COMPONENTS, "no")
 
 
 def kept(answers: dict[str, str]) -> list[str]:
-    """Return the parts that are included."""
-    return [part for part in PARTS if answers[part] == "yes"]
+    """Return the components that are included."""
+    return [component for component in COMPONENTS if answers[component] == "yes"]
 
 
 def name_of(answers: dict[str, str]) -> str:
-    """Return the name of a render: ``all``, ``none``, or the part that it leaves out."""
-    left_out = [f"no-{part}" for part in PARTS if answers[part] == "no"]
-    return "none" if len(left_out) == len(PARTS) else "".join(left_out) or "all"
+    """Return the name of a render: ``all``, ``none``, or the component that it leaves out."""
+    left_out = [f"no-{component}" for component in COMPONENTS if answers[component] == "no"]
+    return "none" if len(left_out) == len(COMPONENTS) else "".join(left_out) or "all"
 
 
 def size(folder: Path) -> Size:
@@ -83,7 +83,7 @@ def run_tests(project: Path) -> str:
 
 
 def main() -> None:
-    """Print a row for each choice of parts."""
+    """Print a row for each choice of components."""
     names = [name_of(answers) for answers in choices()]
     parser = argparse.ArgumentParser()
     parser.add_argument("--test", action="store_true")
@@ -92,7 +92,7 @@ def main() -> None:
     if unknown := set(given.names) - set(names):
         parser.error(f"{unknown.pop()} is none of {', '.join(names)}")
     heads = [
-        "parts",
+        "components",
         "trainer",
         "all of src/",
         "tests/",

@@ -16,7 +16,7 @@ from renders_table import choices, kept, name_of, size
 from test_update import PYTHON
 from tools import lint_all, lint_python
 
-from local_extensions import APART, ENGINES, FAMILIES, PARTS
+from local_extensions import APART, COMPONENTS, ENGINES, FAMILIES
 
 CHOICES = list(choices())
 # What the README says of the families.
@@ -92,17 +92,17 @@ def test_it_names_no_engine_that_it_leaves_out(rendered: Path, answers: dict[str
 
 def test_the_project_says_which_parts_it_includes(rendered: Path, answers: dict[str, str]) -> None:
     settings = tomllib.loads((rendered / "pyproject.toml").read_text(encoding="utf-8"))
-    assert settings["tool"]["cookiecutter-distributed-torch"]["parts"] == kept(answers)
+    assert settings["tool"]["cookiecutter-distributed-torch"]["components"] == kept(answers)
     extras = set(settings["project"]["optional-dependencies"])
     # make builds Horovod; pip cannot install what needs another torch beside this one.
-    assert extras & set(PARTS) == set(kept(answers)) - {"horovod", *APART, *FAMILIES}
+    assert extras & set(COMPONENTS) == set(kept(answers)) - {"horovod", *APART, *FAMILIES}
 
 
 def test_make_lists_its_engines_and_no_others(rendered: Path, answers: dict[str, str]) -> None:
     done = subprocess.run(["make"], cwd=rendered, capture_output=True, text=True, check=True)
     listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")]
-    engines = [part for part in kept(answers) if part in ENGINES]
-    assert sorted(set(listed) & set(PARTS)) == engines
+    engines = [component for component in kept(answers) if component in ENGINES]
+    assert sorted(set(listed) & set(COMPONENTS)) == engines
     assert ("ENGINES=" in done.stdout) == bool(set(engines) - set(APART))
     dry = subprocess.run(["make", "-n", *listed], cwd=rendered, capture_output=True, text=True)
     assert dry.returncode == 0, dry.stderr
@@ -132,10 +132,13 @@ def test_a_job_without_horovod_is_launched_as_tasks(
 def test_the_trainer_is_smaller_by_the_folders_of_its_parts(renders: Renders) -> None:
     trainer = {name: project / "src/my_project_trainer" for name, project in renders.items()}
     whole = trainer[name_of(CHOICES[0])]
-    folders = [whole / ("" if part == "legacy" else "strategies") / part for part in PARTS]
-    parts = sum(size(folder).lines for folder in folders)
-    assert parts > 4000
-    assert size(whole).lines - size(trainer["none"]).lines == parts
+    folders = [
+        whole / ("" if component == "legacy" else "strategies") / component
+        for component in COMPONENTS
+    ]
+    components = sum(size(folder).lines for folder in folders)
+    assert components > 4000
+    assert size(whole).lines - size(trainer["none"]).lines == components
 
 
 def in_project(project: Path, *command: str) -> str:
@@ -176,9 +179,9 @@ def test_a_part_is_removed_by_deleting_its_folder(renders: Renders, tmp_path: Pa
     project = tmp_path / "my-project"
     shutil.copytree(renders[name_of(CHOICES[0])], project)
     strategies = project / "src" / "my_project_trainer" / "strategies"
-    for part in (*ENGINES, "model_parallel", "asynchronous"):
-        shutil.rmtree(strategies / part)
-        (strategies / part / "__pycache__").mkdir(parents=True)
+    for component in (*ENGINES, "model_parallel", "asynchronous"):
+        shutil.rmtree(strategies / component)
+        (strategies / component / "__pycache__").mkdir(parents=True)
     said = in_project(
         project, *PYTEST, "-q", "tests/conformance", "-k", "row or single_device-0-sgd"
     )

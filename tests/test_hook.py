@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rendering import NEXT_STEPS, ROOT, TEMPLATE, tree
 
-from local_extensions import ENGINES, PARTS
+from local_extensions import COMPONENTS, ENGINES
 
 HOOK = ROOT / "hooks" / "post_gen_project.py"
 TEMPLATE_NAME = "cookiecutter-distributed-torch"
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "it's rendered"
     folder.mkdir()
     (folder / "file.txt").write_text("text\n", encoding="utf-8")
-    settings = f"[tool.{TEMPLATE_NAME}]\nparts = {json.dumps(list(PARTS))}\n"
+    settings = f"[tool.{TEMPLATE_NAME}]\ncomponents = {json.dumps(list(COMPONENTS))}\n"
     (folder / "pyproject.toml").write_text(settings, encoding="utf-8")
     return folder
 
@@ -76,9 +76,9 @@ def test_it_removes_a_conditional_folder_only_where_it_is_empty(folder: Path) ->
     assert tree(folder) == FILES
 
 
-def test_it_removes_the_parts_that_pyproject_does_not_list(folder: Path) -> None:
+def test_it_removes_the_components_that_pyproject_does_not_list(folder: Path) -> None:
     def lay() -> None:
-        for engine in PARTS:
+        for engine in COMPONENTS:
             for file in (
                 f"requirements/{engine}.txt",
                 f"src/mine_trainer/strategies/{engine}/inner/strategy.py",
@@ -97,13 +97,15 @@ def test_it_removes_the_parts_that_pyproject_does_not_list(folder: Path) -> None
     assert tree(folder) == before
     settings = folder / "pyproject.toml"
     settings.write_text(
-        settings.read_text().replace(json.dumps(list(PARTS)), '["fairscale", "xla", "legacy"]')
+        settings.read_text().replace(json.dumps(list(COMPONENTS)), '["fairscale", "xla", "legacy"]')
     )
     assert run_hook(folder).returncode == 0
     gone = ("deepspeed", "horovod", "model_parallel", "asynchronous")
-    stays = ("src/mine/tasks/", *(f"{part}.md" for part in gone))
+    stays = ("src/mine/tasks/", *(f"{component}.md" for component in gone))
     assert before - tree(folder) == {
-        path for path in before if any(part in path for part in gone) and not path.startswith(stays)
+        path
+        for path in before
+        if any(component in path for component in gone) and not path.startswith(stays)
     }
 
 

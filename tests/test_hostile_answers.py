@@ -16,7 +16,7 @@ from hostile import CANARY, HOSTILE, JINJA_CODE, Area
 from rendering import DEFAULTS, ROOT, check_works, command, render
 
 import distributed_torch_extension
-from local_extensions import PARTS, RULES, Answers, checked
+from local_extensions import COMPONENTS, RULES, Answers, checked
 
 FIELDS = list(DEFAULTS)
 # What each field takes of HOSTILE as it stands; everything else is refused. Only the names of
@@ -75,7 +75,7 @@ TAKEN = {
     "author_email": {"empty"},
     "version": set[str](),
     "license": set[str](),
-    **{name: set[str]() for name in (*PARTS, "torch_variant")},
+    **{name: set[str]() for name in (*COMPONENTS, "torch_variant")},
     "slurm_partition": WORDS | {"empty"},
     "slurm_account": WORDS | {"empty"},
     "gpus_per_node": set[str](),

@@ -15,7 +15,7 @@ from history import clone_with_working_tree
 from rendering import DEFAULTS, NEXT_STEPS, ROOT, check_works, command, git
 from terminal import Terminal
 
-from local_extensions import PARTS, RULES
+from local_extensions import COMPONENTS, RULES
 
 PROMPTS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))["__prompts__"]
 COOKIECUTTER = (sys.executable, "-m", "cookiecutter", str(ROOT))
@@ -119,7 +119,7 @@ def test_a_terminal_without_questions_is_asked_nothing(tmp_path: Path) -> None:
 
 def test_every_choice_of_a_menu_is_listed() -> None:
     menus = {name: rule.choices for name, rule in RULES.items() if rule.menu}
-    assert list(menus) == ["license", *PARTS, "torch_variant", "container_runtime", "ci"]
+    assert list(menus) == ["license", *COMPONENTS, "torch_variant", "container_runtime", "ci"]
     for name, choices in menus.items():
         _question, *lines, last = PROMPTS[name].splitlines()
         assert last == "    Choose a number or a name"

@@ -202,5 +202,5 @@ def test_the_render_says_which_template_made_it(project: Path) -> None:
     table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
     assert table["tool"]["cookiecutter-distributed-torch"] == {
         "version": "0.1.0",
-        "parts": list(local_extensions.PARTS),
+        "components": list(local_extensions.COMPONENTS),
     }

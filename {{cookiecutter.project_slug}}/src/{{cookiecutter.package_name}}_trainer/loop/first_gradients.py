@@ -24,7 +24,9 @@ class FirstGradients:
     def __init__(self, strategy: Strategy, optimization: Optimization) -> None:
         self._optimization = optimization
         self._steps_together = strategy.steps_together
-        self._is_waiting, self._has_run, self._is_reached = True, False, False
+        self._has_run, self._is_reached = False, False
+        self.is_waiting = True
+        """Whether the check is not made yet."""
         optimized = {id(each) for each in optimization.parameters}
         trained = [each for each in strategy.module.parameters() if each.requires_grad]
         # An engine's optimizers may step other tensors than the module's.
@@ -36,7 +38,7 @@ class FirstGradients:
 
     def note(self) -> None:
         """Note the gradients that there are after a backward."""
-        if self._is_waiting:
+        if self.is_waiting:
             self._has_run = True
             self._is_reached |= any(each.grad is not None for each in self._optimization.parameters)
 
@@ -50,9 +52,9 @@ class FirstGradients:
         Raises:
             UserError: No parameter was reached.
         """
-        if not (self._is_waiting and self._has_run):
+        if not (self.is_waiting and self._has_run):
             return
-        self._is_waiting = False
+        self.is_waiting = False
         self._hook.remove()
         reached = torch.tensor([self._is_reached], dtype=torch.int32)
         if together and self._steps_together:

@@ -249,7 +249,8 @@ class FitLoop:
         if manual is not None:
             strategy.forward("training", batch.data, batch.number)
             manual.end_batch()
-            self._first_gradients.check(together=False)
+            if self._first_gradients.is_waiting:
+                self._first_gradients.check(together=False)
             return
         # The last batch of a step may be skipped, and so cannot average those before it.
         sync = context.ends_step or self.fit.module.may_skip_batches
@@ -274,8 +275,9 @@ class FitLoop:
         self._gradient_norm = None
         has_gradients, self._has_gradients = self._has_gradients, False
         if has_gradients:
-            self._first_gradients.note()
-            self._first_gradients.check()
+            if self._first_gradients.is_waiting:
+                self._first_gradients.note()
+                self._first_gradients.check()
             if self._clips:
                 self._clip(context.is_recorded)
         skips = self._nonfinite.needs_norm and self._nonfinite.skips(self._gradient_norm)

@@ -117,7 +117,7 @@ def train(
 
 def _weights(model: Model, run: Any) -> dict[str, Tensor]:
     """The full tensors, whether the strategy shards them or not."""
-    if run._plan.strategy.shards_parameters:
+    if run._plan.strategy.limits.shards_parameters:
         return checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
     return model.state_dict()
 

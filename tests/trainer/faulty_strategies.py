@@ -4,12 +4,15 @@
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
 import torch
+from my_project_trainer.strategies.base import DataLayout
 from my_project_trainer.strategies.replicated import ddp
+from my_project_trainer.strategies.step import StepOutput
 from tests.conformance import worker
 from tests.conformance.rows import PROPERTIES
 
@@ -24,8 +27,9 @@ class SumForMean(ddp.DDP):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, **options: Any
-    ) -> None:
-        super().forward_backward(batch, batch_idx, weight=weight * self.data_replicas, **options)
+    ) -> list[StepOutput]:
+        weight *= self.data.replicas
+        return super().forward_backward(batch, batch_idx, weight=weight, **options)
 
 
 class SkippedSynchronization(ddp.DDP):
@@ -33,30 +37,30 @@ class SkippedSynchronization(ddp.DDP):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
-        super().forward_backward(batch, batch_idx, weight=weight, synchronize=False)
+    ) -> list[StepOutput]:
+        return super().forward_backward(batch, batch_idx, weight=weight, synchronize=False)
 
 
 class SameData(ddp.DDP):
     """Every process reads the first process' part of each batch."""
 
     @property
-    def data_index(self) -> int:
-        return 0
+    def data(self) -> DataLayout:
+        return replace(super().data, index=0)
 
 
 class Unclipped(ddp.DDP):
     """Computes the norm of the gradients, and clips nothing."""
 
-    def clip_gradients(self, optimization: Any, value: float, algorithm: str) -> Any:
-        return super().clip_gradients(optimization, float("inf"), "norm")
+    def clip(self, optimization: Any, value: float, algorithm: str) -> Any:
+        return super().clip(optimization, float("inf"), "norm")
 
 
 class ClippedAlone(ddp.DDP):
     """Each process clips by half of the bound, as if the norms of two processes added up."""
 
-    def clip_gradients(self, optimization: Any, value: float, algorithm: str) -> Any:
-        return super().clip_gradients(optimization, value / 2, algorithm)
+    def clip(self, optimization: Any, value: float, algorithm: str) -> Any:
+        return super().clip(optimization, value / 2, algorithm)
 
 
 FAULTS = {

@@ -47,9 +47,9 @@ def test_an_own_configuration_replaces_every_option():
     theirs = strategies.create("deepspeed", {"stage": 3, "config": {"wall_clock_breakdown": False}})
     assert ours.config["zero_optimization"]["stage"] == 3
     assert ours.config["zero_optimization"]["reduce_bucket_size"] == 4_000
-    assert ours.shards_parameters
+    assert ours.limits.shards_parameters
     assert theirs.config == {"wall_clock_breakdown": False}
-    assert not theirs.shards_parameters
+    assert not theirs.limits.shards_parameters
 
 
 def sizes(device_type: str, elements: int, **options: Any) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ import pytest
 from my_project_trainer import launch, strategies
 from my_project_trainer.launch import reports
 from my_project_trainer.launch.cluster import detection
+from my_project_trainer.strategies import Registration
 from tests.project import PACKAGE, ROOT, run
 
 from my_project.tasks import gan
@@ -155,8 +156,6 @@ def test_sources_are_asked_in_their_order():
 # --- a strategy that is added ---------------------------------------------------------------------
 
 SIGN = '''
-from torch.optim import Optimizer
-
 from .registration import Entry, Registration
 from .replicated.ddp import DDP
 
@@ -164,11 +163,10 @@ from .replicated.ddp import DDP
 class SignDDP(DDP):
     """``ddp`` that steps by the signs of gradients."""
 
-    def optimizer_step(self, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad.sign_()
-        super().optimizer_step(optimizer)
+    def step(self, optimization, *, ends=True):
+        for parameter in optimization.parameters:
+            parameter.grad.sign_()
+        return super().step(optimization, ends=ends)
 
 
 REGISTRATION = Registration({"sign": Entry(SignDDP)})
@@ -193,11 +191,10 @@ class Lazy(Strategy):
     def __init__(self, factor: float = 1.0) -> None:
         self.factor = factor
 
-    def optimizer_step(self, optimizer):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad *= self.factor
-        super().optimizer_step(optimizer)
+    def step(self, optimization, *, ends=True):
+        for parameter in optimization.parameters:
+            parameter.grad *= self.factor
+        return super().step(optimization, ends=ends)
 '''
 
 
@@ -262,11 +259,11 @@ def test_an_engines_error_says_that_a_peer_has_gone(monkeypatch):
     assert not reports.is_lost_peer(EngineError("aborted"))
     assert reports.is_lost_peer(EngineError("aborted"), ["EngineError"])
 
-    class Mine(trainer.SingleDevice):
-        lost_peer_errors = ("EngineError",)
-
+    monkeypatch.setattr(strategies.registry, "lost_peer_errors", [])
+    declared = Registration({}, lost_peer_errors=["EngineError"])
+    strategies.registry._add("engine", declared)
     given: list[Any] = []
     monkeypatch.setattr(launch, "run_external", lambda *arguments: given.extend(arguments))
     options = {"max_steps": 1, "accelerator": "cpu", "devices": 1}
-    trainer.Trainer(strategy=Mine(), **options).fit(gan.GAN())
-    assert given[3] == ("EngineError",)
+    trainer.Trainer(**options).fit(gan.GAN())
+    assert given[2] == ["EngineError"]

@@ -55,7 +55,7 @@ def test_deepspeed_s_gradients_are_clipped_by_value_where_they_are(request):
     strategy.slices = SimpleNamespace(gradients=lambda: gradients, are_offloaded=False)
     with pytest.MonkeyPatch.context():
         request.getfixturevalue("no_values_on_the_host")
-        strategy.clip_gradients(None, 1.0, "value")
+        strategy.clip(None, 1.0, "value")
         request.getfixturevalue("monkeypatch").undo()
     assert gradients[0].tolist() == [2.0, -2.0, 0.5]
     assert gradients[1].tolist() == [3.0, math.inf]  # for DeepSpeed to see

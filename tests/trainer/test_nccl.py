@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from my_project_trainer.launch import reports
-from my_project_trainer.strategies import process_group
+from my_project_trainer.launch import collectives, reports
 from tests.project import fit, run
 
 from processes import assert_nothing_left, at_root
@@ -77,11 +76,11 @@ def test_a_collective_that_does_not_complete_is_told_with_the_rank_that_hangs(tm
     ],
 )
 def test_over_nccl_alone_the_end_of_a_group_waits_for_peers(monkeypatch, backends, size, waits):
-    group = process_group.dist
+    group = collectives.dist
     monkeypatch.setattr(group, "is_initialized", lambda: True)
     monkeypatch.setattr(group, "get_world_size", lambda: size)
     monkeypatch.setattr(group, "get_backend_config", lambda: backends)
-    assert process_group.ProcessGroupStrategy().waits_for_peers() is waits
+    assert collectives.end_waits() is waits
 
 
 def test_a_failure_that_was_caught_is_not_shown_later(tmp_path, monkeypatch):

@@ -170,10 +170,8 @@ def test_zero1_keeps_the_options_of_the_optimizer_and_of_its_groups(
     with set_up(strategy, module) as sharded, set_up(plain, alone) as whole:
         for _ in range(3):
             for each, optimization in ((strategy, sharded), (plain, whole)):
-                (stepped,) = optimization.optimizers
                 each.forward_backward(batch, 0, weight=1.0, synchronize=True)
-                each.optimizer_step(stepped)
-                each.zero_grad(stepped)
+                each.step(optimization)
         (ours,), (theirs,) = sharded.optimizers, whole.optimizers
         assert type(ours.optim) is type(theirs)
         for group, expected in zip(ours.optim.param_groups, theirs.param_groups, strict=True):
@@ -263,5 +261,5 @@ def test_hsdp_shards_among_shard_size_ranks(
     options: dict[str, Any], ranks: list[list[int]]
 ) -> None:
     strategy = HSDP(**options)
-    strategy.layout, strategy.device = Layout(world_size=4, local_world_size=4), CPU
+    strategy._layout, strategy.device = Layout(world_size=4, local_world_size=4), CPU
     assert strategy.make_mesh().mesh.tolist() == ranks

@@ -279,7 +279,7 @@ def test_deepspeed_clips_offloaded_gradients_after_their_copies(monkeypatch):
     strategy.zero = SimpleNamespace(cpu_offload=True, loss_scale=2.0)
     strategy.slices = SimpleNamespace(gradients=gradients, are_offloaded=True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(f"wait {device}"))
-    strategy.clip_gradients(optimization.Optimization([], []), 1.0, "value")
+    strategy.clip(optimization.Optimization([], []), 1.0, "value")
     assert events == ["wait cuda:0", "read"]
     assert gradient.tolist() == [2, -2]
 

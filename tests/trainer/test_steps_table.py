@@ -130,7 +130,7 @@ def check(epoch: Epoch, samples: int, batch: int, drop_last: bool) -> None:
 def test_processes_are_enough_for_devices_and_readers(name):
     cls = strategies.find(name).cls
     for devices, nodes in layouts(cls):
-        processes = cls.local_processes(devices)
+        processes = cls.limits.local_processes(devices)
         assert devices % processes == 0
         assert processes * nodes % strategies.create(name, {}).replicas(devices, nodes) == 0
 

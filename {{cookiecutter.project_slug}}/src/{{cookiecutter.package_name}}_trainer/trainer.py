@@ -176,7 +176,7 @@ class Trainer:
         """
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data, is_training=True)
-        if self._plan.strategy.compiles_steps:
+        if self._plan.strategy.limits.compiles_steps:
             raise ConfigurationError(
                 f"find_batch_size: strategy={self._plan.strategy_name!r} compiles a step for each "
                 "batch size, and shows what fits only when it runs; try global_batch_size with fit"

@@ -191,5 +191,7 @@ def test_as_many_processes_took_part(results, name, number):
     path = results(name, number) / "runs" / row.only[0] / "run.json"
     (record,) = json.loads(path.read_text())["attempts"]
     cls = strategies.find(row.strategy or name).cls
-    assert record["layout"]["world_size"] == cls.local_processes(launch.devices) * launch.nodes
+    assert (
+        record["layout"]["world_size"] == cls.limits.local_processes(launch.devices) * launch.nodes
+    )
     assert record["layout"]["num_nodes"] == launch.nodes

@@ -88,7 +88,7 @@ def train(result: Path, subject: Mapping[str, Any], options: Mapping[str, Any]) 
 def _weights(module: Any, run: Any) -> dict[str, torch.Tensor]:
     """The full tensors, whether the strategy shards them or not."""
     state = module.state_dict()
-    if run._plan.strategy.shards_parameters:
+    if run._plan.strategy.limits.shards_parameters:
         state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
     return {key: value.cpu().contiguous() for key, value in state.items()}
 

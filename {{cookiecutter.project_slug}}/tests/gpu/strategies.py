@@ -60,7 +60,7 @@ def options(name: str) -> dict[str, Any]:
 
 def shards_parameters(name: str) -> bool:
     """Whether each process holds a part of the parameters only."""
-    return registry.create(name, {}).shards_parameters
+    return registry.create(name, {}).limits.shards_parameters
 
 
 def refused(name: str) -> set[str]:

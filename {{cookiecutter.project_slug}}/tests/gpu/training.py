@@ -53,7 +53,7 @@ def train(folder: Path, name: str, module: Any, **options: Any) -> Trained:
     )
     run.fit(module)
     state = module.state_dict()
-    if run._plan.strategy.shards_parameters:
+    if run._plan.strategy.limits.shards_parameters:
         state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
     weights = {key: each.detach().cpu().clone() for key, each in state.items()}
     return Trained(weights, _losses(run.run_directory / "metrics.csv"), run.run_directory)

@@ -57,9 +57,15 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 
 
 def read(
-    feed: Feed, epoch: int, start: int, device: torch.device, dtype: torch.dtype | None
+    feed: Feed,
+    epoch: int,
+    start: int,
+    devices: Sequence[torch.device],
+    dtype: torch.dtype | None,
 ) -> Iterator[MicroBatch]:
     """Yield the batches of an epoch; those for a GPU are copied one batch ahead.
+
+    Those that several GPUs share are copied to pinned memory.
 
     Objects with their own ``to`` method and subclasses of Tensor are left for the step's own
     stream: it is unknown when their memory can be reused.
@@ -68,27 +74,18 @@ def read(
         feed: Yields the batches.
         epoch: The epoch to read.
         start: Number of the first batch.
-        device: Target device.
+        devices: Target devices.
         dtype: Cast floating-point tensors to it on the device; ``None``: no cast.
     """
-    batches = feed.epoch(epoch, start)
+    batches, device = feed.epoch(epoch, start), devices[0]
     stream = copy_stream(device)
     if stream is None:
         return batches
+    if len(devices) > 1:
+        return (batch._replace(data=_each_plain(batch.data, pinned)) for batch in batches)
     # Without a plan, the ranks exchange the length of each batch. A rank that fails to read must
     # not go on to a step in which its peers, which wait for it, do not take part.
     return _ahead(batches, stream, device, dtype, holds_errors=feed.has_plan)
-
-
-def read_pinned(feed: Feed, epoch: int, start: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Yield the batches of an epoch in pinned memory, to be scattered to several GPUs."""
-    batches = feed.epoch(epoch, start)
-    if device.type == "cpu":
-        return batches
-    return (
-        batch._replace(data=_each_plain(batch.data, pinned))  # pinned tensors are copied later
-        for batch in batches
-    )
 
 
 def _ahead(

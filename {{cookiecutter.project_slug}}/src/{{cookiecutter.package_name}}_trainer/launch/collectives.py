@@ -19,14 +19,20 @@ How = Literal["mean", "sum", "min", "max"]
 class Channel(Protocol):
     """Carries collectives where there is no process group, and ranks may be lost.
 
-    ``world_size``: number of ranks at the start.
+    ``world_size``: number of ranks at the start. ``ends_last``: whether this rank serves the
+    others, and waits for them at its end.
     """
 
     rank: int
     world_size: int
+    ends_last: bool
 
     def exchange(self, content: bytes) -> Mapping[int, bytes]:
         """Give this rank's bytes; receive those of all ranks, by rank, except lost ranks."""
+        ...
+
+    def agreed_signal(self, received: int) -> int:
+        """See :func:`agreed_signal`."""
         ...
 
 
@@ -56,6 +62,25 @@ def world_size() -> int:
     if _channel is not None:
         return _channel.world_size
     return dist.get_world_size() if is_active() else 1
+
+
+def agreed_signal(received: int) -> int:
+    """Tell the peers of a signal; return the one on which all stop after this step, or 0.
+
+    Called after each step if ranks do not take steps together.
+
+    Args:
+        received: The signal that this rank received, or 0.
+    """
+    return received if _channel is None else _channel.agreed_signal(received)
+
+
+def end_waits() -> bool:
+    """Whether to end this rank's part in collectives would wait forever if only it has failed."""
+    if _channel is not None:
+        return _channel.ends_last
+    # NCCL's communicators are destroyed only when all work on them has completed.
+    return is_active() and dist.get_world_size() > 1 and "nccl" in dist.get_backend_config()
 
 
 def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None = None) -> Tensor:

@@ -70,12 +70,11 @@ class Preemption:
     CPU: no rank waits for its GPU.
 
     Args:
-        agree: Told of the signal that this rank received, or 0, after each step; returns the signal
-            on which all ranks act after this step, or 0. ``None``: agree by the all-reduce.
+        steps_together: Whether ranks take each step together; if not, no all-reduce is needed.
     """
 
-    def __init__(self, agree: Callable[[int], int] | None = None) -> None:
-        self._agree = agree
+    def __init__(self, *, steps_together: bool = True) -> None:
+        self._steps_together = steps_together
         self._received = 0
         self._steps = 0
         self._interval = 1
@@ -142,8 +141,8 @@ class Preemption:
 
     def requested(self) -> int:
         """Number of the signal that a rank received, STOP, or 0; all ranks call it after a step."""
-        if self._agree is not None:
-            return self._agree(self._received)
+        if not self._steps_together:
+            return collectives.agreed_signal(self._received)
         if collectives.world_size() == 1:
             return self._received
         self._steps += 1

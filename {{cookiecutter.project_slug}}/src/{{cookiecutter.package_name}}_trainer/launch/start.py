@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from . import outcome, reports, signals
+from . import collectives, outcome, reports, signals
 from .cluster import Layout
 from .pickling import find_unpicklable
 from .reports import PARENT, RANK_PROCESS, Failure, RankError
@@ -50,7 +50,6 @@ _Work = Path | Callable[[], object]
 def run_external(
     run: Callable[[], Result],
     teardown: Callable[[], object] = bool,
-    waits_for_peers: Callable[[], bool] = bool,
     lost_peer: Sequence[str] = (),
 ) -> Result:
     """Run as one rank of an external launch, or as the only rank.
@@ -59,8 +58,7 @@ def run_external(
         run: The work of this rank. Its failure is written where the launcher looks for it, so that
             the failure of the first rank is shown.
         teardown: Called after ``run``: until then, peers must not notice that this rank has ended.
-        waits_for_peers: Whether ``teardown`` would wait for peers forever after a failure. It is
-            then skipped, and the failure ends this process.
+            After a failure, it is skipped if it would wait for peers forever.
         lost_peer: Names of an engine's exceptions that only report the loss of a peer.
     """
     _die_with_parent()
@@ -71,7 +69,7 @@ def run_external(
         except BaseException as error:
             # After a save, all ranks have agreed to stop, and reach the teardown together.
             has_saved = isinstance(error, Interrupted | Preempted)
-            if waits_for_peers() and not has_saved:
+            if collectives.end_waits() and not has_saved:
                 if isinstance(error, KeyboardInterrupt):
                     raise  # SIGINT ends all ranks
                 reports.end_failed(error, lost_peer)

@@ -102,6 +102,7 @@ class Recorder:
         reduce: The strategy's reduction of a tensor over ranks.
         device: Where values are kept until they are shown.
         steps_together: False does not reduce values of a step: other ranks may be at another one.
+        counts: False gives all values of this rank a weight of 0.
     """
 
     def __init__(
@@ -109,13 +110,14 @@ class Recorder:
         reduce: Callable[[Tensor, How], Tensor],
         device: torch.device,
         steps_together: bool = True,
+        counts: bool = True,
     ) -> None:
         self.context = BatchContext(level="epoch")
         """Of the batch whose step runs, or of hooks between steps."""
         self._ignores = False
         self.latest: dict[str, Any] = {}
         self._reduce = reduce
-        self._steps_together = steps_together
+        self._steps_together, self._counts = steps_together, counts
         self._device = device
         self._step: dict[str, _Total] = {}
         self._late: list[_Logged] = []
@@ -149,6 +151,7 @@ class Recorder:
         context = self.context
         name = f"{name}/{context.loader}" if context.loader else name
         samples = context.samples if batch_size is None else batch_size
+        samples *= self._counts
         if isinstance(value, Tensor):
             is_quick = not context.is_recorded and context.is_training and context.level == "step"
             if is_quick and not (on_epoch or prog_bar or on_step is False):

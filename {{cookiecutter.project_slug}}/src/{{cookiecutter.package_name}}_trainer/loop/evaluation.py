@@ -13,6 +13,7 @@ from ..launch import collectives
 from ..logging import Recorder, torchmetrics_state
 from ..module import TrainingModule
 from ..strategies import Strategy
+from .parts import read
 
 _CPU = torch.device("cpu")
 
@@ -37,8 +38,7 @@ def evaluate(
         The logged values, the same on every rank.
     """
     values: dict[str, float] = {}
-    with _evaluation_mode(module, strategy), recorder.evaluating(), torch.no_grad():
-        strategy.begin_evaluation()
+    with _evaluating(module, strategy, recorder):
         getattr(module, f"on_{stage}_epoch_start")()
         for name, feed in feeds.items():
             recorder.context = recorder.context._replace(loader=name)
@@ -57,10 +57,11 @@ def _run_batches(
     feed: Feed,
     stage: Literal["validation", "test"],
 ) -> None:
-    for batch in strategy.batches(feed, 0, 0):
+    counts = strategy.data.counts
+    for batch in read(strategy, feed, 0, 0):
         recorder.context = recorder.context._replace(samples=batch.samples)
         with contextlib.ExitStack() as padding:
-            if not batch.samples:  # nothing that is logged counts
+            if not (batch.samples and counts):  # nothing that is logged counts
                 padding.enter_context(recorder.ignoring_values())
                 padding.enter_context(torchmetrics_state.unchanged(module))
             output = strategy.forward(stage, batch.data, batch.number)
@@ -121,16 +122,16 @@ def predict(
         dataset's order; other outputs are those of this rank.
     """
     found: dict[str, list[Any]] = {}
-    with _evaluation_mode(module, strategy), recorder.evaluating(), torch.no_grad():
-        strategy.begin_evaluation()
+    data = strategy.data
+    with _evaluating(module, strategy, recorder):
         for name, feed in feeds.items():
             recorder.context = recorder.context._replace(loader=name)
             outputs = []
-            for batch in strategy.batches(feed, 0, 0):
+            for batch in read(strategy, feed, 0, 0):
                 output = strategy.forward("predict", batch.data, batch.number)
-                if batch.samples:
+                if batch.samples and data.counts:
                     outputs.append(output if strategy.device == _CPU else moving.move(output, _CPU))
-            found[name] = _merged(outputs, feed.batches, strategy.is_first_of_replica)
+            found[name] = _merged(outputs, feed.batches, data.is_first)
     return found
 
 
@@ -151,15 +152,16 @@ def _merged(outputs: list[Any], batches: int | None, is_first: bool) -> list[Any
 
 
 @contextlib.contextmanager
-def _evaluation_mode(module: nn.Module, strategy: Strategy) -> Iterator[None]:
+def _evaluating(module: nn.Module, strategy: Strategy, recorder: Recorder) -> Iterator[None]:
     """Evaluation mode in this context; training then continues as if nothing had happened."""
     modes = [(child, child.training) for child in module.modules()]
-    state = randomness.full_state(strategy.devices)
+    devices = strategy.data.devices
+    state = randomness.full_state(devices)
     module.eval()
     try:
-        yield
+        with recorder.evaluating(), torch.no_grad(), strategy.evaluating():
+            yield
     finally:
-        strategy.end_evaluation()
-        randomness.set_full_state(state, strategy.devices)
+        randomness.set_full_state(state, devices)
         for child, mode in modes:
             child.training = mode

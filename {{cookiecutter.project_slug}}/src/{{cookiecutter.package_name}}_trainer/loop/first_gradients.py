@@ -23,7 +23,7 @@ class FirstGradients:
 
     def __init__(self, strategy: Strategy, optimization: Optimization) -> None:
         self._optimization = optimization
-        self._steps_together = strategy.steps_together
+        self._steps_together = strategy.limits.steps_together
         self._has_run, self._is_reached = False, False
         self.is_waiting = True
         """Whether the check is not made yet."""

@@ -6,13 +6,13 @@ Its events in order. ``<hook>`` calls the hooks of this name, of callbacks and t
     <on_fit_start>                           # in run/rank.py; then a checkpoint is loaded
     for each epoch:
         <on_train_epoch_start>               # not if a run resumes within the epoch
-        for each micro-batch of strategy.batches:
+        for each micro-batch:
             <on_train_batch_start>
             strategy.forward_backward        # module.training_step, backward
             if it ends a step:
-                strategy.clip_gradients
+                strategy.clip
                 <on_before_optimizer_step>   # each optimizer; not if nonfinite_loss skips the step
-                strategy.optimizer_step      # each optimizer
+                strategy.step
                 <on_after_optimizer_step>
             <on_train_batch_end>
             if it ends a step:
@@ -37,6 +37,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -50,7 +51,7 @@ from ..strategies.optimizers import rates_to_log
 from . import saving
 from .first_gradients import FirstGradients
 from .nonfinite import NonfinitePolicy
-from .parts import FitParts, StepOutputs, speed_of
+from .parts import FitParts, gathered, read, speed_of
 from .position import is_logged, is_planned_end
 
 _AS_IT_IS = nullcontext()
@@ -77,8 +78,7 @@ class FitLoop:
     ) -> None:
         self.fit, self.checkpoints, self.rate_factor = fit, checkpoints, rate_factor
         self.validate, self.check_validation = validate, check_validation
-        agree = None if fit.strategy.steps_together else fit.strategy.agreed_signal
-        self.preemption = Preemption(agree)
+        self.preemption = Preemption(steps_together=fit.strategy.limits.steps_together)
         self.samples_per_second: float | None = None
         self._speed = speed_of(fit)
         self._gradient_norm: Tensor | None = None
@@ -97,9 +97,8 @@ class FitLoop:
         self._nonfinite = NonfinitePolicy(fit, checkpoints)
         options, norm = fit.options, self._nonfinite.needs_norm
         self._clips = options.gradient_clip_val is not None or options.log_gradient_norm or norm
-        self._outputs = StepOutputs(fit.strategy.device)
-        if fit.calls.on_train_batch_end:
-            fit.strategy.note_outputs = self._outputs.note
+        self._read_values: Callable[[], dict[str, float]] = dict
+        """Reads the strategy's own values of the last step."""
 
     def run(self) -> None:
         """Train to the end, save a checkpoint, and write all values.
@@ -129,7 +128,7 @@ class FitLoop:
                 outputs.last_values = self._step_values(factor)
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
-            self.fit.strategy.end_fit()
+            self.fit.strategy.finish()
             self._write_last_values()
             self._validate_once()
             outputs.recorder.enter(BatchContext(level="none"))
@@ -145,7 +144,6 @@ class FitLoop:
 
     def close(self) -> None:
         """Wait for pending checkpoints, and close the loggers."""
-        self.fit.strategy.note_loss = self.fit.strategy.note_outputs = None
         try:
             self.checkpoints.close()
         finally:
@@ -162,12 +160,12 @@ class FitLoop:
                 call()
         at = (position.epoch, position.batch)
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.
-        for batch in self._speed.reading(fit.strategy.batches(fit.feed, *at)):
+        for batch in self._speed.reading(read(fit.strategy, fit.feed, *at)):
             context = self._context(batch)
             fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
                 call(batch.data, batch.number)
-            self._run_batch(batch, context)
+            outputs = self._run_batch(batch, context)
             position.batch += 1
             if context.ends_step:
                 if fit.manual is None:
@@ -176,9 +174,10 @@ class FitLoop:
                 for call in fit.calls.on_after_optimizer_step:
                     call()
             if fit.calls.on_train_batch_end:
-                outputs = self._outputs.take()
+                whole = gathered(outputs, fit.strategy.device)
                 for call in fit.calls.on_train_batch_end:
-                    call(outputs, batch.data, batch.number)
+                    call(whole, batch.data, batch.number)
+            del outputs
             if context.ends_step:
                 self._after_step(context)
                 if not context.ends_epoch and self._is_finished():
@@ -244,24 +243,32 @@ class FitLoop:
 
     # --- a step --------------------------------------------------------------------------------
 
-    def _run_batch(self, batch: MicroBatch, context: BatchContext) -> None:
-        strategy, manual = self.fit.strategy, self.fit.manual
+    def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
+        """Run a micro-batch; return the outputs of ``training_step``."""
+        strategy, manual, note_loss = self.fit.strategy, self.fit.manual, self._nonfinite.note_loss
         if manual is not None:
-            strategy.forward("training", batch.data, batch.number)
-            manual.end_batch()
+            outputs = strategy.forward("training", batch.data, batch.number)
+            losses = manual.end_batch()
+            if note_loss is not None:
+                for loss in losses:
+                    note_loss(loss)
             if self._first_gradients.is_waiting:
                 self._first_gradients.check(together=False)
-            return
+            return [outputs]
         # The last batch of a step may be skipped, and so cannot average those before it.
         sync = context.ends_step or self.fit.module.may_skip_batches
         try:
-            strategy.forward_backward(
+            found = strategy.forward_backward(
                 batch.data, batch.number, weight=context.weight, synchronize=sync
             )
         except BatchSkipped:
             self._skipped_batches += 1
-        else:
-            self._has_gradients = True
+            return []
+        self._has_gradients = True
+        if note_loss is not None:
+            for each in found:
+                note_loss(each.loss)
+        return [each.outputs for each in found]
 
     def _tell_skipped_batches(self) -> None:
         count, self._skipped_batches = self._skipped_batches, 0
@@ -283,6 +290,7 @@ class FitLoop:
         skips = self._nonfinite.needs_norm and self._nonfinite.skips(self._gradient_norm)
         if skips or not has_gradients:
             strategy.precision.note_skipped_step()
+            optimization.reset_gradients()
         else:
             if calls := self.fit.calls.on_before_optimizer_step:
                 strategy.precision.unscale(optimization.optimizers)
@@ -291,23 +299,19 @@ class FitLoop:
                         call(optimizer)
             factor = context.rate_factor
             with _AS_IT_IS if factor == 1.0 else optimization.rates_multiplied(factor):
-                for optimizer in optimization.optimizers:
-                    strategy.optimizer_step(optimizer)
-            strategy.end_step()
-        for optimizer in optimization.optimizers:
-            strategy.zero_grad(optimizer)
+                self._read_values = strategy.step(optimization)
 
     def _clip(self, is_recorded: bool) -> None:
         """Clip the gradients; keep their norm before that, if it is known or to be logged."""
         strategy, optimization, options = self.fit.strategy, self.fit.optimization, self.fit.options
         bound, algorithm = options.gradient_clip_val, options.gradient_clip_algorithm
         if bound is not None and algorithm == "norm":
-            self._gradient_norm = strategy.clip_gradients(optimization, bound, algorithm)
+            self._gradient_norm = strategy.clip(optimization, bound, algorithm)
             return
         if self._nonfinite.needs_norm or (options.log_gradient_norm and is_recorded):
-            self._gradient_norm = strategy.clip_gradients(optimization, math.inf, "norm")
+            self._gradient_norm = strategy.clip(optimization, math.inf, "norm")
         if bound is not None:
-            strategy.clip_gradients(optimization, bound, algorithm)
+            strategy.clip(optimization, bound, algorithm)
 
     def _after_step(self, context: BatchContext) -> None:
         step, options, outputs = self.fit.position.global_step, self.fit.options, self.fit.outputs
@@ -315,7 +319,7 @@ class FitLoop:
         if self.fit.optimization.schedulers:
             self._last_rates = self.fit.optimization.first_rates()
         if context.is_recorded:
-            if self.fit.strategy.steps_together:
+            if self.fit.strategy.limits.steps_together:
                 self._nonfinite.check()
             values = self._step_values(context.rate_factor)
             if is_logged(options, step):
@@ -341,7 +345,7 @@ class FitLoop:
         optimization = self.fit.optimization
         first = self._last_rates if optimization.schedulers else optimization.first_rates()
         rates = rates_to_log(first, rate_factor)
-        values = self.fit.outputs.recorder.take_step() | rates | self.fit.strategy.step_values()
+        values = self.fit.outputs.recorder.take_step() | rates | self._read_values()
         if self._gradient_norm is not None:
             values.setdefault("gradient_norm", float(dtensors.whole(self._gradient_norm)))
         return values

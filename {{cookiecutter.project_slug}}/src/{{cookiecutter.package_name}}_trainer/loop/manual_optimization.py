@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..checkpoint import stored_tensors
+from ..checkpoint import dtensors, stored_tensors
 from ..logging import BatchContext
 from ..strategies import Strategy
 from ..strategies.gradients import sparse
 from ..strategies.optimizers import Optimization
+from ..strategies.step import check_loss
 from .first_gradients import FirstGradients
 
 
@@ -35,6 +36,8 @@ class ManualOptimization:
         self.context = context
         self.synchronizes = True
         self.has_stepped = False
+        self._losses: list[Tensor] = []
+        """Of the current batch."""
         self.first_gradients = FirstGradients(strategy, optimization)
         self.optimizers = [ManualOptimizer(each, self) for each in optimization.optimizers]
 
@@ -44,7 +47,9 @@ class ManualOptimization:
         As in automatic optimization, the loss is a mean over this rank's samples, and is weighted
         by their share of the global batch.
         """
-        self.strategy.take_loss(loss, "manual_backward")
+        whole = dtensors.whole(loss)
+        check_loss(whole, "manual_backward")
+        self._losses.append(whole.detach())
         with torch.autocast(self.strategy.device.type, enabled=False):
             self.strategy.backward(loss * self.context().weight, synchronize=self.synchronizes)
         self.first_gradients.note()
@@ -81,11 +86,17 @@ class ManualOptimization:
             parameter.grad = torch.empty_like(parameter, requires_grad=False)
             stored_tensors.fill(parameter.grad, value)
 
-    def end_batch(self) -> None:
-        """Update the gradient scale after a training step, if an optimizer has stepped."""
+    def end_batch(self) -> list[Tensor]:
+        """Update the gradient scale after a training step, if an optimizer has stepped.
+
+        Returns:
+            The losses of the batch.
+        """
         if self.has_stepped:
             self.has_stepped = False
-            self.strategy.end_step()
+            self.strategy.step(Optimization([], []))
+        losses, self._losses = self._losses, []
+        return losses
 
 
 class ManualOptimizer:
@@ -114,15 +125,12 @@ class ManualOptimizer:
         """Step the optimizer."""
         run = self._optimization
         with Optimization([self.optimizer], []).rates_multiplied(run.context().rate_factor):
-            run.strategy.optimizer_step(self.optimizer)
+            run.strategy.step(Optimization([self.optimizer], []), ends=False)
         run.has_stepped = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the optimizer's parameters: to ``None``, or to zeros."""
-        if set_to_none:
-            self._optimization.strategy.zero_grad(self.optimizer)
-        else:
-            self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad(set_to_none)
 
     def clip_gradients(self, value: float, algorithm: str = "norm") -> Tensor | None:
         """Clip the gradients of the optimizer's parameters, by ``"norm"`` or ``"value"``.
@@ -132,7 +140,7 @@ class ManualOptimizer:
             ``clip_gradients(math.inf)`` only computes it.
         """
         own = Optimization([self.optimizer], [])
-        return self._optimization.strategy.clip_gradients(own, value, algorithm)
+        return self._optimization.strategy.clip(own, value, algorithm)
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:

@@ -51,7 +51,7 @@ class LossRecord:
         self._used = 0
 
     def note(self, loss: Tensor) -> None:
-        """Record a loss before its backward, without synchronization."""
+        """Record a loss, without synchronization."""
         loss_slot, step_slot = self._slots[self._used]
         loss_slot.copy_(loss.detach())
         step_slot.fill_(self._position.global_step + 1)
@@ -88,9 +88,10 @@ class NonfinitePolicy:
         self._scaler = strategy.precision.scaler
         self._losses: LossRecord | None = None
         if self._policy in ("stop", "rollback") and self._scaler is None:
-            block = 1 if strategy.compiles_steps else None
+            block = 1 if strategy.limits.compiles_steps else None
             self._losses = LossRecord(strategy.device, fit.position, block)
-            strategy.note_loss = self._losses.note
+        self.note_loss = self._losses.note if self._losses is not None else None
+        """Records a loss without synchronization; ``None`` if losses are not checked."""
         self.needs_norm = self._policy == "skip" and self._scaler is None
         """Whether :meth:`skips` needs the norm of the gradients in each step."""
         self._skipped = self._skipped_in_a_row = 0
@@ -226,14 +227,13 @@ def _restore(fit: FitParts, checkpoint: Checkpoint) -> None:
     groups = [group for each in fit.optimization.optimizers for group in each.param_groups]
     for group, own in zip(groups, kept, strict=True):
         group.update(own)
-    if checkpoint.world_size == strategy.layout.world_size:
-        own_state = checkpoint.own(strategy.layout.rank)
+    if checkpoint.world_size == collectives.world_size():
+        own_state = checkpoint.own(collectives.rank())
         strategy.load_rank_local_state(saving.part(own_state, "strategy"))
     for name, callback in fit.calls.callbacks.items():
         if callback.belongs_to_weights and name in saved["callbacks"]:
             callback.load_stored_state(saved["callbacks"][name])
-    for optimizer in fit.optimization.optimizers:
-        strategy.zero_grad(optimizer)
+    fit.optimization.reset_gradients()
 
 
 def first_not_finite(tensors: Mapping[str, Any]) -> str | None:

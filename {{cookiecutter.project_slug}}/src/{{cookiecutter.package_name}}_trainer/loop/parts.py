@@ -1,5 +1,6 @@
 """The parts of a fit, which the loop and its checkpoints share."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,10 @@ import torch
 from torch import Tensor
 
 from ..callbacks import HookCalls
-from ..data import Feed, MicroBatch, moving
+from ..data import Feed, MicroBatch, moving, transfer
 from ..errors import UserError, shown
+from ..launch import collectives
+from ..launch.hangs import timer
 from ..logging import Outputs, Speed
 from ..module import TrainingModule, is_overridden
 from ..options import Options
@@ -40,29 +43,30 @@ class FitParts:
     flops_per_sample: float | None = None
 
 
-class StepOutputs:
-    """Collects what ``training_step`` returned for a micro-batch, for hooks: several if its
-    strategy divides it.
+def read(strategy: Strategy, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
+    """Read the batches of an epoch, from a number on, on the devices of a strategy."""
+    devices, dtype = strategy.data.devices, strategy.precision.parameter_dtype
+    try:
+        for batch in transfer.read(feed, epoch, start, devices, dtype):
+            yield batch
+            timer.note_batch()
+    finally:
+        timer.pause()
+
+
+def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
+    """What hooks get of the outputs of a micro-batch, without their gradients.
 
     Args:
+        outputs: What ``training_step`` returned; several if the strategy divides the batch, which
+            are gathered as ``dp`` does; ``None`` without any.
         device: Where several are gathered.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._parts: list[Any] = []
-
-    def note(self, outputs: Any) -> None:
-        """Keep outputs, without their gradients."""
-        self._parts.append(moving.mapped(outputs, _detached))
-
-    def take(self) -> Any:
-        """The outputs since the last call, gathered as ``dp`` does; ``None`` without any."""
-        parts, self._parts = self._parts, []
-        if not parts:
-            return None
-        outputs = parts[0] if len(parts) == 1 else gather(parts, self._device)
-        return {"loss": outputs} if isinstance(outputs, Tensor) else outputs
+    parts = [moving.mapped(each, _detached) for each in outputs]
+    if not parts:
+        return None
+    whole = parts[0] if len(parts) == 1 else gather(parts, device)
+    return {"loss": whole} if isinstance(whole, Tensor) else whole
 
 
 def _detached(value: Any) -> Any:
@@ -84,13 +88,13 @@ def speed_of(fit: FitParts) -> Speed:
                 f"{type(module).__name__}.count_tokens returned {shown(count)}: return an int, for "
                 "example batch.numel()"
             )
-        return count * fit.strategy.data_replicas
+        return count * fit.strategy.data.replicas
 
-    layout, peak_samples = fit.strategy.layout, None
-    counts = layout.is_main and is_overridden(module, TrainingModule, "count_tokens")
+    peak_samples = None
+    counts = collectives.rank() == 0 and is_overridden(module, TrainingModule, "count_tokens")
     if peak is not None and fit.flops_per_sample:
         if samples is None:
             raise UserError("peak_flops: the loader has no batch_size; leave peak_flops out")
-        devices = layout.world_size * len(fit.strategy.devices)
+        devices = collectives.world_size() * len(fit.strategy.data.devices)
         peak_samples = peak * devices / fit.flops_per_sample
     return Speed(samples, count_tokens if counts else None, peak_samples)

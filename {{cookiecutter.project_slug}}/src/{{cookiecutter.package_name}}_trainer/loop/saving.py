@@ -52,7 +52,7 @@ def _position(fit: FitParts) -> dict[str, Any]:
 def rank_local_state(fit: FitParts) -> dict[str, Tensor]:
     """Rank-local state: random states, and this process' part of unfinished sums."""
     parts = {
-        "random": randomness.full_state(fit.strategy.devices),
+        "random": randomness.full_state(fit.strategy.data.devices),
         "log": fit.outputs.recorder.state(),
         "torchmetrics": torchmetrics_state.state(fit.module),
         "strategy": fit.strategy.rank_local_state(),
@@ -89,12 +89,13 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
         remarks = _load(fit, saved, checkpoint.step)
         _load_gradients(fit, saved, checkpoint, layout)
         if checkpoint.world_size == layout.world_size:
-            own, shared = checkpoint.own(layout.rank), fit.strategy.random_rank
+            own, data = checkpoint.own(layout.rank), fit.strategy.data
+            shared = data.random_rank
             random = own if shared == layout.rank else checkpoint.own(shared)
             fit.strategy.load_rank_local_state(part(own, "strategy"))
             fit.outputs.recorder.load_state(part(own, "log"))
             torchmetrics_state.load(fit.module, part(own, "torchmetrics"))
-            randomness.set_full_state(part(random, "random"), fit.strategy.devices)
+            randomness.set_full_state(part(random, "random"), data.devices)
             if loader := part(own, "loader"):
                 remarks += fit.feed.load_state(loader, fit.position.batch)
         else:
@@ -204,7 +205,7 @@ def _load_gradients(
     sharded = saved.get("gradients", {})
     ranks = range(checkpoint.world_size)
     is_as_saved = checkpoint.world_size == layout.world_size
-    if is_as_saved and (sharded or not fit.strategy.shards_parameters):
+    if is_as_saved and (sharded or not fit.strategy.limits.shards_parameters):
         ranks = range(layout.rank, layout.rank + 1)
     own = [part(checkpoint.own(rank), "gradients") for rank in ranks]
     fit.manual.load_gradients(sharded, own)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..data import Feed, MicroBatch, randomness
+from ..data import Feed, MicroBatch, moving, randomness
 from ..errors import ConfigurationError, UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
@@ -19,9 +19,11 @@ from ..memory import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
 from ..options import Options
 from ..strategies import BatchSkipped, SingleDevice, Strategy
-from ..strategies.optimizers import Optimization, configured
+from ..strategies.optimizers import configured
 from ..strategies.precision import Precision
+from ..strategies.step import read_loss
 from .manual_optimization import ManualOptimization
+from .parts import read
 
 _SMOOTHING = 0.8
 # The loss has diverged when it has grown by this multiple of the first one.
@@ -46,14 +48,6 @@ def _copied(module: TrainingModule) -> TrainingModule:
         module.trainer_state = state
     copied.trainer_state = state
     return copied
-
-
-def _step(strategy: Strategy, optimization: Optimization) -> None:
-    for optimizer in optimization.optimizers:
-        strategy.optimizer_step(optimizer)
-    strategy.end_step()
-    for optimizer in optimization.optimizers:
-        strategy.zero_grad(optimizer)
 
 
 # --- the batch size ------------------------------------------------------------------------------
@@ -125,7 +119,8 @@ def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
         manual = ManualOptimization(alone, optimization)
         trial.use_manual(manual)
     batch = loader.collate_fn([loader.dataset[index] for index in range(size)])
-    waiting = alone.move(batch)  # the prefetched batch, which is also on the GPU
+    # The prefetched batch, which is also on the GPU.
+    waiting = moving.move(batch, alone.device, alone.precision.parameter_dtype)
     for number in range(2):
         if manual is not None:
             alone.forward("training", batch, number)
@@ -137,7 +132,7 @@ def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
             raise UserError(
                 "find_batch_size: training_step returned None for the first samples: set batch_size"
             ) from None
-        _step(alone, optimization)
+        alone.step(optimization)
     del waiting
 
 
@@ -180,7 +175,7 @@ def problems_of(name: str, strategy: Strategy, module: TrainingModule) -> list[s
             "find_learning_rate: with manual optimization, training_step steps the optimizers; set "
             "their rates in configure_optimizers"
         )
-    if strategy.shards_parameters or "parameter_averaging" in strategy.limits.refused:
+    if strategy.limits.shards_parameters or "parameter_averaging" in strategy.limits.refused:
         lines.append(
             f"find_learning_rate: strategy={name!r} does not train the same whole model on each "
             "rank; use strategy='ddp' with the same effective batch size"
@@ -237,8 +232,8 @@ def try_rates(
         with optimization.rates_multiplied(rate / first):
             if options.gradient_clip_val is not None:
                 algorithm = options.gradient_clip_algorithm
-                trained.clip_gradients(optimization, options.gradient_clip_val, algorithm)
-            _step(trained, optimization)
+                trained.clip(optimization, options.gradient_clip_val, algorithm)
+            trained.step(optimization)
         mean = collectives.all_reduce(torch.stack(losses).sum(0).double(), "mean").tolist()
         found.append(Tried(rate, *mean))
         change = _smoothed([each.change for each in found])[-1]
@@ -250,27 +245,26 @@ def try_rates(
 def _steps(strategy: Strategy, feed: Feed) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step, epoch by epoch."""
     for epoch in count():
-        batches = strategy.batches(feed, epoch, 0)
+        batches = read(strategy, feed, epoch, 0)
         while found := list(islice(batches, feed.accumulate)):
             yield found
 
 
 def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor:
     """The weighted losses of both, with the same random numbers; accumulates gradients."""
-    losses: list[Tensor] = []
-    state = randomness.full_state(trained.devices)
-    trained.note_loss = losses.append
+    devices, given = trained.data.devices, (batch.data, batch.number)
+    state = randomness.full_state(devices)
     try:
-        trained.forward_backward(batch.data, batch.number, weight=batch.weight, synchronize=True)
+        (found,) = trained.forward_backward(*given, weight=batch.weight, synchronize=True)
     except BatchSkipped:
         raise UserError(
             f"find_learning_rate: training_step returned None for batch {batch.number}: leave such "
             "batches out of the data"
         ) from None
-    randomness.set_full_state(state, trained.devices)
+    randomness.set_full_state(state, devices)
     with torch.no_grad():
-        outputs = untrained.forward("training", batch.data, batch.number)
-        losses.append(untrained.read_loss(outputs))
+        initial = read_loss(untrained.forward("training", *given))
+    losses = (found.loss, initial)
     return torch.stack([each.detach().reshape(()) for each in losses]) * batch.weight
 
 

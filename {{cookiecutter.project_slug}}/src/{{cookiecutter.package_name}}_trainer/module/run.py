@@ -44,6 +44,8 @@ class Run(Protocol):
     """A run, as a module and callbacks see it: their ``trainer``."""
 
     log: Callable[..., None]
+    read_sample: Callable[[], Any] | None
+    """Reads a training batch on the CPU, before a fit; all ranks call it."""
 
     @property
     def global_step(self) -> int: ...

@@ -27,7 +27,7 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
     if plan.options.compile:
         lines.append("compile: the first step compiles the model, which may take minutes")
     lines += gpu_backends.notes(plan.device.type, plan.precision.name)
-    replicas, accumulate = plan.strategy.data_replicas, feed.accumulate
+    replicas, accumulate = plan.strategy.data.replicas, feed.accumulate
     if feed.samples_per_step:
         each = feed.samples_per_step // (replicas * accumulate)
         readers = f"{replicas} replica{'s' * (replicas > 1)}"

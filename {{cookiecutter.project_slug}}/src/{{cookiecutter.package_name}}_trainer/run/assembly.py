@@ -79,7 +79,7 @@ class Assembly:
             limit=limit,
             repeats=bool(options.overfit_batches),
         )
-        if not (feed.has_plan or self._plan.strategy.steps_together):
+        if not (feed.has_plan or self._plan.strategy.limits.steps_together):
             raise UserError(
                 f"strategy={self._plan.strategy_name!r} does not compare the batches of ranks, and "
                 "the training loader is read as it is; use a map-style dataset, torch's own "
@@ -102,7 +102,7 @@ class Assembly:
                 loader,
                 self._share(),
                 in_global_order=options.use_distributed_sampler,
-                together=self._plan.strategy.shards_parameters,
+                together=self._plan.strategy.limits.shards_parameters,
                 limit=limits[stage],
             )
             for name, loader in loaders.items()
@@ -136,9 +136,7 @@ class Assembly:
         strategy, recorder, options = self._plan.strategy, self._recorder, self._plan.options
         if options.sync_batchnorm:
             sync_batchnorm.convert(module, self._plan.device.type)
-        strategy.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         optimization = strategy.setup(module, lambda: configured(module))
-        strategy.read_sample = None
         manual: ManualOptimization | None = None
         if not module.automatic_optimization:
             manual = ManualOptimization(strategy, optimization, lambda: recorder.context)
@@ -172,7 +170,7 @@ class Assembly:
     def _validation_feeds(self, fit: FitParts, loaders: LoadersByName) -> dict[str, Feed]:
         if not self._plan.options.overfit_batches:
             return self.evaluation_feeds(loaders, "validation")
-        together, share = self._plan.strategy.shards_parameters, self._share()
+        together, share = self._plan.strategy.limits.shards_parameters, self._share()
         return {
             name: feed_trained(loader, share, training=fit.feed, together=together)
             for name, loader in loaders.items()
@@ -197,8 +195,8 @@ class Assembly:
         return partial(check_validation, module, strategy, recorder, read) if read else None
 
     def _share(self) -> Share:
-        strategy = self._plan.strategy
-        return Share(strategy.data_index, strategy.data_replicas, self._plan.options.seed)
+        data = self._plan.strategy.data
+        return Share(data.index, data.replicas, self._plan.options.seed)
 
     def _progress(self, feed: Feed, extra: int) -> Progress:
         options = self._plan.options
@@ -212,7 +210,8 @@ class Assembly:
         """The factor of learning rates at a step, counted from 0."""
         rate, strategy = self._plan.learning_rate, self._plan.strategy
         batch_size = feed.samples_per_step
-        shares = strategy.data_replicas * feed.accumulate
+        replicas = strategy.data.replicas
+        shares = replicas * feed.accumulate
         scaled = rate.target(batch_size, batch_size // shares if batch_size else None)
-        target = strategy.learning_rate_factor * scaled
+        target = scaled * replicas if strategy.limits.scales_learning_rate else scaled
         return lambda step: rate.factor(target, step)

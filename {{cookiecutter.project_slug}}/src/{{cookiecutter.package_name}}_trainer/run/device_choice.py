@@ -102,4 +102,4 @@ def _of_strategy(wanted: object) -> tuple[Limits, bool]:
         with contextlib.suppress(ConfigurationError):  # an unknown name is reported with the rest
             found = strategies.find(wanted)
             cls, limits = found.cls, found.limits
-    return limits, cls.local_processes(2) == 1 and cls is not SingleDevice
+    return limits, limits.one_process_per_node

@@ -36,6 +36,7 @@ class RunInterface:
         self._position = Position()
         self._loop: FitLoop | None = None
         self._steps_per_epoch: int | None = None
+        self.read_sample: Callable[[], Any] | None = None
 
     @property
     def global_step(self) -> int:
@@ -75,12 +76,12 @@ class RunInterface:
     @property
     def data_replicas(self) -> int:
         """Number of data-parallel replicas."""
-        return self.strategy.data_replicas
+        return self.strategy.data.replicas
 
     @property
     def data_index(self) -> int:
         """Index of this process' data-parallel replica, whose ranks read the same batches."""
-        return self.strategy.data_index
+        return self.strategy.data.index
 
     @property
     def seed(self) -> int:
@@ -149,7 +150,7 @@ class RunInterface:
 
     def has_skipped_step(self) -> bool:
         """Whether a step was skipped since the last call, because gradients were not finite."""
-        return self.strategy.has_skipped_step()
+        return self.strategy.precision.has_skipped_step()
 
     def _fit_loop(self, name: str) -> FitLoop:
         if self._loop is None:

@@ -56,7 +56,7 @@ def check(options: Options, placement: Placement, name: str, strategy: Strategy)
         strategy: The strategy.
     """
     layout, nodes, launched_by = placement.layout, options.num_nodes, strategy.limits.launched_by
-    expected = strategy.local_processes(len(placement.devices))
+    expected = strategy.limits.local_processes(len(placement.devices))
     lines = []
     if layout.source == cluster.NODES:
         lines += _other_nodes(options, expected, layout)

@@ -67,7 +67,7 @@ class Plan:
     @property
     def local_processes(self) -> int:
         """Number of processes per node."""
-        return self.strategy.local_processes(len(self.node_devices))
+        return self.strategy.limits.local_processes(len(self.node_devices))
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -117,7 +117,7 @@ def make(given: Options, problems: Problems) -> Plan:
         effects.check_planned(options, where.accelerator, strategy, problems)
     asked = strategy_choice.asked(options, where, callbacks)
     problems.lines += strategy.limits.problems(name, asked)
-    if options.log_gradient_norm and not strategy.steps_together:
+    if options.log_gradient_norm and not strategy.limits.steps_together:
         problems.add(
             f"strategy={name!r} does not support log_gradient_norm: its ranks do not average "
             "gradients in each step; leave it out"
@@ -126,13 +126,12 @@ def make(given: Options, problems: Problems) -> Plan:
         with problems:
             compilation.check_compiler(options.compile)
     with problems:
-        problems.lines += strategy.problems(options)
+        problems.lines += strategy.problems(options, None)
     precision = Precision("32-true", where.accelerator)
     with problems:
         precision = Precision(str(options.precision), where.accelerator)
     if is_placed:
         with problems:
-            strategy.check_processes(strategy.local_processes(len(where.devices)) * where.nodes)
             _check_batch(options, strategy.replicas(len(where.devices), where.nodes))
     problems.raise_any()
     return Plan(
@@ -180,7 +179,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     problems, options, strategy = Problems(), plan.options, plan.strategy
     if (options.max_epochs, options.max_steps, options.max_time) == (None, None, None):
         problems.add("neither max_epochs nor max_steps is given: training would not end")
-    needed = ["training_step", "configure_optimizers"][: 1 + strategy.needs_optimizers]
+    needed = ["training_step", "configure_optimizers"][: 1 + strategy.limits.needs_optimizers]
     problems.lines += sources.missing(module, needed)
     problems.lines += problems_of(module, plan.strategy_name, strategy, options)
     if not is_overridden(module, StageHooks, "setup"):  # otherwise after it: it may create layers
@@ -225,7 +224,7 @@ def _check_layers(plan: Plan, module: TrainingModule, problems: Problems) -> Non
     with problems:
         activation_checkpointing.select(module, options.activation_checkpointing)
         compilation.select(module, options.compile, options.activation_checkpointing)
-    problems.lines += plan.strategy.problems_of(module)
+    problems.lines += plan.strategy.problems(options, module)
     initial_weights.check_module(options, plan.started_in, module, problems)
     if options.peak_flops is not None and not _has_flops(module):
         problems.add(

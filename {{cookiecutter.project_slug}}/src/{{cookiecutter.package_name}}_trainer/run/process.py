@@ -12,6 +12,7 @@ from ..launch import hangs, machine
 from ..launch.devices import gpu_backends
 from ..launch.signals import Preempted
 from ..module import TrainingModule
+from ..strategies import registry
 from .plan import Plan
 from .rank import RankRun, RunResult
 
@@ -54,11 +55,8 @@ def run(
                 f"{command.func.__name__} ended ({place}): return instead, or raise an error"
             ) from error
 
-    strategy = plan.strategy
     with gpu_backends.applied(plan.device.type, plan.options):
-        return launch.run_external(
-            work, strategy.teardown, strategy.waits_for_peers, strategy.lost_peer_errors
-        )
+        return launch.run_external(work, plan.strategy.teardown, registry.lost_peer_errors)
 
 
 def run_started(

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from .. import launch
 from ..callbacks import calls_of
 from ..checkpoint import (
     DIRECTORY,
@@ -84,13 +83,13 @@ class RankRun(RunInterface):
         self._console.note(*plan.notes)
         self.strategy.connect(plan.layout, plan.devices, plan.precision)
         # Each rank draws its own dropout masks, unless it computes the same as another one.
-        randomness.seed_everything(randomness.mix(self.seed, self.strategy.random_rank))
-        if self.strategy.is_expendable:
-            launch.allow_loss()
+        data = self.strategy.data
+        randomness.seed_everything(randomness.mix(self.seed, data.random_rank))
         self._recorder = Recorder(
             self.strategy.reduce,
             self.strategy.device,
-            steps_together=self.strategy.steps_together,
+            steps_together=self.strategy.limits.steps_together,
+            counts=data.counts,
         )
         self._assembly = Assembly(plan, self._recorder)
         self.log = self._recorder.log
@@ -176,7 +175,9 @@ class RankRun(RunInterface):
         self, module: TrainingModule, feed: Feed, validation: LoadersByName, directory: Path
     ) -> FitLoop:
         calls = calls_of(self.plan.callbacks, self, module)
+        self.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
         fit = self._assembly.fit_parts(module, feed, self._position, calls)
+        self.read_sample = None
         self.schedulers = [each.scheduler for each in fit.optimization.schedulers]
         return self._assembly.fit_loop(fit, validation, directory)
 
@@ -337,7 +338,7 @@ class RankRun(RunInterface):
                 self._use_manual,
             )
             with activation_checkpointing.applied(module, names):
-                found, why = trials.find_batch_size(trial, self.strategy.data_replicas)
+                found, why = trials.find_batch_size(trial, self.strategy.data.replicas)
         self._console.say(f"the largest batch that fits on every device: {found}{why}")
         return found
 

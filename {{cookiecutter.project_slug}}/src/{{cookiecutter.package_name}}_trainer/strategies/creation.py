@@ -8,6 +8,7 @@ from ..errors import ConfigurationError, Problems, nearest, shown
 from ..options import values
 from . import registry
 from .base import Strategy
+from .registration import Entry
 
 # A year: larger values overflow the nanoseconds of C++.
 _LONGEST_TIMEOUT = 365 * 24 * 3600
@@ -27,8 +28,10 @@ def options_of(cls: type[Strategy]) -> list[str]:
     return found
 
 
-def _instead(cls: type[Strategy], option: str, known: list[str]) -> str:
-    return f": {cls.lacks[option]}" if option in cls.lacks else nearest(option, known)
+def _instead(entry: Entry, option: object, known: list[str]) -> str:
+    if option in entry.lacks:
+        return f": {entry.lacks[str(option)]}"
+    return nearest(str(option), known) if known else "; it has none"
 
 
 def create(name: object, options: dict[str, Any]) -> Strategy:
@@ -49,7 +52,7 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
         raise ConfigurationError(
             [
                 f"strategy_options: {name} has no option {option!r}"
-                + (_instead(cls, str(option), known) if known else "; it has none")
+                + _instead(entry, option, known)
                 for option in unknown
             ]
         )

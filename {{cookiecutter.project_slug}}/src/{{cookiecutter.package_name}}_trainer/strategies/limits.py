@@ -1,4 +1,4 @@
-"""Limits of a strategy, which are checked before any process starts."""
+"""What a strategy declares about itself, which is read before any process starts."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Limits:
-    """What a strategy does not support; used by checks, tables and tests.
+    """What a strategy does not support, and how it works; read by checks, tables and tests.
 
     Args:
         max_devices: Maximum number of devices per node; ``None``: unlimited.
@@ -19,6 +19,16 @@ class Limits:
             their number; ``None``: any launcher.
         sources: Sources of the layout that belong to this command.
         packages: Required packages, each with the command that installs it.
+        one_process_per_node: One process drives all devices of a node, instead of one each.
+        shards_parameters: Parameters are sharded over processes. Then all processes take part in
+            every forward, and after a fit the weights are in its checkpoints.
+        steps_together: All ranks take each step together. If not, nothing waits for other ranks
+            between the ends of epochs, validations and checkpoints, and the logged values of a step
+            are those of the main rank.
+        compiles_steps: All operations of a step are compiled together, so that they must be the
+            same ones in each step.
+        needs_optimizers: The module must have a ``configure_optimizers``.
+        scales_learning_rate: The strategy multiplies learning rates by the number of replicas.
     """
 
     max_devices: int | None = None
@@ -28,6 +38,16 @@ class Limits:
     launched_by: str | None = None
     sources: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
+    one_process_per_node: bool = False
+    shards_parameters: bool = False
+    steps_together: bool = True
+    compiles_steps: bool = False
+    needs_optimizers: bool = True
+    scales_learning_rate: bool = False
+
+    def local_processes(self, devices: int) -> int:
+        """Number of processes per node for a number of devices per node."""
+        return 1 if self.one_process_per_node else devices
 
     def problems(self, name: str, asked: "Requested") -> list[str]:
         """One line for each requested feature that the strategy does not support."""

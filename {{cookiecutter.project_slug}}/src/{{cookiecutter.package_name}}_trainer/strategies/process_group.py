@@ -2,7 +2,9 @@
 
 import datetime
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from torch import Tensor
 from .. import launch
 from ..launch import collectives, hangs, rendezvous
 from ..launch.cluster import Layout
-from .base import Strategy
+from .base import DataLayout, Strategy
 from .gradients.averaging import GradientAverage
 from .gradients.same_use import SameUse
 from .limits import Limits
@@ -71,9 +73,9 @@ class ProcessGroupStrategy(Strategy):
         self.timeout_seconds = timeout_seconds
 
     def connect(
-        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        super().connect(layout, own_devices, precision)
+        super().connect(layout, devices, precision)
         self.init_process_group(layout, self.device)
         launch.watch_for_hangs(self.timeout_seconds)
 
@@ -98,36 +100,16 @@ class ProcessGroupStrategy(Strategy):
         for tensor in tensors:
             collectives.broadcast_in_place(tensor.detach())
 
-    @staticmethod
-    def local_processes(devices: int) -> int:
-        return devices
-
-    def replicas(self, devices: int, num_nodes: int) -> int:
-        return devices * num_nodes
-
     @property
-    def data_replicas(self) -> int:
-        return self.layout.world_size
+    def data(self) -> DataLayout:
+        layout = self._layout
+        return replace(super().data, replicas=layout.world_size, index=layout.rank)
 
-    @property
-    def data_index(self) -> int:
-        return self.layout.rank
-
-    def agree_to_skip(self, asks: bool) -> bool:
-        # On the CPU, so that the host does not wait for the device.
-        return collectives.all_reduce(torch.tensor([asks], dtype=torch.int32), "max").item() > 0
-
-    def begin_evaluation(self) -> None:
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
         # BatchNorm statistics differ between ranks after training; use those of rank 0.
         self.start_equal(self.module.buffers())
-
-    def waits_for_peers(self) -> bool:
-        # NCCL's communicators are destroyed only when all work on them has completed.
-        return (
-            dist.is_initialized()
-            and dist.get_world_size() > 1
-            and "nccl" in dist.get_backend_config()
-        )
+        yield
 
     def average_gradients(self) -> None:
         """Average the gradients that no engine has averaged in backward."""

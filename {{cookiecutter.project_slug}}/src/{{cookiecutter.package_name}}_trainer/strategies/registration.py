@@ -1,7 +1,7 @@
 """What a folder or file of ``strategies/`` declares about itself; no other file names it."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,9 @@ class Entry:
         summary: One line for the help; empty: the first paragraph of the class's docstring.
         preset: Options that the name sets.
         base: The name under which users can set these options.
+        lacks: Options that it does not have (of other strategies, older names), each with an
+            alternative.
+        factory: ``"module:function"`` that creates it from options; empty: the class does.
         launcher: How processes are started; ``None``: the launcher of the class.
         max_nodes: Largest number of nodes; ``None``: the limit of the class.
     """
@@ -35,6 +38,8 @@ class Entry:
     summary: str = ""
     preset: Mapping[str, Any] = field(default_factory=dict)
     base: str = ""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    factory: str = ""
     launcher: Launcher | None = None
     max_nodes: int | None = None
 
@@ -53,9 +58,8 @@ class Entry:
 
     def make(self, options: Mapping[str, Any]) -> Strategy:
         """Create the strategy with the preset and the user's options."""
-        made = self.cls.make(**self.preset, **options)
-        if self.preset:
-            made.preset = self.preset
+        make: Callable[..., Strategy] = imported(self.factory) if self.factory else self.cls
+        made = make(**self.preset, **options)
         if self.launcher is not None:
             made.launcher = self.launcher
         made.limits = self._limited(made.limits)
@@ -65,9 +69,10 @@ class Entry:
         return limits if self.max_nodes is None else replace(limits, max_nodes=self.max_nodes)
 
     def below(self, package: str) -> "Entry":
-        """The same entry with the full path of its class."""
-        is_path = isinstance(self.strategy, str)
-        return replace(self, strategy=f"{package}.{self.strategy}") if is_path else self
+        """The same entry with the full paths of its class and factory."""
+        strategy, factory = self.strategy, self.factory and f"{package}.{self.factory}"
+        strategy = f"{package}.{strategy}" if isinstance(strategy, str) else strategy
+        return replace(self, strategy=strategy, factory=factory)
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,11 @@ class Registration:
         accelerators: Accelerators of an engine by name.
         cluster_sources: Launchers of an engine, from which a process reads its rank.
         variables: Environment variables that an engine reads.
+        lost_peer_errors: Names of an engine's exceptions that only report the loss of a peer.
     """
 
     strategies: Mapping[str, Entry]
     accelerators: Mapping[str, Hardware] = field(default_factory=dict)
     cluster_sources: Sequence[Source] = ()
     variables: Sequence[str] = ()
+    lost_peer_errors: Sequence[str] = ()

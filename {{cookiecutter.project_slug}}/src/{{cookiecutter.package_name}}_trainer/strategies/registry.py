@@ -19,6 +19,8 @@ _FIRST = ("replicated", "fsdp")
 _ENTRIES: dict[str, Entry] = {}
 variables: list[str] = []
 """Environment variables that the folders read."""
+lost_peer_errors: list[str] = []
+"""Names of engines' exceptions that only report the loss of a peer."""
 
 
 def register(name: str, strategy: type[Strategy]) -> None:
@@ -80,3 +82,4 @@ def _add(package: str, declared: Registration) -> None:
     for source in declared.cluster_sources:
         cluster.register(source)
     variables.extend(declared.variables)
+    lost_peer_errors.extend(declared.lost_peer_errors)

@@ -1,7 +1,7 @@
 """The user's step as a module that engines can wrap, and checks of the loss that it returns."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -9,6 +9,13 @@ from ..errors import UserError
 from ..module import TrainingModule
 
 Stage = Literal["training", "validation", "test", "predict"]
+
+
+class StepOutput(NamedTuple):
+    """The loss of a training step, and what it and its ``training_step_end`` returned."""
+
+    loss: Tensor
+    outputs: Any
 
 
 class BatchSkipped(Exception):

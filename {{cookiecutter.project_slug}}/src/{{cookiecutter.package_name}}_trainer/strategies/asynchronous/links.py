@@ -103,6 +103,8 @@ class Peers:
         """Ranks that took part in the last exchange."""
         self.stop = (0, 0)
         """The signal on which all workers stop, or 0, and after which of their steps."""
+        self.ends_last = False
+        self._steps = 0
 
     def _ask(
         self, kind: Kind, numbers: Sequence[float] = (), content: Tensor = NOTHING
@@ -142,12 +144,19 @@ class Peers:
         used = torch.tensor([each.grad is not None for each in parameters], dtype=torch.uint8)
         found, _ = self._ask(Kind.STEP, clipping, torch.cat([used, pack(gradients)]))
         self.stop = int(found[0]), int(found[1])
+        self._steps += 1
         return found[2]
 
-    def tell_signal(self, number: int) -> None:
-        """Tell the workers of a signal, on which all stop after the same step."""
-        found, _ = self._ask(Kind.SIGNAL, [number])
-        self.stop = int(found[0]), int(found[1])
+    def agreed_signal(self, received: int) -> int:
+        """Tell the workers of a signal; return the one on which all stop after this step, or 0.
+
+        They stop after the same number of their own steps.
+        """
+        if received and not self.stop[0]:
+            found, _ = self._ask(Kind.SIGNAL, [received])
+            self.stop = int(found[0]), int(found[1])
+        number, last = self.stop
+        return number if number and self._steps >= last else 0
 
     def exchange(self, content: bytes) -> dict[int, bytes]:
         """Give this worker's bytes; receive those of all workers that are not lost, by rank."""

@@ -6,7 +6,8 @@ SGD, ``warmup_steps``), https://arxiv.org/abs/2311.08105 (DiLoCo)
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,9 +54,6 @@ class LocalSGD(Replicated):
             "use strategy='ddp'",
         }
     )
-    lacks: ClassVar[Mapping[str, str]] = {
-        "find_unused_parameters": "it is not needed: ranks may use different parameters"
-    }
 
     def __init__(
         self, every_n_steps: int = 8, warmup_steps: int = 0, timeout_seconds: float = 600.0
@@ -73,8 +71,6 @@ class LocalSGD(Replicated):
         """Whether ranks have stepped since their parameters were last equal."""
         self._starts: dict[str, Tensor] = {}
         """The parameters when they were last equal on all ranks."""
-        self._own: dict[str, Tensor] = {}
-        """This rank's parameters, during an evaluation of the average."""
 
     def out_of_range(self) -> list[str]:
         """One line for each option that is out of range."""
@@ -106,8 +102,15 @@ class LocalSGD(Replicated):
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize and self._steps < self.warmup_steps)
 
-    def end_step(self) -> None:
-        super().end_step()
+    def step(
+        self, optimization: Optimization, *, ends: bool = True
+    ) -> Callable[[], dict[str, float]]:
+        read_values = super().step(optimization, ends=ends)
+        if ends:
+            self._end_step()
+        return read_values
+
+    def _end_step(self) -> None:
         self._steps += 1
         local = self._steps - self.warmup_steps
         if local == 0:
@@ -185,24 +188,25 @@ class LocalSGD(Replicated):
         for name, each in own.items():
             parameters[name].copy_(each)
 
-    def begin_evaluation(self) -> None:
-        super().begin_evaluation()
-        self._own = self._put_averages()
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with super().evaluating():
+            own = self._put_averages()
+            try:
+                yield
+            finally:
+                self._put_back(own)
 
-    def end_evaluation(self) -> None:
-        own, self._own = self._own, {}
-        self._put_back(own)
-
-    def end_fit(self) -> None:
+    def finish(self) -> None:
         self._put_averages()
         self._has_diverged = False
         self.start_equal(self.module.buffers())
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def model_state(self) -> dict[str, Any]:
+    def _model_state(self) -> dict[str, Any]:
         own = self._put_averages()
-        state = super().model_state()
+        state = super()._model_state()
         if own:
             state = {
                 key: value.clone() if isinstance(value, Tensor) else value
@@ -237,8 +241,8 @@ class LocalSGD(Replicated):
 
     def rank_local_state(self) -> dict[str, Tensor]:
         state: dict[str, Any] = {"parameters": self._parameters() if self._has_diverged else {}}
-        if self.layout.rank != 0:  # rank 0's are in the state that every strategy can load
-            state["optimizers"] = [self.optimizer_state(each) for each in self._optimizers]
+        if self._layout.rank != 0:  # rank 0's are in the state that every strategy can load
+            state["optimizers"] = [self._optimizer_state(each) for each in self._optimizers]
             state["buffers"] = self._saved_buffers()
             state["precision"] = self.precision.state()
         packing = Packing()
@@ -254,10 +258,10 @@ class LocalSGD(Replicated):
             return
         saved = unpack(json.loads(bytes(state[_LOCAL].tolist())), state)
         self._put_back(saved["parameters"])
-        if self.layout.rank == 0:
+        if self._layout.rank == 0:
             return
         for optimizer, own in zip(self._optimizers, saved["optimizers"], strict=True):
-            self.load_optimizer(optimizer, own)
+            self._load_optimizer(optimizer, own)
         for name, buffer in self._saved_buffers().items():
             buffer.copy_(saved["buffers"][name])
         self.precision.load_state(saved["precision"])

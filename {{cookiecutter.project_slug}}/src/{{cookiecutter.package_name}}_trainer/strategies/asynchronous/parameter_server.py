@@ -9,8 +9,10 @@ Source: Dean et al. 2012 (https://papers.nips.cc/paper/4687-large-scale-distribu
 
 import datetime
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +20,18 @@ from torch.optim import Optimizer
 
 from ...checkpoint import stored_tensors
 from ...errors import ConfigurationError
-from ...launch import collectives, hangs, rendezvous, watch_for_hangs
+from ...launch import allow_loss, collectives, hangs, rendezvous, watch_for_hangs
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from ..base import Strategy
+from ..base import DataLayout, Strategy
 from ..gradients import sparse
 from ..limits import Limits
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
-from .links import WORKER, Link, LinkError, Peers, from_bytes, pack, unpack
+from ..step import StepOutput
+from .links import WORKER, Link, Peers, from_bytes, pack, unpack
 from .server import Server
 
 _ON_SERVER = "optimizers step on the server; use strategy='ddp'"
@@ -64,8 +67,6 @@ class ParameterServer(Strategy):
             "strategy='ddp'",
         },
     )
-    lacks: ClassVar[Mapping[str, str]] = {"servers": "there is one, on rank 0"}
-    lost_peer_errors = (LinkError.__name__,)
 
     def __init__(self, max_staleness: int | None = 8, timeout_seconds: float = 600.0) -> None:
         if max_staleness is not None and max_staleness < 0:
@@ -74,7 +75,7 @@ class ParameterServer(Strategy):
                 "limit"
             )
         self.max_staleness, self.timeout_seconds = max_staleness, timeout_seconds
-        self.steps_together = max_staleness == 0
+        self.limits = replace(self.limits, steps_together=max_staleness == 0)
         self._server: Server | None = None
         self._peers: Peers | None = None
         self._reset()
@@ -85,18 +86,19 @@ class ParameterServer(Strategy):
         self._copies: list[Tensor] = []
         self._names: dict[int, str] = {}
         self._has_weights, self._clipping, self._norm = False, _NO_CLIPPING, -1.0
-        self._steps = 0
 
     # --- before any process is started ------------------------------------------------------------
 
-    def problems(self, options: Options) -> list[str]:
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        if module is not None:
+            return sparse.problems_of(module, "workers send whole gradients")
         lines = []
         if options.async_checkpoints:
             lines.append(
                 "async_checkpoints: strategy='parameter_server' carries the collectives of a save "
                 "over the connections of the steps; leave it out"
             )
-        if not self.steps_together and options.learning_rate_scaling != "none":
+        if not self.limits.steps_together and options.learning_rate_scaling != "none":
             lines.append(
                 f"learning_rate_scaling={options.learning_rate_scaling!r}: each gradient of a "
                 "worker is a step of its own, on the worker's batch; set max_staleness=0, or scale "
@@ -104,38 +106,23 @@ class ParameterServer(Strategy):
             )
         return lines
 
-    def problems_of(self, module: TrainingModule) -> list[str]:
-        return sparse.problems_of(module, "workers send whole gradients")
-
-    @staticmethod
-    def local_processes(devices: int) -> int:
-        return devices
-
-    def replicas(self, devices: int, num_nodes: int) -> int:
-        return devices * num_nodes
-
     # --- connections -----------------------------------------------------------------------------
 
     def connect(
-        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        super().connect(layout, own_devices, precision)
+        super().connect(layout, devices, precision)
         store = rendezvous.connect_store(layout, datetime.timedelta(seconds=self.timeout_seconds))
         rank, size, timeout = layout.rank, layout.world_size, self.timeout_seconds
         if layout.is_main:
             self._server = Server(store, size, self.max_staleness, timeout)
         self._peers = Peers(rank, size, Link(store, rank, WORKER, timeout))
         if self._server is not None:
-            self._peers.server_failure = self._server.failed
+            self._peers.server_failure, self._peers.ends_last = self._server.failed, size > 1
+        else:
+            allow_loss()
         collectives.use(self._peers)
         watch_for_hangs(math.inf)  # the servers detect a worker that hangs
-
-    @property
-    def is_expendable(self) -> bool:
-        return not self.layout.is_main
-
-    def waits_for_peers(self) -> bool:
-        return self._server is not None and self.layout.world_size > 1
 
     def teardown(self) -> None:
         hangs.timer.disarm()
@@ -154,12 +141,10 @@ class ParameterServer(Strategy):
         return self._peers
 
     @property
-    def data_replicas(self) -> int:
-        return len(self._connected.living)
-
-    @property
-    def data_index(self) -> int:
-        return self._connected.living.index(self.layout.rank)
+    def data(self) -> DataLayout:
+        living = self._connected.living
+        index = living.index(self._layout.rank)
+        return replace(super().data, replicas=len(living), index=index)
 
     # --- parameters ------------------------------------------------------------------------------
 
@@ -189,7 +174,7 @@ class ParameterServer(Strategy):
 
     def _start_equal(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast rank 0's parameters or buffers."""
-        own = pack(tensors).numpy().tobytes() if self.layout.is_main else b""
+        own = pack(tensors).numpy().tobytes() if self._layout.is_main else b""
         received = from_bytes(self._connected.exchange(own)[0])
         for each, new in zip(tensors, unpack(received, tensors), strict=True):
             each.detach().copy_(new)
@@ -200,49 +185,41 @@ class ParameterServer(Strategy):
         self._connected.pull(self._parameters, to_train=False)
         collectives.barrier()
 
-    def begin_evaluation(self) -> None:
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
         self._refresh()
         # BatchNorm statistics differ between workers after training; use those of rank 0.
         self._start_equal(list(self.module.buffers()))
+        yield
 
     # --- a step ----------------------------------------------------------------------------------
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
+    ) -> list[StepOutput]:
         if not self._has_weights:
             self._connected.pull(self._parameters, to_train=True)
             self._has_weights = True
-        super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+        return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
-    def clip_gradients(
-        self, optimization: Optimization, value: float, algorithm: str
-    ) -> Tensor | None:
+    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         # The server clips the gradient of the step, and tells its norm.
         norm, largest = self._clipping
         self._clipping = (value, largest) if algorithm == "norm" else (norm, value)
         return None
 
-    def optimizer_step(self, optimizer: Optimizer) -> None:
-        if optimizer is self._optimizers[-1]:  # the server steps all of them
-            self._norm = self._connected.step(self._parameters, self._clipping)
-            self._has_weights, self._clipping = False, _NO_CLIPPING
-            self._steps += 1
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
+    def step(
+        self, optimization: Optimization, *, ends: bool = True
+    ) -> Callable[[], dict[str, float]]:
+        self._norm = self._connected.step(self._parameters, self._clipping)
+        self._has_weights, self._clipping = False, _NO_CLIPPING
         for parameter in self._parameters:
             parameter.grad = None
+        return self._step_values
 
-    def agreed_signal(self, received: int) -> int:
-        peers = self._connected
-        if received and not peers.stop[0]:
-            peers.tell_signal(received)
-        number, last = peers.stop
-        return number if number and self._steps >= last else 0
-
-    def step_values(self) -> dict[str, float]:
+    def _step_values(self) -> dict[str, float]:
         norm = {"gradient_norm": self._norm} if self._norm >= 0 else {}
-        if self.steps_together or self._server is None:
+        if self.limits.steps_together or self._server is None:
             return norm
         return norm | self._server.staleness()
 
@@ -259,9 +236,9 @@ class ParameterServer(Strategy):
                 copy.copy_(each)
         collectives.barrier()  # then the server has loaded it
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return optimizer_state(optimizer, self._names)
 
-    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         state = stored_tensors.read_all(saved["state"]) if self._copies else {}
         load_optimizer_state(optimizer, {**saved, "state": state}, self._names)

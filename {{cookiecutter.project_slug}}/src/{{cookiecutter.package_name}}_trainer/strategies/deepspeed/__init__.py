@@ -3,20 +3,31 @@
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
+from dataclasses import replace
 from typing import Any
 
+from ..gradients.same_use import ELSEWHERE
 from ..registration import Entry, Registration
 from .cluster import SOURCE
 from .settings import VARIABLES
 
+_DEEPSPEED = Entry(
+    "deepspeed:DeepSpeed",
+    lacks={
+        "cpu_adam": "give a config with the optimizer Adam and offload_optimizer, which is "
+        "DeepSpeed's Adam for CPUs",
+        "find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}",
+    },
+)
+
 
 def _preset(summary: str, **options: Any) -> Entry:
-    return Entry("deepspeed:DeepSpeed", summary, options, base="deepspeed")
+    return replace(_DEEPSPEED, summary=summary, preset=options, base="deepspeed")
 
 
 REGISTRATION = Registration(
     {
-        "deepspeed": Entry("deepspeed:DeepSpeed"),
+        "deepspeed": _DEEPSPEED,
         "deepspeed_stage_1": _preset(
             "DeepSpeed ZeRO 1: optimizer states sharded over the processes", stage=1
         ),

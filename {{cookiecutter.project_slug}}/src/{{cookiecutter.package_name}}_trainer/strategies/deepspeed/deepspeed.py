@@ -9,8 +9,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..step import Stage, StepModule
+from ..step import Stage, StepModule, StepOutput
 from ..weights import LocalWeights
 from . import optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
@@ -51,8 +52,8 @@ class DeepSpeed(ProcessGroupStrategy):
         config: DeepSpeed's own configuration, as a dict or the path of a JSON file; default: the
             file named by TRAINER_DEEPSPEED_CONFIG or PL_DEEPSPEED_CONFIG_PATH. Replaces all
             options below.
-        stage: ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; 0 shards
-            nothing.
+        stage: ZeRO stage: 1 shards optimizer states, 2 (the default) also gradients, 3 also
+            parameters; 0 shards nothing.
         offload_optimizer: Keep optimizer states on the CPU, and step there.
         offload_parameters: Keep stage 3's parameters on the CPU until they are used.
         reduce_bucket_size: Elements per gradient reduction; default: 4 million on CPUs; on GPUs a
@@ -83,11 +84,6 @@ class DeepSpeed(ProcessGroupStrategy):
         },
         packages={"deepspeed": "make deepspeed, or pip install '.[deepspeed]'"},
     )
-    lacks: ClassVar[Mapping[str, str]] = {
-        "cpu_adam": "give a config with the optimizer Adam and offload_optimizer, which is "
-        "DeepSpeed's Adam for CPUs",
-        "find_unused_parameters": f"it steps all that it has flattened together; {ELSEWHERE}",
-    }
     engine: Any = None
     zero: Any = None
     slices: FlatSlices | ParameterSlices
@@ -97,7 +93,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def __init__(
         self,
         config: _Config | None = None,
-        stage: Literal[0, 1, 2, 3] = 2,
+        stage: Literal[0, 1, 2, 3] | None = None,
         offload_optimizer: bool = False,
         offload_parameters: bool = False,
         reduce_bucket_size: int | None = None,
@@ -111,7 +107,7 @@ class DeepSpeed(ProcessGroupStrategy):
         self.is_configured = own is not None
         if own is None:
             own = settings.defaults(
-                stage,
+                2 if stage is None else stage,
                 offload_optimizer,
                 offload_parameters,
                 reduce_bucket_size,
@@ -121,17 +117,24 @@ class DeepSpeed(ProcessGroupStrategy):
             )
         self.config = own
         self.stage = settings.stage(self.config)
-        self.shards_parameters = self.stage == 3
+        self._named_stage = self.stage if stage is None else stage
+        self.limits = replace(
+            self.limits,
+            shards_parameters=self.stage == 3,
+            needs_optimizers=settings.kind(self.config, "optimizer") is None,
+        )
 
     # --- before a run ----------------------------------------------------------------------------
 
-    def problems(self, options: Options) -> list[str]:
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        if module is not None:
+            return self._problems_of(module)
         lines = []
-        named = self.preset.get("stage", self.stage)
-        if self.stage != named:
+        if self.stage != self._named_stage:
             lines.append(
-                f"zero_optimization.stage={self.stage} in the DeepSpeed configuration, and the "
-                f"strategy's name says {named}; use strategy='deepspeed', which takes either"
+                f"zero_optimization.stage={self.stage} in the DeepSpeed configuration, and "
+                f"stage={self._named_stage} by the strategy's name or option; use "
+                "strategy='deepspeed' without stage, which takes either"
             )
         if not self.is_configured:
             return lines
@@ -142,11 +145,7 @@ class DeepSpeed(ProcessGroupStrategy):
             *process.rejected(settings.completed(self.config), accelerator),
         ]
 
-    @property
-    def needs_optimizers(self) -> bool:
-        return settings.kind(self.config, "optimizer") is None
-
-    def problems_of(self, module: TrainingModule) -> list[str]:
+    def _problems_of(self, module: TrainingModule) -> list[str]:
         unfit = [
             f"{name} {what}; use strategy={instead!r}"
             for name, each in module.named_parameters()
@@ -163,19 +162,19 @@ class DeepSpeed(ProcessGroupStrategy):
         return sparse.problems_of(module, "ZeRO flattens gradients") + unfit
 
     def connect(
-        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        process.load(own_devices[0], layout)
+        process.load(devices[0], layout)
         if settings.is_one_bit_adam(self.config):
             precision.skip_together()
-        super().connect(layout, own_devices, precision)
+        super().connect(layout, devices, precision)
         process.adopt_process_group()
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
         for each in module.parameters():
             each.data = each.data.contiguous()  # DeepSpeed broadcasts no others
-        self.step = _AutocastStep(module, self.precision)
+        self.step_module = _AutocastStep(module, self.precision)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -204,7 +203,7 @@ class DeepSpeed(ProcessGroupStrategy):
         return Optimization([optimizer], [*found.schedulers, *configured])
 
     def _initialize(self, config: dict[str, Any], found: Optimization) -> Any:
-        deepspeed = process.load(self.device, self.layout)
+        deepspeed = process.load(self.device, self._layout)
         trained = [each for each in self.module.parameters() if each.requires_grad]
         scalars = [each for each in self.module.parameters() if each.dim() == 0]
         self.start_equal(scalars)
@@ -213,7 +212,7 @@ class DeepSpeed(ProcessGroupStrategy):
             engine, *_ = deepspeed.initialize(
                 # Index of the GPU, which need not be the local rank.
                 args=SimpleNamespace(device_rank=self.device.index or 0),
-                model=self.step,
+                model=self.step_module,
                 optimizer=found.optimizers[0] if found.optimizers else None,
                 model_parameters=trained,
                 config=config,
@@ -243,7 +242,7 @@ class DeepSpeed(ProcessGroupStrategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
+    ) -> list[StepOutput]:
         if not self._accumulates:  # the first micro-batch of a step
             self._check_trained()
         self.engine.set_gradient_accumulation_boundary(synchronize)
@@ -251,7 +250,7 @@ class DeepSpeed(ProcessGroupStrategy):
             self.engine.enable_backward_allreduce = not self.one_bit_adam.compresses
         if self.zero is not None and self.precision.scaler is not None:
             self.zero.override_loss_scale(self.precision.scaler.get_scale())
-        super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+        return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
     def _check_trained(self) -> None:
         for name, each, was_trained in self._trains:
@@ -262,12 +261,12 @@ class DeepSpeed(ProcessGroupStrategy):
                     "trained then; set requires_grad before fit, or use strategy='fsdp'"
                 )
 
-    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         # Stage 3's engine gathers parameters in evaluation too. Without training there is no
         # engine, and each process holds the whole model.
-        if self.engine is not None and (stage == "training" or self.shards_parameters):
+        if self.engine is not None and (stage == "training" or self.stage == 3):
             return self.engine(stage, batch, batch_idx)
-        return self.step(stage, batch, batch_idx)
+        return self.step_module(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
@@ -278,11 +277,9 @@ class DeepSpeed(ProcessGroupStrategy):
             self.slices.finish_accumulation()
         self._accumulates = not synchronize
 
-    def clip_gradients(
-        self, optimization: Optimization, value: float, algorithm: str
-    ) -> Tensor | None:
+    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         if self.zero is None:
-            return super().clip_gradients(optimization, value, algorithm)
+            return super().clip(optimization, value, algorithm)
         if algorithm == "norm":
             self.zero.clip_grad = value  # clipped in DeepSpeed's step
         else:
@@ -292,19 +289,16 @@ class DeepSpeed(ProcessGroupStrategy):
             clip_finite_values(self.slices.gradients(), value * self.zero.loss_scale)
         return None
 
-    def optimizer_step(self, optimizer: Optimizer) -> None:
-        self.engine.step()
-
-    def end_step(self) -> None:
+    def step(
+        self, optimization: Optimization, *, ends: bool = True
+    ) -> Callable[[], dict[str, float]]:
+        self.engine.step()  # which resets the gradients
         if self.zero is not None:
             adapt_scale(self.precision.scaler, self.zero.overflow)
             self.slices.forget_gradients()
-
-    def has_skipped_step(self) -> bool:
-        return super().has_skipped_step() if self.zero is None else bool(self.zero.overflow)
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        """Do nothing: DeepSpeed's step resets gradients."""
+            if self.zero.overflow:
+                self.precision.note_skipped_step()
+        return dict
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -357,7 +351,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if engine is not None:
             engine.destroy()
             process.clean(self.module, self._untouched)
-            for name in ("slices", "step"):  # they have hooks of the engine
+            for name in ("slices", "step_module"):  # they have hooks of the engine
                 self.__dict__.pop(name, None)
         del engine
         # It is part of reference cycles, and would keep the group and gloo's threads alive.

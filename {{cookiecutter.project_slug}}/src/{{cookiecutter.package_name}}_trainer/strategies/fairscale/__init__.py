@@ -3,6 +3,7 @@
 It imports from ``strategies/``, ``gradients/`` and ``replicated/``, and from the floors below.
 """
 
+from ..gradients.same_use import ELSEWHERE
 from ..registration import Entry, Registration
 
 REGISTRATION = Registration(
@@ -14,6 +15,12 @@ REGISTRATION = Registration(
             launcher="spawn",
             max_nodes=1,
         ),
-        "fairscale_fsdp": Entry("fsdp:FairScaleFSDP"),
+        "fairscale_fsdp": Entry(
+            "fsdp:FairScaleFSDP",
+            lacks={
+                "find_unused_parameters": "FairScale gathers and reduces in the order in which "
+                f"each rank computes; {ELSEWHERE}"
+            },
+        ),
     },
 )

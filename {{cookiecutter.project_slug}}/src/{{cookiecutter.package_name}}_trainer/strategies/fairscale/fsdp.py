@@ -6,7 +6,7 @@ Source: https://fairscale.readthedocs.io/en/stable/api/nn/fsdp.html
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from ...checkpoint import Spread, stored_tensors
 from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
+from ...options import Options
 from .. import elementwise
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
@@ -31,7 +32,7 @@ from ..optimizer_state import (
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..step import Stage, StepModule
+from ..step import Stage, StepModule, StepOutput
 from ..weights import LocalWeights
 from .parameter_shards import Contents, Shard, ShardedWeights, leave_cut, make_whole
 from .sharded import PACKAGES, not_averaged
@@ -55,12 +56,8 @@ class FairScaleFSDP(ProcessGroupStrategy):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    shards_parameters: bool = True
-    lacks: ClassVar[Mapping[str, str]] = {
-        "find_unused_parameters": "FairScale gathers and reduces in the order in which each rank "
-        f"computes; {ELSEWHERE}"
-    }
     limits: Limits = Limits(
+        shards_parameters=True,
         packages=PACKAGES,
         refused={
             "bf16-true": _FLOAT32,
@@ -84,18 +81,18 @@ class FairScaleFSDP(ProcessGroupStrategy):
         self.min_num_params = min_num_params
         self._around = ExitStack()
 
-    def problems_of(self, module: TrainingModule) -> list[str]:
-        return sparse.problems_of(module, "FairScale shards gradients")
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        return [] if module is None else sparse.problems_of(module, "FairScale shards gradients")
 
     def connect(
-        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
         # Import before there is a process group, which would become a default argument.
         from . import units  # noqa: F401
         from .on_cpu import without_streams
 
         precision.skip_together()
-        super().connect(layout, own_devices, precision)
+        super().connect(layout, devices, precision)
         if self.device.type == "cpu":
             self._around.enter_context(without_streams())
 
@@ -126,7 +123,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         self._shards = {id(each): Shard(each) for each in module.parameters()}
         # Each process keeps and writes some of the parameters gathered for a checkpoint.
         self._keepers = {
-            each: index % self.layout.world_size for index, each in enumerate(self._shards)
+            each: index % self._layout.world_size for index, each in enumerate(self._shards)
         }
         leave_cut(module, self._shards.values())
         self.wrapped = shard_module(
@@ -161,13 +158,16 @@ class FairScaleFSDP(ProcessGroupStrategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
+    ) -> list[StepOutput]:
         root = self._root
         with nullcontext() if synchronize else root.no_sync():
-            super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+            found = super().forward_backward(
+                batch, batch_idx, weight=weight, synchronize=synchronize
+            )
         if synchronize:
             root.cut()
             self._check_all_reduced()
+        return found
 
     @property
     def _root(self) -> "Unit":
@@ -185,18 +185,16 @@ class FairScaleFSDP(ProcessGroupStrategy):
             self.same_use.check(loss)
         super().backward(loss, synchronize=synchronize)
 
-    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         return self._root(stage, batch, batch_idx)
 
-    def clip_gradients(
-        self, optimization: Optimization, value: float, algorithm: str
-    ) -> Tensor | None:
+    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
         return clip_distinct_gradients(optimization.parameters, value, algorithm)
 
     # --- checkpoints ---------------------------------------------------------------------------
 
-    def model_state(self) -> dict[str, Any]:
+    def _model_state(self) -> dict[str, Any]:
         model = Spread()
         gathered = {
             each: shard.gather(shard.parameter.data, self._keepers[each])
@@ -206,11 +204,11 @@ class FairScaleFSDP(ProcessGroupStrategy):
             whole = gathered[id(parameter)]
             if whole is not None:
                 model[name] = whole
-        if self.layout.is_main:
+        if self._layout.is_main:
             model.update(self._contents.buffers())
         return model
 
-    def load_model(self, saved: Mapping[str, Any]) -> None:
+    def _load_model(self, saved: Mapping[str, Any]) -> None:
         self._contents.check(saved.keys())
         with torch.no_grad():
             for name, parameter in self._contents.parameters.items():
@@ -229,7 +227,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         named = self._contents.parameters.items()
         return ShardedWeights(named, self._shards, self._keepers, cut)
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         kept = Spread()
         for parameter, values in optimizer.state.items():
             key = id(parameter)
@@ -239,7 +237,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         names = group_names(optimizer, self._names)
         return {"state": kept, "param_groups": named_groups(optimizer.param_groups, names)}
 
-    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         shards = {self._names[each]: shard for each, shard in self._shards.items()}
         part = {
             # Unknown parameters are reported below.

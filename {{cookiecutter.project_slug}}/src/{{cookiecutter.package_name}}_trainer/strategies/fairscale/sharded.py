@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ...errors import ConfigurationError, UserError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
+from ...options import Options
 from .. import elementwise, sharded_optimizers
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
@@ -25,6 +26,7 @@ from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..replicated.replicated import Replicated
+from ..step import StepOutput
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -72,17 +74,18 @@ class DDPSharded(Replicated):
         self.find_unused_parameters = find_unused_parameters
         self._sharded: list[Any] = []
 
-    def problems_of(self, module: TrainingModule) -> list[str]:
-        return sparse.problems_of(module, "FairScale reduces only dense gradients")
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        reason = "FairScale reduces only dense gradients"
+        return [] if module is None else sparse.problems_of(module, reason)
 
     def connect(
-        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
         # Import before there is a process group, which would become a default argument.
         from . import replica  # noqa: F401
 
         precision.skip_together()
-        super().connect(layout, own_devices, precision)
+        super().connect(layout, devices, precision)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         from .replica import Replica, sharded
@@ -98,17 +101,18 @@ class DDPSharded(Replicated):
             self.averaged = GradientAverage(module.parameters())
         else:
             optimization = given.replaced(sharded)
-            self.wrapped = Replica(self.step, optimization.optimizers, self.reduce_fp16)
+            self.wrapped = Replica(self.step_module, optimization.optimizers, self.reduce_fp16)
             self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
         self._sharded = list(optimization.optimizers)
         return optimization
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
-        super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+    ) -> list[StepOutput]:
+        found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if self.wrapped is not None and synchronize:
             self._check_all_averaged(self.wrapped)
+        return found
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None and synchronize:
@@ -119,18 +123,16 @@ class DDPSharded(Replicated):
         for parameter in wrapped.not_averaged():
             raise not_averaged(parameter_names(self.module)[id(parameter)])
 
-    def clip_gradients(
-        self, optimization: Optimization, value: float, algorithm: str
-    ) -> Tensor | None:
+    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         if self.wrapped is None:  # each process has all gradients
-            return super().clip_gradients(optimization, value, algorithm)
+            return super().clip(optimization, value, algorithm)
         self.precision.unscale(optimization.optimizers)
         return clip_distinct_gradients(optimization.parameters, value, algorithm)
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return sharded_optimizers.state(optimizer, parameter_names(self.module))
 
-    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         sharded_optimizers.load_state(optimizer, saved, parameter_names(self.module))
 
     def teardown(self) -> None:

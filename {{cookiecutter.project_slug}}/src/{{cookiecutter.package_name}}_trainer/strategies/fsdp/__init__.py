@@ -5,4 +5,8 @@ It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 
 from ..registration import Entry, Registration
 
-REGISTRATION = Registration({"fsdp": Entry("fsdp:FSDP"), "hsdp": Entry("fsdp:HSDP")})
+_LACKS = {"accumulate_in_parts": "it is called reduce_every_microbatch now"}
+
+REGISTRATION = Registration(
+    {"fsdp": Entry("fsdp:FSDP", lacks=_LACKS), "hsdp": Entry("fsdp:HSDP", lacks=_LACKS)}
+)

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from ...options import Options
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
+from ..limits import Limits
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
@@ -79,11 +80,8 @@ class FSDP(ProcessGroupStrategy):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    shards_parameters: bool = True
-    lacks: ClassVar[Mapping[str, str]] = {
-        "accumulate_in_parts": "it is called reduce_every_microbatch now"
-    }
-    step: Any = None
+    limits: Limits = Limits(shards_parameters=True)
+    step_module: Any = None
     roots: Sequence[nn.Module] = ()
     half: torch.dtype | None = None
     """The data type in which units compute without autocast, if it is not their parameters'."""
@@ -113,15 +111,14 @@ class FSDP(ProcessGroupStrategy):
         self._used: set[str] = set()
         self._casts: list[RemovableHandle] = []
 
-    def problems(self, options: Options) -> list[str]:
-        if torch.__version__ >= _OLDEST_TORCH:
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        if torch.__version__ < _OLDEST_TORCH:
+            return [
+                f"sharded parameters need torch {_OLDEST_TORCH} or newer, and this is torch "
+                f"{torch.__version__}; use strategy='ddp', or another environment"
+            ]
+        if module is None:
             return []
-        return [
-            f"sharded parameters need torch {_OLDEST_TORCH} or newer, and this is torch "
-            f"{torch.__version__}; use strategy='ddp', or another environment"
-        ]
-
-    def problems_of(self, module: TrainingModule) -> list[str]:
         lines = sparse.problems_of(module, "FSDP shards gradients as whole tensors")
         if module.automatic_optimization:
             return lines
@@ -159,7 +156,7 @@ class FSDP(ProcessGroupStrategy):
         self.module = module
         module.trainer_state = dataclasses.replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
-        self.step = StepModule(module)
+        self.step_module = StepModule(module)
         sharded_state.move_rest(module, self.device)
         self.shard_units(module)
         self._place_rest()
@@ -172,7 +169,7 @@ class FSDP(ProcessGroupStrategy):
             self.half = self.precision.replace_autocast()
         # A backward inside a step reshards what the root unit has gathered, which later
         # operations in the step may still use.
-        self.roots = [self.step] if module.automatic_optimization else outer_modules(module)
+        self.roots = [self.step_module] if module.automatic_optimization else outer_modules(module)
         units = self._choose_units(module)
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
@@ -247,9 +244,9 @@ class FSDP(ProcessGroupStrategy):
         reduced = self.reduce_dtype or (torch.float32 if half else None)
         return MixedPrecisionPolicy(half, reduced, cast_forward_inputs=False)
 
-    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         with explain_sharded_use(self.half):
-            return self.step(stage, batch, batch_idx)
+            return self.step_module(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         # In manual optimization, accumulated gradients are visible to the optimizer and saved.
@@ -303,11 +300,11 @@ class FSDP(ProcessGroupStrategy):
                 parameter.grad = None
         self._used.clear()
 
-    def optimizer_step(self, optimizer: Optimizer) -> None:
+    def _step_optimizer(self, optimizer: Optimizer) -> None:
         with sharded_state.groups_split(optimizer):
-            super().optimizer_step(optimizer)
+            super()._step_optimizer(optimizer)
 
-    def load_model(self, saved: Mapping[str, Any]) -> None:
+    def _load_model(self, saved: Mapping[str, Any]) -> None:
         sharded_state.load_model(self.module, saved)
 
     def weights(self) -> LocalWeights:
@@ -317,7 +314,7 @@ class FSDP(ProcessGroupStrategy):
 
         return LocalWeights(self.module.named_parameters(remove_duplicate=False), reshard)
 
-    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         sharded_state.load_optimizer(self.module, optimizer, saved)
 
     def teardown(self) -> None:
@@ -326,13 +323,13 @@ class FSDP(ProcessGroupStrategy):
         self._casts = []
         for unit in self._units():
             drop_groups(unit)
-        if self.step is not None:
+        if self.step_module is not None:
             getattr(self.mesh, "_pg_registry", {}).clear()
-        self.step, self.roots = None, ()
+        self.step_module, self.roots = None, ()
         super().teardown()
 
     def _units(self) -> list[FSDPModule]:
-        modules = () if self.step is None else self.step.modules()
+        modules = () if self.step_module is None else self.step_module.modules()
         return [each for each in modules if isinstance(each, FSDPModule)]
 
 
@@ -351,8 +348,8 @@ class HSDP(FSDP):
 
     def make_mesh(self) -> DeviceMesh:
         """The mesh (replicas, shards); neighboring ranks hold the shards of one replica."""
-        world = self.layout.world_size
-        size = self.shard_size or self.layout.local_world_size
+        world = self._layout.world_size
+        size = self.shard_size or self._layout.local_world_size
         if world % size:
             raise UserError(
                 f"strategy_options.shard_size={size}: {world} processes are not divisible by it"

@@ -7,6 +7,14 @@ from ..registration import Entry, Registration
 from .cluster import SOURCE
 
 REGISTRATION = Registration(
-    {"horovod": Entry("horovod:Horovod")},
+    {
+        "horovod": Entry(
+            "horovod:Horovod",
+            lacks={
+                "find_unused_parameters": "it finds them without this option; leave the option out"
+            },
+        )
+    },
     cluster_sources=[SOURCE],
+    lost_peer_errors=["HorovodInternalError"],
 )

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
+from ..step import StepOutput
 
 _NO_BF16 = "Horovod's collectives do not support bfloat16; use '16-mixed', or strategy='ddp'"
 
@@ -55,12 +56,6 @@ class Horovod(ProcessGroupStrategy):
         packages={"horovod": "make horovod"},
     )
 
-    lacks: ClassVar[Mapping[str, str]] = {
-        "find_unused_parameters": "it finds them without this option; leave the option out"
-    }
-
-    lost_peer_errors: ClassVar[Sequence[str]] = ("HorovodInternalError",)
-
     def __init__(
         self,
         scale_learning_rate: bool = True,
@@ -85,17 +80,17 @@ class Horovod(ProcessGroupStrategy):
                 "strategy_options={scale_learning_rate: false} to scale otherwise"
             )
             refused = {**self.limits.refused, "learning_rate_scaling": twice}
-            self.limits = replace(self.limits, refused=refused)
+            self.limits = replace(self.limits, refused=refused, scales_learning_rate=True)
 
     def connect(
-        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
         import horovod.torch as hvd
 
         seconds = str(max(1, round(self.timeout_seconds)))
         for name in ("GLOO_TIMEOUT_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS"):
             os.environ.setdefault(f"HOROVOD_{name}", seconds)
-        fusion_mb = self._fusion_mb(own_devices[0].type)
+        fusion_mb = self._fusion_mb(devices[0].type)
         if fusion_mb is not None:
             os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(fusion_mb * 2**20)))
         if not hvd.is_initialized():  # MPI is initialized once per process
@@ -106,7 +101,7 @@ class Horovod(ProcessGroupStrategy):
                 f"{layout.world_size}: it was built without MPI, or told to use gloo; start it by "
                 "horovodrun --gloo, or install MPI (apt install libopenmpi-dev) and `make horovod`"
             )
-        super().connect(layout, own_devices, precision)
+        super().connect(layout, devices, precision)
 
     def _fusion_mb(self, device_type: str) -> float | None:
         """Size of fusion buffers; ``None``: Horovod's default."""
@@ -148,19 +143,16 @@ class Horovod(ProcessGroupStrategy):
         wrapped.state.update(optimizer.state)
         return wrapped
 
-    @property
-    def learning_rate_factor(self) -> float:
-        return float(self.layout.world_size) if self.scale_learning_rate else 1.0
-
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
+    ) -> list[StepOutput]:
+        self._averaged.clear()
         self._synchronizes = synchronize
         # Hooks count down and average at 0: with 1 they average now, with 2 they wait.
         for optimizer in self._optimization.optimizers:
             delays: dict[Any, int] = optimizer._allreduce_delay  # type: ignore[attr-defined]
             delays.update(dict.fromkeys(delays, 1 if synchronize else 2))
-        super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+        return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
@@ -191,24 +183,15 @@ class Horovod(ProcessGroupStrategy):
             if not is_used:
                 parameter.grad = None
 
-    def clip_gradients(
-        self, optimization: Optimization, value: float, algorithm: str
-    ) -> Tensor | None:
+    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         for optimizer in optimization.optimizers:
             self._average(optimizer)
-        return super().clip_gradients(optimization, value, algorithm)
+        return super().clip(optimization, value, algorithm)
 
-    def optimizer_step(self, optimizer: Any) -> None:
+    def _step_optimizer(self, optimizer: Any) -> None:
         self._average(optimizer)
         with optimizer.skip_synchronize():
-            super().optimizer_step(optimizer)
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        # Horovod's own method takes no argument, and would keep the memory.
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-        self._averaged.discard(id(optimizer))
+            super()._step_optimizer(optimizer)
 
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         import horovod.torch as hvd

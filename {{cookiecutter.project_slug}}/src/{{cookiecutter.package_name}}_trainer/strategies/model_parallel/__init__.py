@@ -3,16 +3,26 @@
 It imports from ``strategies/``, ``gradients/`` and ``fsdp/``, and from the floors below.
 """
 
+from dataclasses import replace
+
 from ..registration import Entry, Registration
+
+_SEQUENTIAL = Entry(
+    "pipeline.strategy:Sequential",
+    lacks={
+        "find_unused_parameters": "a pipeline needs none for parameters that a step does not use"
+    },
+)
+_MESH = Entry("mesh.strategy:Mesh", factory="mesh.strategy:make")
 
 REGISTRATION = Registration(
     {
-        "sequential": Entry("pipeline.strategy:Sequential"),
-        "pipeline": Entry("pipeline.strategy:Sequential"),
-        "mesh": Entry("mesh.strategy:Mesh"),
-        "tensor_parallel": Entry(
-            "mesh.strategy:Mesh",
-            "layers sharded over all processes by the module's parallelize_plan",
+        "sequential": _SEQUENTIAL,
+        "pipeline": _SEQUENTIAL,
+        "mesh": _MESH,
+        "tensor_parallel": replace(
+            _MESH,
+            summary="layers sharded over all processes by the module's parallelize_plan",
             preset={"data": 1, "shard": 1, "tensor": -1},
             base="mesh",
         ),

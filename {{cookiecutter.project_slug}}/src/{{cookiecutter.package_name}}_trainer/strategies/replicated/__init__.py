@@ -3,11 +3,20 @@
 It imports from ``strategies/`` and ``gradients/``, and from the floors below.
 """
 
+from dataclasses import replace
+
 from ..registration import Entry, Registration
 
-_FORKED = Entry(
+_DDP = Entry(
     "ddp:DDP",
-    "ddp in processes that are forked for one call, in a notebook or a script",
+    lacks={
+        "gradient_as_bucket_view": "gradients always are views of its buckets; leave it out",
+        "broadcast_buffers": "rank 0's buffers are broadcast before each step; leave it out",
+    },
+)
+_FORKED = replace(
+    _DDP,
+    summary="ddp in processes that are forked for one call, in a notebook or a script",
     launcher="fork",
     max_nodes=1,
 )
@@ -16,19 +25,19 @@ REGISTRATION = Registration(
     {
         "single_device": Entry("single_device:SingleDevice"),
         "dp": Entry("dp:DP"),
-        "ddp": Entry("ddp:DDP"),
+        "ddp": _DDP,
         # Both start processes for one call, after which weights and metrics are in the calling
         # process. Spawned processes receive the module, data and trainer pickled; forked ones
         # require that CUDA is not initialized, and compute on one CPU thread each.
-        "ddp_spawn": Entry(
-            "ddp:DDP",
-            "ddp in processes that are spawned for one call of a script",
+        "ddp_spawn": replace(
+            _DDP,
+            summary="ddp in processes that are spawned for one call of a script",
             launcher="spawn",
             max_nodes=1,
         ),
         "ddp_fork": _FORKED,
         "ddp_notebook": _FORKED,
-        "ddp2": Entry("dp:DDP2"),
-        "ddp_zero1": Entry("ddp_zero1:DDPZeRO1"),
+        "ddp2": replace(_DDP, strategy="dp:DDP2"),
+        "ddp_zero1": replace(_DDP, strategy="ddp_zero1:DDPZeRO1"),
     },
 )

@@ -4,7 +4,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
 from ..optimizers import Optimization
-from ..step import StepModule
+from ..step import StepModule, StepOutput
 from .communication_hooks import CommunicationHook
 from .replicated import Replicated
 
@@ -35,10 +35,6 @@ class DDP(Replicated):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    lacks: ClassVar[Mapping[str, str]] = {
-        "gradient_as_bucket_view": "gradients always are views of its buckets; leave it out",
-        "broadcast_buffers": "rank 0's buffers are broadcast before each step; leave it out",
-    }
     wrapped: DistributedDataParallel | None = None
 
     def __init__(
@@ -73,7 +69,7 @@ class DDP(Replicated):
             self.averaged = GradientAverage([*frozen, *excluded])
             # DDP raises an error for a module without trainable parameters.
             if not excluded or len(excluded) < len(trained(module)):
-                self.wrapped = self.wrap(self.step)
+                self.wrapped = self.wrap(self.step_module)
         else:
             self.start_equal((*module.parameters(), *module.buffers()))
             self.averaged = GradientAverage(module.parameters())
@@ -93,7 +89,7 @@ class DDP(Replicated):
         self.start_equal(found.values())
         self._ignored = list(found.values())
         names = [f"module.{name}" for name in found]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.step, names)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.step_module, names)
         return self._ignored
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
@@ -114,12 +110,13 @@ class DDP(Replicated):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
+    ) -> list[StepOutput]:
         # DDP records a static graph in its first backward, which must synchronize. Averaging
         # averaged gradients again changes nothing.
         learns = self.static_graph and not self._has_learnt
         self._has_learnt = True
-        super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize or learns)
+        synchronize = synchronize or learns
+        return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)

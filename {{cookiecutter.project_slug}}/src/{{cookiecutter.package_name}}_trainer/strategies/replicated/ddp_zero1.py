@@ -28,10 +28,10 @@ class DDPZeRO1(DDP):
         elementwise.check(optimization.optimizers, "parameters", self.device)
         return optimization.replaced(_sharded)
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return sharded_optimizers.state(optimizer, parameter_names(self.module))
 
-    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         sharded_optimizers.load_state(optimizer, saved, parameter_names(self.module))
 
 

@@ -5,7 +5,7 @@ works on GPUs only; this one works on any devices, even on the same one several 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
@@ -13,15 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data import (
-    Feed,
-    MicroBatch,
-    Splitter,
-    batch_length,
-    moving,
-    part_sizes,
-    transfer,
-)
+from ...data import Splitter, batch_length, moving, part_sizes, transfer
 from ...module import TrainingModule
 from ..base import Strategy
 from ..limits import Limits
@@ -99,26 +91,25 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-class _Scatters:
+class _Scatters(Strategy):
     """What ``dp`` and ``ddp2`` have in common: ``step`` scatters a batch over the devices."""
 
-    step: ReplicatedStep
-    device: torch.device
+    step_module: ReplicatedStep
+    _moves: bool
 
-    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
-        return transfer.read_pinned(feed, epoch, start, self.device)
+    def _make_step(self, module: TrainingModule) -> ReplicatedStep:
+        self._moves = False  # batches are scattered by the step
+        return ReplicatedStep(module, self._devices, self.precision.parameter_dtype)
 
-    def move(self, batch: Any) -> Any:
-        return batch  # scattered later
-
-    def read_loss(self, outputs: Any) -> Tensor:
-        return self.step.read_loss(outputs)
+    def _read_loss(self, outputs: Any) -> Tensor:
+        return self.step_module.read_loss(outputs)
 
 
-class DP(_Scatters, Strategy):
+class DP(_Scatters):
     """One process; each device computes a part of the batch on a replica of the model."""
 
     limits: Limits = Limits(
+        one_process_per_node=True,
         max_nodes=1,
         refused={
             "16-mixed": "gradient scaling with replicas in one process is not supported; use "
@@ -127,14 +118,12 @@ class DP(_Scatters, Strategy):
         },
     )
 
-    step: ReplicatedStep
-
     def place(self, module: TrainingModule) -> None:
         super().place(module)
-        self.step = ReplicatedStep(module, self.devices, self.precision.parameter_dtype)
+        self.step_module = self._make_step(module)
 
-    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        return self.step(stage, batch, batch_idx)
+    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        return self.step_module(stage, batch, batch_idx)
 
 
 class DDP2(_Scatters, DDP):
@@ -143,18 +132,8 @@ class DDP2(_Scatters, DDP):
     ``training_step_end`` can compute a loss over the node's whole batch.
     """
 
-    limits: Limits = Limits(refused=_REFUSED)
-    step: ReplicatedStep
-
-    def make_step(self, module: TrainingModule) -> ReplicatedStep:
-        return ReplicatedStep(module, self.devices, self.precision.parameter_dtype)
-
-    @staticmethod
-    def local_processes(devices: int) -> int:
-        return 1
-
-    def replicas(self, devices: int, num_nodes: int) -> int:
-        return num_nodes
+    limits: Limits = Limits(one_process_per_node=True, refused=_REFUSED)
+    step_module: ReplicatedStep
 
 
 def replicate(

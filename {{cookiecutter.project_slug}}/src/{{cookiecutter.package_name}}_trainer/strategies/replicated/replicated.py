@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...module import TrainingModule
 from ..process_group import ProcessGroupStrategy
-from ..step import Stage, StepModule
+from ..step import Stage, StepModule, StepOutput
 
 
 class Engine(Protocol):
@@ -30,24 +30,26 @@ class Replicated(ProcessGroupStrategy):
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
-        self.step = self.make_step(module)
+        self.step_module = self._make_step(module)
 
-    def make_step(self, module: TrainingModule) -> StepModule:
+    def _make_step(self, module: TrainingModule) -> StepModule:
         """The module that runs the user's steps on this process' devices."""
         return StepModule(module)
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
+    ) -> list[StepOutput]:
         # In forward, the engine decides whether the following backward averages gradients.
         waits = self.wrapped is not None and not synchronize
         with self.wrapped.no_sync() if waits and self.wrapped else nullcontext():
-            super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+            return super().forward_backward(
+                batch, batch_idx, weight=weight, synchronize=synchronize
+            )
 
-    def call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         if stage == "training" and self.wrapped is not None:
             return self.wrapped(stage, batch, batch_idx)
-        return self.step(stage, batch, batch_idx)
+        return self.step_module(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)

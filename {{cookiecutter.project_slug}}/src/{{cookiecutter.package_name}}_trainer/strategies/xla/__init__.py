@@ -8,6 +8,13 @@ from ..registration import Entry, Registration
 from .hardware import count_chips
 
 REGISTRATION = Registration(
-    {"xla": Entry("xla:XLA")},
+    {
+        "xla": Entry(
+            "xla:XLA",
+            lacks={
+                "find_unused_parameters": "it finds them without this option; leave the option out"
+            },
+        )
+    },
     accelerators={"tpu": Hardware("xla", count_chips, "xla")},
 )

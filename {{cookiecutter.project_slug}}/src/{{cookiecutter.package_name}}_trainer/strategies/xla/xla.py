@@ -7,14 +7,13 @@ Source: https://docs.pytorch.org/xla/release/r2.9/index.html
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...data import Feed, MicroBatch
 from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...launch.devices import parse_devices
@@ -62,15 +61,14 @@ class XLA(ProcessGroupStrategy):
             ),
         },
         packages={hardware.PACKAGE: hardware.INSTALL},
+        compiles_steps=True,
     )
-    lacks: ClassVar[Mapping[str, str]] = {
-        "find_unused_parameters": "it finds them without this option; leave the option out"
-    }
-    compiles_steps = True
 
     # --- before any process is started ------------------------------------------------------------
 
-    def problems(self, options: Options) -> list[str]:
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        if module is not None:
+            return sparse.problems_of(module, "XLA has only dense ones")
         lines = [line for line in [hardware.mismatch()] if line is not None]
         given = os.environ.get(hardware.DEVICE, "")
         if given and given.upper() not in ("CPU", "TPU"):
@@ -97,15 +95,12 @@ class XLA(ProcessGroupStrategy):
             "machine; give 1 or 'auto'"
         ]
 
-    def problems_of(self, module: TrainingModule) -> list[str]:
-        return sparse.problems_of(module, "XLA has only dense ones")
-
     # --- before the first step -----------------------------------------------------------------
 
     def connect(
-        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
+        self, layout: Layout, devices: Sequence[torch.device], precision: Precision
     ) -> None:
-        own = own_devices[0]
+        own = devices[0]
         device = runtime.start(layout, None if own.type == "cpu" else own.index)
         self._is_cpu = own.type == "cpu"
         # The process group is of the hosts: gloo.
@@ -129,9 +124,6 @@ class XLA(ProcessGroupStrategy):
 
     # --- a micro-batch -------------------------------------------------------------------------
 
-    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
-        return feed.epoch(epoch, start)
-
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         outputs = super().forward(stage, batch, batch_idx)
         if stage != "training":
@@ -142,22 +134,22 @@ class XLA(ProcessGroupStrategy):
         super().backward(loss, synchronize=synchronize)
         if not synchronize:
             runtime.sync()  # a graph for each micro-batch, so that all are the same
-        elif self.averaged is not None and self.layout.world_size > 1:
+        elif self.averaged is not None and self._layout.world_size > 1:
             self.averaged.average()
 
     # --- a step --------------------------------------------------------------------------------
 
-    def optimizer_step(self, optimizer: Optimizer) -> None:
-        super().optimizer_step(optimizer)
+    def _step_optimizer(self, optimizer: Optimizer) -> None:
+        super()._step_optimizer(optimizer)
         runtime.sync()
 
     # --- checkpoints ---------------------------------------------------------------------------
 
-    def model_state(self) -> dict[str, Any]:
-        return runtime.on_cpu(super().model_state())
+    def _model_state(self) -> dict[str, Any]:
+        return runtime.on_cpu(super()._model_state())
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return runtime.on_cpu(super().optimizer_state(optimizer))
+    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return runtime.on_cpu(super()._optimizer_state(optimizer))
 
     def rank_local_state(self) -> dict[str, Tensor]:
         return {"generator": runtime.generator_state()}

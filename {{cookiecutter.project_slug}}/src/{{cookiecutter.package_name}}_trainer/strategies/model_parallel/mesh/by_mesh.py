@@ -4,6 +4,7 @@ torch's operations on lists of tensors (foreach and fused optimizers) need all o
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_map
 from ....checkpoint import dtensors
 from ....errors import UserError
 from ....launch import collectives
-from ...base import Strategy
+from ...base import DataLayout, Strategy
 from ...fsdp.state import groups_split
 from ...step import Stage
 from .sizes import Sizes
@@ -87,33 +88,29 @@ class OnMesh(Strategy):
 
     sizes: Sizes
 
-    def replicas(self, devices: int, num_nodes: int) -> int:
-        return self.sizes.on(devices * num_nodes).replicas
-
-    @property
-    def data_replicas(self) -> int:
+    def replicas(self, devices: int, nodes: int) -> int:
+        self.sizes = self.sizes.on(devices * nodes)
         return self.sizes.replicas
 
     @property
-    def data_index(self) -> int:
-        return self.layout.rank // (self.sizes.context * self.sizes.tensor) % self.data_replicas
-
-    @property
-    def is_first_of_replica(self) -> bool:
-        return self.layout.rank % (self.sizes.context * self.sizes.tensor) == 0
-
-    @property
-    def random_rank(self) -> int:
-        return self.layout.rank - self.layout.rank % self.sizes.tensor
+    def data(self) -> DataLayout:
+        rank, sizes = self._layout.rank, self.sizes
+        return replace(
+            super().data,
+            replicas=sizes.replicas,
+            index=rank // (sizes.context * sizes.tensor) % sizes.replicas,
+            is_first=rank % (sizes.context * sizes.tensor) == 0,
+            random_rank=rank - rank % sizes.tensor,
+        )
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         outputs = super().forward(stage, batch, batch_idx)
         return tree_map(dtensors.whole, outputs) if stage == "predict" else outputs
 
-    def read_loss(self, outputs: Any) -> Tensor:
-        loss: Tensor = dtensors.whole(super().read_loss(outputs))
+    def _read_loss(self, outputs: Any) -> Tensor:
+        loss: Tensor = dtensors.whole(super()._read_loss(outputs))
         return loss
 
-    def optimizer_step(self, optimizer: Optimizer) -> None:
+    def _step_optimizer(self, optimizer: Optimizer) -> None:
         with groups_split(optimizer):
-            super().optimizer_step(optimizer)
+            super()._step_optimizer(optimizer)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ....errors import ConfigurationError
 from ....launch.collectives import How
 from ....module import TrainingModule
+from ....options import Options
 from ...fsdp.fsdp import FSDP
 from ..pipeline.processes import Processes
 from ..pipeline.strategy import Sequential
@@ -62,13 +63,16 @@ class PipelinedMesh(OnMesh, Sequential):
 
     # --- before any process is started ------------------------------------------------------------
 
-    def check_processes(self, processes: int) -> None:
-        self.sizes = self.sizes.on(processes)
+    def replicas(self, devices: int, nodes: int) -> int:
+        found = super().replicas(devices, nodes)
         self.shape = replace(self.shape, stages=self.sizes.pipeline)
-        super().check_processes(processes)
+        self._check_processes(devices * nodes)
+        return found
 
-    def problems_of(self, module: TrainingModule) -> list[str]:
-        lines = super().problems_of(module)
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        lines = super().problems(options, module)
+        if module is None:
+            return lines
         if of_plan := plan.problems_of(module, self.sizes):
             return lines + of_plan
         return lines + stages.problems_of(module, self.sizes)
@@ -77,8 +81,8 @@ class PipelinedMesh(OnMesh, Sequential):
 
     def make_processes(self, count: int) -> Processes:
         return Processes(
-            self.layout.rank,
-            self.layout.world_size,
+            self._layout.rank,
+            self._layout.world_size,
             count,
             self.shape.rounds,
             self.timeout_seconds,

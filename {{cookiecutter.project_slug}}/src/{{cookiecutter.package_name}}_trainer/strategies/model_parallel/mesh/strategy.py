@@ -27,7 +27,7 @@ from ...gradients import sparse
 from ...gradients.averaging import GradientAverage
 from ...limits import Limits
 from ...optimizers import Optimization
-from ...step import Stage
+from ...step import Stage, StepOutput
 from . import context, groups, plan
 from .by_mesh import OnMesh, check_equal, settle
 from .pipelined import PipelinedMesh
@@ -59,9 +59,10 @@ class Mesh(OnMesh, FSDP):
     """
 
     limits: Limits = Limits(
+        shards_parameters=True,
         refused={
             "compile": "compiled modules have not been tested on DTensors; use strategy='fsdp'",
-        }
+        },
     )
 
     whole_mesh: DeviceMesh
@@ -98,23 +99,19 @@ class Mesh(OnMesh, FSDP):
             if value is not None
         ]
         if pipeline != 1:
-            lines.append(f"pipeline={pipeline}: create it with Mesh.make(…), or as strategy='mesh'")
+            lines.append(f"pipeline={pipeline}: create it with make(…), or as strategy='mesh'")
         if lines:
             raise ConfigurationError(lines)
         self.has_units = shard != 1
         self._of_units = [name for name in options if name != "timeout_seconds"]
         self._until_teardown = contextlib.ExitStack()
 
-    @classmethod
-    def make(cls, **options: Any) -> Strategy:
-        if cls is Mesh and options.get("pipeline", 1) != 1:
-            return PipelinedMesh(**options)
-        return cls(**options)
-
     # --- before any process is started ------------------------------------------------------------
 
-    def problems(self, options: Options) -> list[str]:
-        lines = super().problems(options)
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        if module is not None:
+            return self._problems_of(options, module)
+        lines = super().problems(options, None)
         if not self.has_units:
             lines += [
                 f"strategy_options.{name} has no effect with shard=1, which shards no units; "
@@ -133,12 +130,9 @@ class Mesh(OnMesh, FSDP):
             )
         return lines
 
-    def check_processes(self, processes: int) -> None:
-        self.sizes = self.sizes.on(processes)
-
-    def problems_of(self, module: TrainingModule) -> list[str]:
+    def _problems_of(self, options: Options, module: TrainingModule) -> list[str]:
         if self.has_units:
-            lines = super().problems_of(module)
+            lines = super().problems(options, module)
         else:
             lines = sparse.problems_of(module, "a mesh averages dense gradients")
         lines += plan.problems_of(module, self.sizes)
@@ -173,7 +167,7 @@ class Mesh(OnMesh, FSDP):
 
     def _count_once(self, module: TrainingModule) -> None:
         # Each rank of a context group counts its own slice.
-        ranks = torch.arange(self.layout.world_size).view(-1, self.sizes.tensor)
+        ranks = torch.arange(self._layout.world_size).view(-1, self.sizes.tensor)
         counted = groups.CountedOnce(module, ranks.T.tolist())
         self._until_teardown.callback(counted.close)
 
@@ -193,17 +187,16 @@ class Mesh(OnMesh, FSDP):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
+    ) -> list[StepOutput]:
         # In backward too: activation checkpointing computes parts of the step again.
         with sequence.sliced(self.slices):
-            super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+            return super().forward_backward(
+                batch, batch_idx, weight=weight, synchronize=synchronize
+            )
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         with self.slices.step(stage) if self.slices is not None else contextlib.nullcontext():
             return super().forward(stage, batch, batch_idx)
-
-    def take_loss(self, loss: Tensor, source: str) -> None:
-        super().take_loss(dtensors.whole(loss), source)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         # In manual optimization, units reduce gradients in each backward; so do replicas.
@@ -220,9 +213,7 @@ class Mesh(OnMesh, FSDP):
 
     # --- a step --------------------------------------------------------------------------------
 
-    def clip_gradients(
-        self, optimization: Optimization, value: float, algorithm: str
-    ) -> Tensor | None:
+    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
         return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
 
@@ -231,7 +222,7 @@ class Mesh(OnMesh, FSDP):
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         # Over all ranks: those of a replica have the same values, and their sum counts once.
         reduced = collectives.all_reduce(tensor, how)
-        copies = self.layout.world_size // self.data_replicas
+        copies = self._layout.world_size // self.data.replicas
         return reduced / copies if how == "sum" else reduced
 
     def teardown(self) -> None:
@@ -240,3 +231,8 @@ class Mesh(OnMesh, FSDP):
         if hasattr(self, "whole_mesh"):
             groups.close(self.whole_mesh)
         super().teardown()
+
+
+def make(**options: Any) -> Strategy:
+    """Create the strategy of a mesh: with ``pipeline``, its dimension is outermost."""
+    return Mesh(**options) if options.get("pipeline", 1) == 1 else PipelinedMesh(**options)

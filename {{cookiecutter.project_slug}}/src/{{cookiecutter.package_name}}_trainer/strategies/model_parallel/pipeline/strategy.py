@@ -2,24 +2,27 @@
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ....data import Feed, MicroBatch, Splitter, batch_length, moving, part_sizes, randomness
+from ....data import Splitter, batch_length, moving, part_sizes, randomness
 from ....errors import ConfigurationError, UserError
 from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
+from ....options import Options
 from ... import elementwise
+from ...base import DataLayout
 from ...gradients import sparse
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
-from ...step import Stage
+from ...step import Stage, StepOutput, check_loss
 from ...weights import LocalWeights
 from . import partition, state
 from .boundary import Boundary
@@ -69,11 +72,7 @@ class Sequential(ProcessGroupStrategy):
         ConfigurationError: Options that contradict each other; one line each.
     """
 
-    limits: Limits = Limits(refused=_REFUSED)
-    lacks: ClassVar[Mapping[str, str]] = {
-        "find_unused_parameters": "a pipeline needs none for parameters that a step does not use"
-    }
-    shards_parameters: bool = True
+    limits: Limits = Limits(refused=_REFUSED, shards_parameters=True)
     processes: Processes
 
     def __init__(
@@ -93,20 +92,22 @@ class Sequential(ProcessGroupStrategy):
         self._run_processes = 1
         self._boundary: Boundary | None = None
         self._splitter = Splitter()
-        self._expected = 0
-        """Samples of the current batch, if it counts."""
 
     # --- before any process is started ------------------------------------------------------------
 
-    def check_processes(self, processes: int) -> None:
+    def replicas(self, devices: int, nodes: int) -> int:
+        processes = super().replicas(devices, nodes)
+        self._check_processes(processes)
+        return max(1, processes // self.shape.processes(processes))
+
+    def _check_processes(self, processes: int) -> None:
         self._run_processes = processes
         if lines := self.shape.problems_with(processes):
             raise ConfigurationError(lines)
 
-    def replicas(self, devices: int, num_nodes: int) -> int:
-        return max(1, devices * num_nodes // self.shape.processes(devices * num_nodes))
-
-    def problems_of(self, module: TrainingModule) -> list[str]:
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        if module is None:
+            return []
         return [
             *problems_of_module(module, self.shape, self._run_processes),
             *sparse.problems_of(module, "a pipeline sums gradients as whole tensors"),
@@ -120,7 +121,7 @@ class Sequential(ProcessGroupStrategy):
 
     def make_processes(self, count: int) -> Processes:
         """The processes of pipelines of so many; creates their process groups."""
-        rank, world_size = self.layout.rank, self.layout.world_size
+        rank, world_size = self._layout.rank, self._layout.world_size
         return Processes(rank, world_size, count, self.shape.rounds, self.timeout_seconds)
 
     def make_placement(self) -> Placement:
@@ -128,12 +129,14 @@ class Sequential(ProcessGroupStrategy):
         return Placement(self.processes)
 
     @property
-    def data_replicas(self) -> int:
-        return self.processes.replicas
-
-    @property
-    def data_index(self) -> int:
-        return self.processes.replica
+    def data(self) -> DataLayout:
+        # Only the process with the last stage logs and predicts.
+        return replace(
+            super().data,
+            replicas=self.processes.replicas,
+            index=self.processes.replica,
+            counts=self.processes.has_last,
+        )
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self._place(module)
@@ -160,7 +163,7 @@ class Sequential(ProcessGroupStrategy):
                 "previous fit; create it again, and give a checkpoint, as in test(module, "
                 "checkpoint=trainer.run_directory)"
             )
-        problems = problems_of_module(module, self.shape, self.layout.world_size)
+        problems = problems_of_module(module, self.shape, self._layout.world_size)
         if problems:
             raise ConfigurationError(problems)
         self.module = module
@@ -181,14 +184,15 @@ class Sequential(ProcessGroupStrategy):
     def _sizes(self, module: TrainingModule) -> list[int]:
         """Number of children of each stage; in evaluation, nothing is measured."""
         stages = self.processes.stages
-        if not self.shape.is_measured or self.read_sample is None:
+        run = module.trainer_state.run
+        if not self.shape.is_measured or run is None or run.read_sample is None:
             return self.shape.sizes(module, stages)
-        batch = self.read_sample()
+        batch = run.read_sample()
         sizes: list[int] = []
-        if self.layout.is_main:
+        if self._layout.is_main:
             piece = Splitter().split(batch, self._part_sizes(batch_length(batch)))[0]
-            run = functools.partial(self._step, "training", piece, 0)
-            found = measure(module, run, self.precision.autocast, self.device)
+            step = functools.partial(module.training_step, piece, 0)
+            found = measure(module, step, self.precision.autocast, self.device)
             sizes = self.shape.measured_sizes(found, stages)
         found_sizes: list[int] = collectives.broadcast(sizes)
         return found_sizes
@@ -209,21 +213,23 @@ class Sequential(ProcessGroupStrategy):
 
     # --- a micro-batch -------------------------------------------------------------------------
 
-    def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
-        for batch in super().batches(feed, epoch, start):
-            self._expected = batch.samples
-            # Only the process with the last stage logs and predicts.
-            yield batch if self.processes.has_last else batch._replace(samples=0)
-
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> None:
-        sizes = self._part_sizes(batch_length(batch, self._expected))
+    ) -> list[StepOutput]:
+        run, found = self.module.trainer_state.run, list[StepOutput]()
+
+        def scaled_loss(outputs: Any) -> Tensor:
+            loss = self._read_loss(outputs)
+            check_loss(loss, "training_step")
+            found.append(StepOutput(loss.detach(), outputs))
+            return self.precision.scale(loss * (weight / len(sizes)))
+
+        sizes = self._part_sizes(batch_length(batch, run.batch_samples if run else None))
         pieces, step = self._splitter.split(batch, sizes), super().forward
         steps = [
             Step(
                 functools.partial(step, "training", piece, batch_idx),
-                functools.partial(self._read_loss, factor=weight / len(sizes)),
+                scaled_loss,
                 self._seed(batch_idx, number),
                 sizes[0],
                 self.shape.checkpoints(number, len(sizes)),
@@ -235,6 +241,7 @@ class Sequential(ProcessGroupStrategy):
             self.placement.end_backward(synchronize=synchronize)
         if synchronize:
             self._gradients.synchronize()
+        return found
 
     def _shapes(self, piece: Any) -> Hashable:
         """What the shapes of tensors between stages depend on."""
@@ -255,32 +262,27 @@ class Sequential(ProcessGroupStrategy):
     def _part_sizes(self, samples: int) -> list[int]:
         return part_sizes(samples, self.shape.count(samples, self.processes.count))
 
-    def _read_loss(self, outputs: Any, factor: float) -> Tensor:
-        loss = self.read_loss(outputs)
-        self.take_loss(loss, "training_step")
-        return self.precision.scale(loss * factor)
-
     def _seed(self, batch_idx: int, number: int) -> int | None:
         """Seed of what a step draws before the pipeline, on the first and the last process."""
         run = self.module.trainer_state.run
         if run is None or self.processes.count == 1:
             return None
-        return randomness.mix(run.seed, run.current_epoch, batch_idx, number, self.data_index)
+        return randomness.mix(run.seed, run.current_epoch, batch_idx, number, self.data.index)
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = functools.partial(super().forward, stage, batch, batch_idx)
         with self.placement.gathered():
-            return self._stages.evaluate(Step(run, self.read_loss))
+            return self._stages.evaluate(Step(run, self._read_loss))
 
-    def begin_evaluation(self) -> None:
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
         # BatchNorm statistics differ between replicas after training; use those of the first.
         self.ownership.broadcast_to_replicas(self.module.buffers(), self.processes)
+        yield
 
     # --- a step --------------------------------------------------------------------------------
 
-    def clip_gradients(
-        self, optimization: Optimization, value: float, algorithm: str
-    ) -> Tensor | None:
+    def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         return self._gradients.clip(optimization.parameters, value, algorithm)
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
@@ -291,10 +293,10 @@ class Sequential(ProcessGroupStrategy):
 
     # --- checkpoints ---------------------------------------------------------------------------
 
-    def model_state(self) -> dict[str, Any]:
+    def _model_state(self) -> dict[str, Any]:
         return state.model_state(self.module, self.ownership)
 
-    def load_model(self, saved: Mapping[str, Any]) -> None:
+    def _load_model(self, saved: Mapping[str, Any]) -> None:
         state.load_model(self.module, self.ownership, saved)
 
     def weights(self) -> LocalWeights:
@@ -302,10 +304,10 @@ class Sequential(ProcessGroupStrategy):
         own = [(name, each) for name, each in named if self.ownership.is_own(each)]
         return LocalWeights(own, is_spread=True)
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return state.optimizer_state(optimizer, self.module, self.ownership)
 
-    def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         state.load_optimizer(optimizer, self.module, self.ownership, saved)
 
     def teardown(self) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 import my_project_trainer as trainer
 import torch
-from my_project_trainer.strategies.base import DataLayout
+from my_project_trainer.strategies.base import DataLayout, StepOutput
 from my_project_trainer.strategies.replicated import ddp
-from my_project_trainer.strategies.step import StepOutput
 from tests.conformance import worker
 from tests.conformance.rows import PROPERTIES
 

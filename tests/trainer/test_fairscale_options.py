@@ -39,8 +39,8 @@ def test_units_have_at_least_min_num_params(smallest: int, units: set[str]) -> N
     strategy.connect(Layout(), [torch.device("cpu")], Precision("32-true", "cpu"))
     try:
         strategy.setup(module, lambda: read_optimization(module.configure_optimizers()))
-        assert strategy.wrapped is not None
-        assert set(named_units(strategy.wrapped)) == units
+        assert strategy._wrapped is not None
+        assert set(named_units(strategy._wrapped)) == units
     finally:
         strategy.teardown()
 

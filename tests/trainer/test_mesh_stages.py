@@ -125,7 +125,7 @@ def test_options_that_do_not_fit_are_refused_in_one_line_each():
     assert "pipeline=2 x data=1 is a mesh of 2 processes, and there are 4" in line
     (line,) = refused(GPT(layers=2), pipeline=-1, data=1)
     assert line == "GPT.sequential_module has 2 children for 4 stages; use fewer stages"
-    with pytest.raises(ConfigurationError, match=r"create it with Mesh\.make"):
+    with pytest.raises(ConfigurationError, match="and strategy_options instead"):
         Mesh(pipeline=2)
 
 

@@ -114,15 +114,15 @@ def test_a_loader_that_is_read_in_the_global_order_keeps_its_options() -> None:
 def test_torch_s_ddp_has_the_options(options: dict[str, Any], expected: dict[str, Any]) -> None:
     strategy = DDP(**options)
     with set_up(strategy, Layers()):
-        assert strategy.wrapped is not None
-        told = strategy.wrapped._get_ddp_logging_data()
+        assert strategy._wrapped is not None
+        told = strategy._wrapped._get_ddp_logging_data()
         assert {name: told.get(name) for name in expected} == expected
 
 
 def test_gradients_are_not_averaged_while_they_are_accumulated() -> None:
     strategy, module = DDP(), Layers()
     with set_up(strategy, module):
-        module.look = lambda: strategy.wrapped and strategy.wrapped.require_backward_grad_sync
+        module.look = lambda: strategy._wrapped and strategy._wrapped.require_backward_grad_sync
         for synchronize in (False, False, True, False):
             batch = torch.ones(1, 2)
             strategy.forward_backward(batch, 0, weight=0.5, synchronize=synchronize)

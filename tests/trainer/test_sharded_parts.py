@@ -126,7 +126,7 @@ def test_an_overflow_in_sharded_or_in_whole_gradients_skips_the_step(overflows: 
         value = float("inf") if overflows in (name, "both") else 1.0
         parameter.grad = torch.full_like(parameter, value * scale)
     precision.unscale([optimizer])
-    precision.step(optimizer)
+    precision.scaler.step(optimizer)
     precision.update()
     stepped = 0.5 if overflows == "none" else 1.0
     local: Any = sharded.detach()

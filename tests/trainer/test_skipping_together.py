@@ -46,7 +46,7 @@ def test_a_rank_skips_a_step_in_which_another_finds_an_overflow(
     scale = float(precision.scale(torch.ones(())))
     precision.scale(weight.sum()).backward()
     precision.unscale([optimizer])
-    precision.step(optimizer)
+    precision.scaler.step(optimizer)
     precision.update()
     skips = together and elsewhere > 0
     assert weight.tolist() == [1.0 if skips else 0.5] * 3

@@ -69,12 +69,14 @@ class Preemption:
     the next one, so that the cost does not depend on the speed of steps. The reduction runs on the
     CPU: no rank waits for its GPU.
 
+    Create it when the ranks are connected.
+
     Args:
         steps_together: Whether ranks take each step together; if not, no all-reduce is needed.
     """
 
     def __init__(self, *, steps_together: bool = True) -> None:
-        self._steps_together = steps_together
+        self._steps_together, self._is_alone = steps_together, collectives.world_size() == 1
         self._received = 0
         self._steps = 0
         self._interval = 1
@@ -143,7 +145,7 @@ class Preemption:
         """Number of the signal that a rank received, STOP, or 0; all ranks call it after a step."""
         if not self._steps_together:
             return collectives.agreed_signal(self._received)
-        if collectives.world_size() == 1:
+        if self._is_alone:
             return self._received
         self._steps += 1
         if self._steps < self._interval:

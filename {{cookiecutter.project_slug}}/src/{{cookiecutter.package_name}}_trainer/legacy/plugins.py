@@ -16,8 +16,8 @@ from ..errors import ConfigurationError, UserError
 from ..launch import rendezvous
 from ..launch.cluster import Layout
 from ..strategies import create
+from ..strategies.base import StepModule
 from ..strategies.replicated.ddp import DDP
-from ..strategies.step import StepModule
 
 # Methods that users were told to override; the trainer calls those of a strategy.
 _METHODS = (

@@ -5,9 +5,9 @@ import os
 import select
 import sys
 
-_OUTPUT = select.poll()
+OUTPUT = select.poll()
 for _descriptor in (1, 2):
-    _OUTPUT.register(_descriptor, 0)
+    OUTPUT.register(_descriptor, 0)
 
 
 def show(*lines: str, error: bool = False) -> None:
@@ -19,7 +19,7 @@ def show(*lines: str, error: bool = False) -> None:
 
 def drop() -> None:
     """Discard output that nothing reads from now on, and say so: a print would raise an error."""
-    if not (events := _OUTPUT.poll(0)):
+    if not (events := OUTPUT.poll(0)):
         return
     if closed := [descriptor for descriptor, event in events if event & select.POLLERR]:
         nowhere = os.open(os.devnull, os.O_WRONLY)

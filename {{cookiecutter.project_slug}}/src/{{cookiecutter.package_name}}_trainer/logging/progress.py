@@ -50,7 +50,8 @@ class Progress:
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Update after a step; values are read only if the display is due."""
-        closed_output.drop()
+        if closed_output.OUTPUT.poll(0):
+            closed_output.drop()
         if self._enabled and time.monotonic() - self._shown >= self._interval:
             self.show(step, values)
 

@@ -4,22 +4,23 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
-T = TypeVar("T")
 _MEBIBYTE = 2**20
 
 
 class Speed:
     """Measures steps, and the time that they wait for data; not validation and checkpoints.
 
+    ``waited`` and ``tokens``: seconds of waiting for batches, and their tokens, since the last
+    values; added to by who reads them.
+
     Args:
         samples_per_step: The effective batch size; ``None`` if unknown.
-        count_tokens: Counts the tokens of all replicas in a batch of :meth:`reading`; ``None``:
-            they are not counted.
+        count_tokens: Counts the tokens of all replicas in a batch; ``None``: they are not counted.
         peak_samples: Number of samples per second at the peak of the devices; ``None`` if unknown.
     """
 
@@ -30,26 +31,15 @@ class Speed:
         peak_samples: float | None = None,
     ) -> None:
         self._samples = samples_per_step
-        self._count_tokens = count_tokens
+        self.count_tokens = count_tokens
         self._peak_samples = peak_samples
         self.start(0)
 
     def start(self, step: int) -> None:
         """Measure from a step on."""
         self.since = step
-        self._waited, self._paused, self._tokens = 0.0, 0.0, 0
+        self.waited, self._paused, self.tokens = 0.0, 0.0, 0
         self._started = time.perf_counter()
-
-    def reading(self, batches: Iterable[T]) -> Iterator[T]:
-        """Iterate over batches, and measure how long each is waited for."""
-        clock = time.perf_counter
-        started = clock()
-        for batch in batches:
-            self._waited += clock() - started
-            if self._count_tokens is not None:
-                self._tokens += self._count_tokens(batch)
-            yield batch
-            started = clock()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -63,14 +53,14 @@ class Speed:
     def take(self, step: int) -> dict[str, float]:
         """Values of the steps since the last call, of which this one is the last."""
         seconds = max(time.perf_counter() - self._started - self._paused, 1e-9)
-        steps, waited, tokens = max(1, step - self.since), self._waited, self._tokens
+        steps, waited, tokens = max(1, step - self.since), self.waited, self.tokens
         self.start(step)
         values = {"speed/seconds_per_step": seconds / steps, "speed/data_wait": waited / seconds}
         if self._samples:
             values["speed/samples_per_second"] = rate = self._samples * steps / seconds
             if self._peak_samples:
                 values["speed/mfu"] = rate / self._peak_samples
-        if self._count_tokens is not None:
+        if self.count_tokens is not None:
             values["speed/tokens_per_second"] = tokens / seconds
         return values
 

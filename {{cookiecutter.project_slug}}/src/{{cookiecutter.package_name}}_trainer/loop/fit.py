@@ -52,7 +52,6 @@ from . import saving
 from .first_gradients import FirstGradients
 from .nonfinite import NonfinitePolicy
 from .parts import FitParts, gathered, read, speed_of
-from .position import is_logged, is_planned_end
 
 _AS_IT_IS = nullcontext()
 
@@ -65,7 +64,7 @@ class FitLoop:
         checkpoints: Writes checkpoints.
         validate: Runs a validation; ``None``: no validation.
         check_validation: Runs some validation batches, whose values are not logged; or ``None``.
-        rate_factor: Factor of the learning rates at a step, counted from 0.
+        rate_factor: Factor of the learning rates at a step, counted from 0; ``None``: always 1.
     """
 
     def __init__(
@@ -74,13 +73,15 @@ class FitLoop:
         checkpoints: Checkpoints,
         validate: Callable[[], dict[str, float]] | None,
         check_validation: Callable[[], dict[str, float]] | None,
-        rate_factor: Callable[[int], float],
+        rate_factor: Callable[[int], float] | None,
     ) -> None:
         self.fit, self.checkpoints, self.rate_factor = fit, checkpoints, rate_factor
         self.validate, self.check_validation = validate, check_validation
         self.preemption = Preemption(steps_together=fit.strategy.limits.steps_together)
         self.samples_per_second: float | None = None
         self._speed = speed_of(fit)
+        self._last_factor = 1.0
+        """Factor of the learning rates in the last step."""
         self._gradient_norm: Tensor | None = None
         """Of the last step, if it was computed."""
         self._last_rates: list[float | Tensor] = []
@@ -122,10 +123,9 @@ class FitLoop:
             self._nonfinite.check()
             self._tell_skipped_batches()
             if position.global_step > first_step and not (
-                is_logged(self.fit.options, position.global_step) or outputs.last_values
+                self._is_logged(position.global_step) or outputs.last_values
             ):  # the last step of a fit that was stopped
-                factor = self.rate_factor(position.global_step - 1)
-                outputs.last_values = self._step_values(factor)
+                outputs.last_values = self._step_values()
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
             self.fit.strategy.finish()
@@ -160,7 +160,7 @@ class FitLoop:
                 call()
         at = (position.epoch, position.batch)
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.
-        for batch in self._speed.reading(read(fit.strategy, fit.feed, *at)):
+        for batch in read(fit.strategy, fit.feed, *at, self._speed):
             context = self._context(batch)
             fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
@@ -180,23 +180,29 @@ class FitLoop:
             del outputs
             if context.ends_step:
                 self._after_step(context)
-                if not context.ends_epoch and self._is_finished():
+                is_finished = not context.ends_epoch and self._is_finished()
+                fit.outputs.progress.step(position.global_step, fit.outputs.recorder.latest)
+                if is_finished:
                     return
         self._end_epoch()
         self._is_finished()
 
     def _context(self, batch: MicroBatch) -> BatchContext:
         """The facts of a batch, for its step and for what that logs."""
-        options, position = self.fit.options, self.fit.position
-        step = position.global_step + 1
+        options, position, step = self.fit.options, self.fit.position, self.fit.position.global_step
+        ends = batch.ends_epoch and position.epoch + 1 == options.max_epochs
         return BatchContext(
             samples=batch.samples,
             weight=batch.weight,
             ends_step=batch.ends_step,
             ends_epoch=batch.ends_epoch,
-            is_recorded=is_logged(options, step) or is_planned_end(options, position, batch),
-            rate_factor=self.rate_factor(position.global_step),
+            is_recorded=ends or step + 1 == options.max_steps or self._is_logged(step + 1),
+            rate_factor=1.0 if self.rate_factor is None else self.rate_factor(step),
         )
+
+    def _is_logged(self, step: int) -> bool:
+        """Whether to log a step, counted from 1, even if training does not end with it."""
+        return step == 1 or step % self.fit.options.log_every_n_steps == 0
 
     def _is_finished(self) -> bool:
         """Whether training is done; raises Preempted if it is not, and a signal was received."""
@@ -244,7 +250,7 @@ class FitLoop:
     # --- a step --------------------------------------------------------------------------------
 
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
-        """Run a micro-batch; return the outputs of ``training_step``."""
+        """Run a micro-batch; return what ``training_step`` returned."""
         strategy, manual, note_loss = self.fit.strategy, self.fit.manual, self._nonfinite.note_loss
         if manual is not None:
             outputs = strategy.forward("training", batch.data, batch.number)
@@ -290,7 +296,8 @@ class FitLoop:
         skips = self._nonfinite.needs_norm and self._nonfinite.skips(self._gradient_norm)
         if skips or not has_gradients:
             strategy.precision.note_skipped_step()
-            optimization.reset_gradients()
+            for optimizer in optimization.optimizers:
+                optimizer.zero_grad()
         else:
             if calls := self.fit.calls.on_before_optimizer_step:
                 strategy.precision.unscale(optimization.optimizers)
@@ -315,21 +322,20 @@ class FitLoop:
 
     def _after_step(self, context: BatchContext) -> None:
         step, options, outputs = self.fit.position.global_step, self.fit.options, self.fit.outputs
-        outputs.last_values = {}
+        outputs.last_values, self._last_factor = {}, context.rate_factor
         if self.fit.optimization.schedulers:
             self._last_rates = self.fit.optimization.first_rates()
         if context.is_recorded:
             if self.fit.strategy.limits.steps_together:
                 self._nonfinite.check()
-            values = self._step_values(context.rate_factor)
-            if is_logged(options, step):
+            values = self._step_values()
+            if self._is_logged(step):
                 self._write_speed(self.fit.position.epoch)
                 outputs.write(step, self.fit.position.epoch, values)
             else:  # written after the last checkpoint: a longer training would not log this step
                 outputs.last_values = values
         if self.fit.optimization.schedulers and self.fit.manual is None:
             self.fit.optimization.step_schedulers("step", outputs.latest)
-        outputs.progress.step(step, outputs.recorder.latest)
         if context.ends_epoch:
             return  # the end of the epoch validates and saves
         if self.after_save:
@@ -340,11 +346,11 @@ class FitLoop:
         if options.checkpoint_every_n_steps and step % options.checkpoint_every_n_steps == 0:
             self._save_once()
 
-    def _step_values(self, rate_factor: float) -> dict[str, float]:
+    def _step_values(self) -> dict[str, float]:
         """All values of the step that was made last, reduced over ranks."""
         optimization = self.fit.optimization
         first = self._last_rates if optimization.schedulers else optimization.first_rates()
-        rates = rates_to_log(first, rate_factor)
+        rates = rates_to_log(first, self._last_factor)
         values = self.fit.outputs.recorder.take_step() | rates | self._read_values()
         if self._gradient_norm is not None:
             values.setdefault("gradient_norm", float(dtensors.whole(self._gradient_norm)))

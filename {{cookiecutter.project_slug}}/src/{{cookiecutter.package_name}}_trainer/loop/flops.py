@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..data import batch_length, moving, randomness
 from ..errors import UserError, one_line
 from ..module import TrainingModule
-from ..strategies.step import read_loss
+from ..strategies.base import read_loss
 
 _META = torch.device("meta")
 

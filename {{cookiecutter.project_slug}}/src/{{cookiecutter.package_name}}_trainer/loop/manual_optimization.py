@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from ..checkpoint import dtensors, stored_tensors
 from ..logging import BatchContext
 from ..strategies import Strategy
+from ..strategies.base import check_loss
 from ..strategies.gradients import sparse
 from ..strategies.optimizers import Optimization
-from ..strategies.step import check_loss
 from .first_gradients import FirstGradients
 
 

@@ -233,7 +233,8 @@ def _restore(fit: FitParts, checkpoint: Checkpoint) -> None:
     for name, callback in fit.calls.callbacks.items():
         if callback.belongs_to_weights and name in saved["callbacks"]:
             callback.load_stored_state(saved["callbacks"][name])
-    fit.optimization.reset_gradients()
+    for optimizer in fit.optimization.optimizers:
+        optimizer.zero_grad()
 
 
 def first_not_finite(tensors: Mapping[str, Any]) -> str | None:

@@ -1,5 +1,6 @@
 """The parts of a fit, which the loop and its checkpoints share."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +44,25 @@ class FitParts:
     flops_per_sample: float | None = None
 
 
-def read(strategy: Strategy, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
-    """Read the batches of an epoch, from a number on, on the devices of a strategy."""
+def read(
+    strategy: Strategy, feed: Feed, epoch: int, start: int, speed: Speed | None = None
+) -> Iterator[MicroBatch]:
+    """Read the batches of an epoch, from a number on, on the devices of a strategy.
+
+    ``speed`` measures how long each is waited for.
+    """
     devices, dtype = strategy.data.devices, strategy.precision.parameter_dtype
+    batches, clock = transfer.read(feed, epoch, start, devices, dtype), time.perf_counter
+    started = clock()
     try:
-        for batch in transfer.read(feed, epoch, start, devices, dtype):
+        for batch in batches:
+            if speed is not None:
+                speed.waited += clock() - started
+                if speed.count_tokens is not None:
+                    speed.tokens += speed.count_tokens(batch)
             yield batch
             timer.note_batch()
+            started = clock()
     finally:
         timer.pause()
 

@@ -1,9 +1,8 @@
-"""The position of training, and which of its steps are logged."""
+"""The position of training."""
 
 import time
 from dataclasses import dataclass
 
-from ..data import MicroBatch
 from ..options import Options
 
 
@@ -47,16 +46,3 @@ class Position:
         return (epochs is not None and self.epoch + self.epoch_done >= epochs) or (
             steps is not None and self.global_step >= steps
         )
-
-
-def is_logged(options: Options, step: int) -> bool:
-    """Whether to log a step, counted from 1, even if training does not end with it."""
-    return step == 1 or step % options.log_every_n_steps == 0
-
-
-def is_planned_end(options: Options, position: Position, batch: MicroBatch) -> bool:
-    """Whether ``max_steps`` or ``max_epochs`` ends training with the step of this batch."""
-    epochs, steps = options.max_epochs, options.max_steps
-    if steps is not None and position.global_step + 1 >= steps:
-        return True
-    return batch.ends_epoch and epochs is not None and position.epoch + 1 >= epochs

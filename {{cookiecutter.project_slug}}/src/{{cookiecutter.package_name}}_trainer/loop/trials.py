@@ -19,9 +19,9 @@ from ..memory import fits_in_memory, largest_that_fits
 from ..module import TrainingModule
 from ..options import Options
 from ..strategies import BatchSkipped, SingleDevice, Strategy
+from ..strategies.base import read_loss
 from ..strategies.optimizers import configured
 from ..strategies.precision import Precision
-from ..strategies.step import read_loss
 from .manual_optimization import ManualOptimization
 from .parts import read
 

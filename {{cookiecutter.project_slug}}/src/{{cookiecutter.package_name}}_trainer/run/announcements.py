@@ -33,8 +33,8 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
         readers = f"{replicas} replica{'s' * (replicas > 1)}"
         parts = f"{each} per {_reader(plan)}, {readers}, {accumulate} accumulated"
         lines.append(f"effective batch size {feed.samples_per_step} ({parts})")
-    factor = loop.rate_factor(plan.learning_rate.warmup_steps)
-    if factor != 1.0:
+    if loop.rate_factor is not None:
+        factor = loop.rate_factor(plan.learning_rate.warmup_steps)
         lines.append(f"learning rates times {factor:g}{_warm_up(plan)}")
     epochs, steps = plan.options.max_epochs, plan.options.max_steps
     total = scaling.total_steps(feed.steps, epochs, steps, loop.fit.position.extra_steps)

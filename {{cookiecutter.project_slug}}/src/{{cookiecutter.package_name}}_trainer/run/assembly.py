@@ -206,12 +206,12 @@ class Assembly:
             feed.samples_per_step,
         )
 
-    def _rate_factor(self, feed: Feed) -> Callable[[int], float]:
-        """The factor of learning rates at a step, counted from 0."""
+    def _rate_factor(self, feed: Feed) -> Callable[[int], float] | None:
+        """The factor of learning rates at a step, counted from 0; ``None``: always 1."""
         rate, strategy = self._plan.learning_rate, self._plan.strategy
         batch_size = feed.samples_per_step
         replicas = strategy.data.replicas
         shares = replicas * feed.accumulate
         scaled = rate.target(batch_size, batch_size // shares if batch_size else None)
         target = scaled * replicas if strategy.limits.scales_learning_rate else scaled
-        return lambda step: rate.factor(target, step)
+        return None if target == 1.0 else partial(rate.factor, target)

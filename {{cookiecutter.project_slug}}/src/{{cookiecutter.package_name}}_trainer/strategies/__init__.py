@@ -5,13 +5,12 @@
 """
 
 from . import registry
-from .base import Strategy
+from .base import BatchSkipped, Strategy
 from .creation import create, options_of
 from .limits import Limits, Requested
 from .registration import Entry, Registration
 from .registry import find, names, register
 from .replicated.single_device import SingleDevice
-from .step import BatchSkipped
 
 __all__ = [
     "BatchSkipped",

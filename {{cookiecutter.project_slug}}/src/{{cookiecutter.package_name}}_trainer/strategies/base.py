@@ -7,14 +7,15 @@ starts the processes, and the cluster gives this process its rank.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint import stored_tensors
 from ..data import moving
+from ..errors import UserError
 from ..launch import collectives
 from ..launch.cluster import Layout
 from ..launch.collectives import How
@@ -26,10 +27,10 @@ from .limits import Limits
 from .optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from .optimizers import Optimization
 from .precision import Precision
-from .step import BatchSkipped, Stage, StepOutput, check_loss, read_loss
 from .weights import LocalWeights
 
 Launcher = Literal["subprocess", "spawn", "fork"]
+Stage = Literal["training", "validation", "test", "predict"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,29 @@ class DataLayout:
     devices: Sequence[torch.device]
 
 
+class StepOutput(NamedTuple):
+    """The loss of a training step, and what it and its ``training_step_end`` returned."""
+
+    loss: Tensor
+    outputs: Any
+
+
+class BatchSkipped(Exception):
+    """Every rank skips a batch, because ``training_step`` returned ``None`` on at least one."""
+
+
+class StepModule(nn.Module):
+    """A module whose ``forward`` is the user's step, for engines that wrap a ``forward``."""
+
+    def __init__(self, module: TrainingModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        """Run ``training_step``, ``validation_step``, … on a batch."""
+        return getattr(self.module, f"{stage}_step")(batch, batch_idx)
+
+
 class Strategy:
     """How parameters, gradients and data are handled. Subclasses override what differs.
 
@@ -72,6 +96,10 @@ class Strategy:
     module: TrainingModule
     _layout: Layout
     _devices: Sequence[torch.device]
+    _step_module: StepModule
+    """Runs the user's steps."""
+    _wrapped: Any = None
+    """The engine's wrapper of it, which runs training steps; without it, this process does."""
 
     # --- before any process is started ------------------------------------------------------------
 
@@ -143,6 +171,10 @@ class Strategy:
         self.precision.cast(module)
         self.module = module.to(self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
+        self._step_module = self._make_step_module(module)
+
+    def _make_step_module(self, module: TrainingModule) -> StepModule:
+        return StepModule(module)
 
     # --- a micro-batch -------------------------------------------------------------------------
 
@@ -193,8 +225,10 @@ class Strategy:
             return getattr(self.module, f"{stage}_step_end")(outputs)
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        """Call the user's step, through the ``forward`` of a wrapper if there is one."""
-        return getattr(self.module, f"{stage}_step")(batch, batch_idx)
+        """Call the user's step."""
+        if stage == "training" and self._wrapped is not None:
+            return self._wrapped(stage, batch, batch_idx)
+        return self._step_module(stage, batch, batch_idx)
 
     def _read_loss(self, outputs: Any) -> Tensor:
         """Get the loss from the output of a training step and its ``training_step_end``."""
@@ -202,7 +236,8 @@ class Strategy:
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         """Compute the gradients of a loss, and accumulate them."""
-        self.precision.scale(loss).backward()
+        scaled = loss if self.precision.scaler is None else self.precision.scale(loss)
+        scaled.backward()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -243,12 +278,17 @@ class Strategy:
         for optimizer in optimization.optimizers:
             self._step_optimizer(optimizer)
         if ends:
-            self.precision.update()
-            optimization.reset_gradients()
+            if self.precision.scaler is not None:
+                self.precision.update()
+            for optimizer in optimization.optimizers:
+                optimizer.zero_grad()
         return dict
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
-        self.precision.step(optimizer)
+        if self.precision.scaler is None:
+            optimizer.step()
+        else:
+            self.precision.scaler.step(optimizer)
 
     def finish(self) -> None:
         """Called once all steps are made and saved: leave the trained weights in the module."""
@@ -308,3 +348,48 @@ class Strategy:
 
     def teardown(self) -> None:
         """Undo :meth:`connect`."""
+
+
+def read_loss(outputs: Any) -> Tensor:
+    """Get the loss from the output of a training step.
+
+    Raises:
+        UserError: There is none, it is not a scalar, or there are values to log beside it.
+    """
+    if isinstance(outputs, Tensor) and outputs.numel() == 1:
+        return outputs
+    if outputs is None:
+        raise UserError(
+            "training_step returned None: return the loss; or, to skip the batch on all ranks, set "
+            "may_skip_batches = True in the module"
+        )
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)[:80]
+        raise UserError(
+            f"training_step must return a scalar loss, or a dict with 'loss'; it gave {found}"
+        )
+    for key in ("log", "progress_bar"):
+        if key in outputs:
+            raise UserError(
+                f"training_step returned {key!r} beside 'loss', which is not logged: use self.log"
+            )
+    return loss
+
+
+def check_loss(loss: Tensor, source: str) -> None:
+    """Raise UserError if backward cannot be called on a loss."""
+    if loss.numel() != 1:
+        raise UserError(
+            f"{source} gave a loss of shape {tuple(loss.shape)}: give a scalar, such as its mean()"
+        )
+    if not loss.is_floating_point():
+        raise UserError(
+            f"{source} gave a loss of type {loss.dtype}: give a floating-point one, computed from "
+            "the module's parameters"
+        )
+    if not loss.requires_grad:
+        raise UserError(
+            f"{source} gave a loss without a gradient: compute it from the module's parameters, "
+            "without detach(), item() or torch.no_grad()"
+        )

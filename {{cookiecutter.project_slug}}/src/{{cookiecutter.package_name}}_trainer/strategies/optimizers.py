@@ -72,13 +72,6 @@ class Optimization:
             _replace_optimizers(entry.scheduler, made)
         return Optimization([made[id(each)] for each in self.optimizers], self.schedulers)
 
-    def reset_gradients(self) -> None:
-        """Set all gradients to ``None``."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-
     def step_schedulers(
         self, interval: Literal["step", "epoch"], values: Mapping[str, float]
     ) -> None:

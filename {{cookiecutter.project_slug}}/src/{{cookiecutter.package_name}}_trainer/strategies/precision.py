@@ -148,13 +148,6 @@ class Precision:
                 self._unscaled.add(id(optimizer))
                 self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Step, unless a scaled gradient overflowed."""
-        if self.scaler is None:
-            optimizer.step()
-        else:
-            self.scaler.step(optimizer)
-
     def update(self) -> None:
         """Update the scale, after the last optimizer of a step."""
         if self.scaler is not None:

@@ -3,8 +3,9 @@
 import datetime
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torch import Tensor
 from .. import launch
 from ..launch import collectives, hangs, rendezvous
 from ..launch.cluster import Layout
-from .base import DataLayout, Strategy
+from .base import DataLayout, StepOutput, Strategy
 from .gradients.averaging import GradientAverage
 from .gradients.same_use import SameUse
 from .limits import Limits
@@ -111,9 +112,19 @@ class ProcessGroupStrategy(Strategy):
         self.start_equal(self.module.buffers())
         yield
 
-    def average_gradients(self) -> None:
-        """Average the gradients that no engine has averaged in backward."""
-        if self.averaged is not None and self.averaged.has_trained:
+    def forward_backward(
+        self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
+    ) -> list[StepOutput]:
+        # In forward, the engine decides whether the following backward averages gradients.
+        waits = self._wrapped is not None and not synchronize
+        with self._wrapped.no_sync() if waits else nullcontext():
+            return super().forward_backward(
+                batch, batch_idx, weight=weight, synchronize=synchronize
+            )
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        super().backward(loss, synchronize=synchronize)
+        if synchronize and self.averaged is not None and self.averaged.has_trained:
             self.averaged.average()
 
     def teardown(self) -> None:

@@ -21,12 +21,12 @@ from ...module import TrainingModule
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
 from ..optimizers import Optimization
-from ..replicated.replicated import Replicated
+from ..process_group import ProcessGroupStrategy
 
 _SHARED, _LOCAL = "averaging", "local_sgd"  # keys in a checkpoint
 
 
-class LocalSGD(Replicated):
+class LocalSGD(ProcessGroupStrategy):
     """Each rank steps its own copy of the model; parameters are averaged every N steps.
 
     Between two averages ranks exchange nothing. Clipping, the optimizer state and the gradient

@@ -24,13 +24,12 @@ from ...launch import allow_loss, collectives, hangs, rendezvous, watch_for_hang
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from ..base import DataLayout, Strategy
+from ..base import DataLayout, StepOutput, Strategy
 from ..gradients import sparse
 from ..limits import Limits
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
-from ..step import StepOutput
 from .links import WORKER, Link, Peers, from_bytes, pack, unpack
 from .server import Server
 

@@ -22,6 +22,7 @@ from ...launch.cluster import Layout
 from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
 from ...options import Options
+from ..base import Stage, StepModule, StepOutput
 from ..clipping import clip_finite_values
 from ..gradients import sparse
 from ..gradients.same_use import ELSEWHERE, SameUse, trained
@@ -30,7 +31,6 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..step import Stage, StepModule, StepOutput
 from ..weights import LocalWeights
 from . import optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
@@ -174,7 +174,9 @@ class DeepSpeed(ProcessGroupStrategy):
         super().place(module)
         for each in module.parameters():
             each.data = each.data.contiguous()  # DeepSpeed broadcasts no others
-        self.step_module = _AutocastStep(module, self.precision)
+
+    def _make_step_module(self, module: TrainingModule) -> StepModule:
+        return _AutocastStep(module, self.precision)
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -212,7 +214,7 @@ class DeepSpeed(ProcessGroupStrategy):
             engine, *_ = deepspeed.initialize(
                 # Index of the GPU, which need not be the local rank.
                 args=SimpleNamespace(device_rank=self.device.index or 0),
-                model=self.step_module,
+                model=self._step_module,
                 optimizer=found.optimizers[0] if found.optimizers else None,
                 model_parameters=trained,
                 config=config,
@@ -266,7 +268,7 @@ class DeepSpeed(ProcessGroupStrategy):
         # engine, and each process holds the whole model.
         if self.engine is not None and (stage == "training" or self.stage == 3):
             return self.engine(stage, batch, batch_idx)
-        return self.step_module(stage, batch, batch_idx)
+        return self._step_module(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
@@ -351,7 +353,7 @@ class DeepSpeed(ProcessGroupStrategy):
         if engine is not None:
             engine.destroy()
             process.clean(self.module, self._untouched)
-            for name in ("slices", "step_module"):  # they have hooks of the engine
+            for name in ("slices", "_step_module"):  # they have hooks of the engine
                 self.__dict__.pop(name, None)
         del engine
         # It is part of reference cycles, and would keep the group and gloo's threads alive.

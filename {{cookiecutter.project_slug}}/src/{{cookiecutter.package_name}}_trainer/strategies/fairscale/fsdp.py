@@ -5,7 +5,7 @@ Source: https://fairscale.readthedocs.io/en/stable/api/nn/fsdp.html
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
 from .. import elementwise
+from ..base import Stage, StepModule, StepOutput
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
 from ..gradients.same_use import ELSEWHERE, SameUse
@@ -32,7 +33,6 @@ from ..optimizer_state import (
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..step import Stage, StepModule, StepOutput
 from ..weights import LocalWeights
 from .parameter_shards import Contents, Shard, ShardedWeights, leave_cut, make_whole
 from .sharded import PACKAGES, not_averaged
@@ -70,7 +70,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
             "strategy='ddp_sharded'",
         },
     )
-    wrapped: "Unit | None" = None
+    _wrapped: "Unit | None" = None
 
     def __init__(self, min_num_params: int = 1_000_000, timeout_seconds: float = 600.0) -> None:
         super().__init__(timeout_seconds)
@@ -126,11 +126,11 @@ class FairScaleFSDP(ProcessGroupStrategy):
             each: index % self._layout.world_size for index, each in enumerate(self._shards)
         }
         leave_cut(module, self._shards.values())
-        self.wrapped = shard_module(
+        self._wrapped = shard_module(
             StepModule(module), module, self.device, self.min_num_params, self._reduce_group()
         )
         self.same_use = SameUse(self._trained, ELSEWHERE, self.timeout_seconds)
-        self.same_use.watch(named_units(self.wrapped))
+        self.same_use.watch(named_units(self._wrapped))
 
     def _trained(self) -> list[tuple[str, Tensor]]:
         parameters = self.module.parameters()
@@ -159,21 +159,17 @@ class FairScaleFSDP(ProcessGroupStrategy):
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> list[StepOutput]:
-        root = self._root
-        with nullcontext() if synchronize else root.no_sync():
-            found = super().forward_backward(
-                batch, batch_idx, weight=weight, synchronize=synchronize
-            )
+        found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if synchronize:
-            root.cut()
+            self._root.cut()
             self._check_all_reduced()
         return found
 
     @property
     def _root(self) -> "Unit":
-        if self.wrapped is None:
+        if self._wrapped is None:
             raise RuntimeError("set up before the first forward")
-        return self.wrapped
+        return self._wrapped
 
     def _check_all_reduced(self) -> None:
         for parameter in self.module.parameters():
@@ -249,7 +245,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
     def teardown(self) -> None:
         from .units import undo
 
-        wrapped, self.wrapped = self.wrapped, None
+        wrapped, self._wrapped = self._wrapped, None
         if wrapped is not None:
             undo(wrapped, self.module)
         self._around.close()

@@ -17,6 +17,7 @@ from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
 from .. import elementwise, sharded_optimizers
+from ..base import StepOutput
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
@@ -25,8 +26,7 @@ from ..limits import Limits
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
-from ..replicated.replicated import Replicated
-from ..step import StepOutput
+from ..process_group import ProcessGroupStrategy
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -36,7 +36,7 @@ PACKAGES = {"fairscale": "make fairscale, or pip install '.[fairscale]'"}
 _ADVICE = f"set {OPTION}"
 
 
-class DDPSharded(Replicated):
+class DDPSharded(ProcessGroupStrategy):
     """FairScale: gradients and optimizer states sharded over the processes.
 
     A gradient is averaged on the process that steps its parameter, which then broadcasts the new
@@ -56,7 +56,7 @@ class DDPSharded(Replicated):
         },
         packages=PACKAGES,
     )
-    wrapped: "Replica | None" = None
+    _wrapped: "Replica | None" = None
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class DDPSharded(Replicated):
             self.averaged = GradientAverage(module.parameters())
         else:
             optimization = given.replaced(sharded)
-            self.wrapped = Replica(self.step_module, optimization.optimizers, self.reduce_fp16)
+            self._wrapped = Replica(self._step_module, optimization.optimizers, self.reduce_fp16)
             self.same_use = SameUse(lambda: trained(module), _ADVICE, self.timeout_seconds)
         self._sharded = list(optimization.optimizers)
         return optimization
@@ -110,8 +110,8 @@ class DDPSharded(Replicated):
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> list[StepOutput]:
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
-        if self.wrapped is not None and synchronize:
-            self._check_all_averaged(self.wrapped)
+        if self._wrapped is not None and synchronize:
+            self._check_all_averaged(self._wrapped)
         return found
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
@@ -124,7 +124,7 @@ class DDPSharded(Replicated):
             raise not_averaged(parameter_names(self.module)[id(parameter)])
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
-        if self.wrapped is None:  # each process has all gradients
+        if self._wrapped is None:  # each process has all gradients
             return super().clip(optimization, value, algorithm)
         self.precision.unscale(optimization.optimizers)
         return clip_distinct_gradients(optimization.parameters, value, algorithm)
@@ -137,7 +137,7 @@ class DDPSharded(Replicated):
 
     def teardown(self) -> None:
         # Remaining references to the process group would keep gloo's threads alive.
-        wrapped, self.wrapped = self.wrapped, None
+        wrapped, self._wrapped = self._wrapped, None
         if wrapped is not None:
             wrapped.drop_group()
         for optimizer in self._sharded:

@@ -28,6 +28,7 @@ from ...errors import ConfigurationError, UserError
 from ...memory import meta_device
 from ...module import TrainingModule
 from ...options import Options
+from ..base import Stage, StepModule
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
@@ -35,7 +36,6 @@ from ..limits import Limits
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
-from ..step import Stage, StepModule
 from ..weights import LocalWeights
 from . import state as sharded_state
 from .precision import cast_calls
@@ -81,7 +81,7 @@ class FSDP(ProcessGroupStrategy):
     """
 
     limits: Limits = Limits(shards_parameters=True)
-    step_module: Any = None
+    _step_module: Any = None
     roots: Sequence[nn.Module] = ()
     half: torch.dtype | None = None
     """The data type in which units compute without autocast, if it is not their parameters'."""
@@ -156,7 +156,7 @@ class FSDP(ProcessGroupStrategy):
         self.module = module
         module.trainer_state = dataclasses.replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
-        self.step_module = StepModule(module)
+        self._step_module = StepModule(module)
         sharded_state.move_rest(module, self.device)
         self.shard_units(module)
         self._place_rest()
@@ -169,7 +169,7 @@ class FSDP(ProcessGroupStrategy):
             self.half = self.precision.replace_autocast()
         # A backward inside a step reshards what the root unit has gathered, which later
         # operations in the step may still use.
-        self.roots = [self.step_module] if module.automatic_optimization else outer_modules(module)
+        self.roots = [self._step_module] if module.automatic_optimization else outer_modules(module)
         units = self._choose_units(module)
         gathered = [*units.values(), *(root for root in self.roots if root not in units.values())]
         for unit in gathered:
@@ -246,7 +246,7 @@ class FSDP(ProcessGroupStrategy):
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         with explain_sharded_use(self.half):
-            return self.step_module(stage, batch, batch_idx)
+            return self._step_module(stage, batch, batch_idx)
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         # In manual optimization, accumulated gradients are visible to the optimizer and saved.
@@ -258,8 +258,6 @@ class FSDP(ProcessGroupStrategy):
             self.same_use.check(loss)
         with explain_sharded_use(self.half):
             super().backward(loss, synchronize=synchronize)
-        if synchronize:
-            self.average_gradients()
         if synchronize and self.find_unused_parameters:
             self._leave_out_unused()
 
@@ -323,13 +321,13 @@ class FSDP(ProcessGroupStrategy):
         self._casts = []
         for unit in self._units():
             drop_groups(unit)
-        if self.step_module is not None:
+        if self._step_module is not None:
             getattr(self.mesh, "_pg_registry", {}).clear()
-        self.step_module, self.roots = None, ()
+        self._step_module, self.roots = None, ()
         super().teardown()
 
     def _units(self) -> list[FSDPModule]:
-        modules = () if self.step_module is None else self.step_module.modules()
+        modules = () if self._step_module is None else self._step_module.modules()
         return [each for each in modules if isinstance(each, FSDPModule)]
 
 

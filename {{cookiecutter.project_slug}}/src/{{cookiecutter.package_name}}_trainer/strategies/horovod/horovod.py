@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import ConfigurationError, UserError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
+from ..base import StepOutput
 from ..gradients.averaging import GradientAverage, copy_gradient
 from ..gradients.sparse import sparse_parameters
 from ..limits import Limits
@@ -24,7 +25,6 @@ from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..step import StepOutput
 
 _NO_BF16 = "Horovod's collectives do not support bfloat16; use '16-mixed', or strategy='ddp'"
 
@@ -153,11 +153,6 @@ class Horovod(ProcessGroupStrategy):
             delays: dict[Any, int] = optimizer._allreduce_delay  # type: ignore[attr-defined]
             delays.update(dict.fromkeys(delays, 1 if synchronize else 2))
         return super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
-
-    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
-        super().backward(loss, synchronize=synchronize)
-        if synchronize:
-            self.average_gradients()
 
     def _copy_gradient(self, parameter: Tensor) -> None:
         """Copy a gradient before Horovod's hook averages it."""

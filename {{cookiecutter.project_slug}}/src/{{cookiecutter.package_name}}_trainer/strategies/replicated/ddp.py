@@ -12,16 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import ConfigurationError
 from ...module import TrainingModule
+from ..base import StepModule, StepOutput
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
 from ..optimizers import Optimization
-from ..step import StepModule, StepOutput
+from ..process_group import ProcessGroupStrategy
 from .communication_hooks import CommunicationHook
-from .replicated import Replicated
 
 
-class DDP(Replicated):
+class DDP(ProcessGroupStrategy):
     """One process per device, each with the whole model; gradients are averaged in backward.
 
     Args:
@@ -35,7 +35,7 @@ class DDP(Replicated):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    wrapped: DistributedDataParallel | None = None
+    _wrapped: DistributedDataParallel | None = None
 
     def __init__(
         self,
@@ -66,10 +66,11 @@ class DDP(Replicated):
             excluded = self._exclude(module)
             # They may be unfrozen later, which DDP does not notice.
             frozen = [each for each in module.parameters() if not each.requires_grad]
-            self.averaged = GradientAverage([*frozen, *excluded])
+            if rest := [*frozen, *excluded]:
+                self.averaged = GradientAverage(rest)
             # DDP raises an error for a module without trainable parameters.
             if not excluded or len(excluded) < len(trained(module)):
-                self.wrapped = self.wrap(self.step_module)
+                self._wrapped = self.wrap(self._step_module)
         else:
             self.start_equal((*module.parameters(), *module.buffers()))
             self.averaged = GradientAverage(module.parameters())
@@ -89,7 +90,9 @@ class DDP(Replicated):
         self.start_equal(found.values())
         self._ignored = list(found.values())
         names = [f"module.{name}" for name in found]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.step_module, names)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            self._step_module, names
+        )
         return self._ignored
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
@@ -120,13 +123,10 @@ class DDP(Replicated):
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
-        if synchronize and self.wrapped is not None:
-            self._check_finished(self.wrapped, loss)
-
-    def _check_finished(self, wrapped: DistributedDataParallel, loss: Tensor) -> None:
-        """Raise now if DDP still waits for gradients: DDP itself raises in the next step."""
-        try:
-            wrapped.reducer._check_reducer_finalized()
+        if not synchronize or self._wrapped is None:
+            return
+        try:  # now: DDP itself raises in the next step, if it still waits for gradients
+            self._wrapped.reducer._check_reducer_finalized()
         except RuntimeError:
             names = unused(loss, trained(self.module))
             instead = " instead of static_graph" if self.static_graph else ""
@@ -142,7 +142,7 @@ class DDP(Replicated):
 
     def teardown(self) -> None:
         self._has_learnt = False
-        wrapped, self.wrapped = self.wrapped, None
+        wrapped, self._wrapped = self._wrapped, None
         if wrapped is not None:
             # The reducer must not outlive the group: its destructor would join gloo's threads while
             # holding the GIL, and one of them may wait for the GIL to free a tensor.

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from ...data import Splitter, batch_length, moving, part_sizes, transfer
 from ...module import TrainingModule
-from ..base import Strategy
+from ..base import Stage, StepModule, Strategy, read_loss
 from ..limits import Limits
-from ..step import Stage, StepModule, read_loss
 from .ddp import DDP
 
 _REFUSED = {
@@ -94,15 +93,15 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 class _Scatters(Strategy):
     """What ``dp`` and ``ddp2`` have in common: ``step`` scatters a batch over the devices."""
 
-    step_module: ReplicatedStep
+    _step_module: ReplicatedStep
     _moves: bool
 
-    def _make_step(self, module: TrainingModule) -> ReplicatedStep:
+    def _make_step_module(self, module: TrainingModule) -> ReplicatedStep:
         self._moves = False  # batches are scattered by the step
         return ReplicatedStep(module, self._devices, self.precision.parameter_dtype)
 
     def _read_loss(self, outputs: Any) -> Tensor:
-        return self.step_module.read_loss(outputs)
+        return self._step_module.read_loss(outputs)
 
 
 class DP(_Scatters):
@@ -118,13 +117,6 @@ class DP(_Scatters):
         },
     )
 
-    def place(self, module: TrainingModule) -> None:
-        super().place(module)
-        self.step_module = self._make_step(module)
-
-    def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        return self.step_module(stage, batch, batch_idx)
-
 
 class DDP2(_Scatters, DDP):
     """``dp`` inside a node, ``ddp`` across nodes.
@@ -133,7 +125,7 @@ class DDP2(_Scatters, DDP):
     """
 
     limits: Limits = Limits(one_process_per_node=True, refused=_REFUSED)
-    step_module: ReplicatedStep
+    _step_module: ReplicatedStep
 
 
 def replicate(

@@ -20,13 +20,13 @@ from ...launch.devices import parse_devices
 from ...logging import torchmetrics_state
 from ...module import TrainingModule
 from ...options import Options
+from ..base import Stage
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from ..step import Stage
 from . import hardware, runtime
 
 _NO_FLOAT16 = "TPUs have no float16 and no gradient scaler; use 'bf16-mixed' or 'bf16-true'"
@@ -112,7 +112,8 @@ class XLA(ProcessGroupStrategy):
         self.place(module)
         self.start_equal((*module.parameters(), *module.buffers()))
         add_up = None if self._is_cpu else runtime.sum_over_devices
-        self.averaged = GradientAverage(module.parameters(), add_up=add_up)
+        if self._layout.world_size > 1:
+            self.averaged = GradientAverage(module.parameters(), add_up=add_up)
         return configure()
 
     def place(self, module: TrainingModule) -> None:
@@ -134,8 +135,6 @@ class XLA(ProcessGroupStrategy):
         super().backward(loss, synchronize=synchronize)
         if not synchronize:
             runtime.sync()  # a graph for each micro-batch, so that all are the same
-        elif self.averaged is not None and self._layout.world_size > 1:
-            self.averaged.average()
 
     # --- a step --------------------------------------------------------------------------------
 

@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_map
 from ....checkpoint import dtensors
 from ....errors import UserError
 from ....launch import collectives
-from ...base import DataLayout, Strategy
+from ...base import DataLayout, Stage, Strategy
 from ...fsdp.state import groups_split
-from ...step import Stage
 from .sizes import Sizes
 
 # Relative difference of the norms of two gradients that should be equal.

@@ -25,7 +25,7 @@ from ....checkpoint import dtensors
 from ....data import sequence
 from ....errors import UserError
 from ....module import TrainingModule
-from ...step import Stage
+from ...base import Stage
 from .refusals import refuse_second_order
 from .sizes import Sizes
 

@@ -20,14 +20,13 @@ from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
-from ...base import Strategy
+from ...base import Stage, StepOutput, Strategy
 from ...clipping import clip_gradients_on_meshes
 from ...fsdp.fsdp import FSDP
 from ...gradients import sparse
 from ...gradients.averaging import GradientAverage
 from ...limits import Limits
 from ...optimizers import Optimization
-from ...step import Stage, StepOutput
 from . import context, groups, plan
 from .by_mesh import OnMesh, check_equal, settle
 from .pipelined import PipelinedMesh
@@ -99,7 +98,7 @@ class Mesh(OnMesh, FSDP):
             if value is not None
         ]
         if pipeline != 1:
-            lines.append(f"pipeline={pipeline}: create it with make(…), or as strategy='mesh'")
+            lines.append(f"pipeline={pipeline}: give strategy='mesh' and strategy_options instead")
         if lines:
             raise ConfigurationError(lines)
         self.has_units = shard != 1

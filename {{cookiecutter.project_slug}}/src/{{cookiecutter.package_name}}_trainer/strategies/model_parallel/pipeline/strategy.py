@@ -17,12 +17,11 @@ from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
 from ... import elementwise
-from ...base import DataLayout
+from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...gradients import sparse
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
-from ...step import Stage, StepOutput, check_loss
 from ...weights import LocalWeights
 from . import partition, state
 from .boundary import Boundary
@@ -166,7 +165,7 @@ class Sequential(ProcessGroupStrategy):
         problems = problems_of_module(module, self.shape, self._layout.world_size)
         if problems:
             raise ConfigurationError(problems)
-        self.module = module
+        self.module, self._step_module = module, StepModule(module)
         self.stages = partition.bounds(self._sizes(module))
         self.ownership = Ownership(module, self.stages, self.processes)
         self.ownership.materialize(module)

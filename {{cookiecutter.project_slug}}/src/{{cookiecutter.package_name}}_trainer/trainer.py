@@ -4,7 +4,7 @@ The top of the package: the only file that imports all parts.
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +15,19 @@ from .checkpoint import BEST, LAST, find_link
 from .data import Data, randomness, sources
 from .errors import ConfigurationError, Problems
 from .launch import outcome, signals
+from .launch.cluster import Layout
 from .launch.signals import Interrupted
+from .loop import Position
 from .loop.trials import Sweep
-from .memory import meta_device
-from .module import Loaders, TrainingModule
+from .module import Loaders, RunFacts, TrainingModule
 from .options import Options, paths, values
 from .options.reading import explains_keywords, takes
-from .run import announcements, device_choice, environment, plan, process
-from .run.process import Command
-from .run.rank import RankRun, RunResult
+from .run import console, environment, placement, plan, rank, training
+from .run.rank import Command, Evaluation, RankRun, RunResult
 
 
 @explains_keywords
-class Trainer:
+class Trainer(RunFacts):
     """Trains a module with any strategy.
 
     Its keywords are the fields of :class:`~.options.Options`, with their types, defaults and help.
@@ -44,7 +44,7 @@ class Trainer:
         self._plan = plan.make(options, problems)
         self._last = RunResult()
         self.configuration: str | None = None
-        announcements.warn_of_hidden_gpus(self._plan)
+        console.warn_of_hidden_gpus(self._plan)
         randomness.use_deterministic_algorithms(options.deterministic)
         randomness.seed_everything(options.seed)
 
@@ -57,7 +57,7 @@ class Trainer:
                 module = LanguageModel(layers=96)
             trainer.fit(module, data)
         """
-        return meta_device.building() if self._plan.options.meta_device else nullcontext()
+        return self._plan.building()
 
     def fit(
         self, module: TrainingModule, data: Data = None, val_dataloader: Loaders | None = None
@@ -86,12 +86,12 @@ class Trainer:
         sources.check_given(val_dataloader)
         if val_dataloader is not None:
             sources.check(module, "validation_step")
-        command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
+        command = partial(training.fit, module=module, data=data, val_dataloader=val_dataloader)
         try:
             self._last = self._launch(module, command)
         except Interrupted as interrupted:
             directory = self._plan.started_in / interrupted.directory
-            self._last = RunResult(global_step=interrupted.step, run_directory=directory)
+            self._last = RunResult(None, Position(global_step=interrupted.step), {}, directory)
             prints = signals.is_main_rank() and not launch.is_reported()
             signals.show_as_one_line(interrupted, prints)
             raise
@@ -126,13 +126,10 @@ class Trainer:
         Returns:
             The logged values; with loaders in a dict, by names such as ``val_loss/clean``.
         """
-        sources.check(module, "validation_step")
-        sources.check_given(data)
         if not self._plan.options.limit_val_batches:
             raise ConfigurationError("limit_val_batches=0: there is nothing to validate")
-        weights = self._weights(checkpoint, averaged)
-        command = partial(RankRun.evaluate, stage="validation", module=module, data=data, **weights)
-        return cast(dict[str, float], self._result(module, command))
+        metrics = self._evaluate("validation", module, data, checkpoint, averaged)
+        return cast(dict[str, float], metrics)
 
     def test(
         self,
@@ -143,11 +140,8 @@ class Trainer:
         averaged: bool = True,
     ) -> dict[str, float]:
         """Test a module, with arguments and result as in :meth:`validate`."""
-        sources.check(module, "test_step")
-        sources.check_given(data)
-        weights = self._weights(checkpoint, averaged)
-        command = partial(RankRun.evaluate, stage="test", module=module, data=data, **weights)
-        return cast(dict[str, float], self._result(module, command))
+        metrics = self._evaluate("test", module, data, checkpoint, averaged)
+        return cast(dict[str, float], metrics)
 
     def predict(
         self,
@@ -163,11 +157,7 @@ class Trainer:
             A list with one entry per batch, with tensors of all ranks in the dataset's order; with
             loaders in a dict, a dict of such lists.
         """
-        sources.check(module, "predict_step")
-        sources.check_given(data)
-        weights = self._weights(checkpoint, averaged)
-        command = partial(RankRun.predict, module=module, data=data, **weights)
-        return self._result(module, command)
+        return self._evaluate("predict", module, data, checkpoint, averaged)
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
         """Find the largest batch on which a device can train, the same on all processes.
@@ -206,16 +196,6 @@ class Trainer:
         return cast(float, self._result(module, command))
 
     @property
-    def global_step(self) -> int:
-        """Number of optimizer steps of the last ``fit``."""
-        return self._last.global_step
-
-    @property
-    def current_epoch(self) -> int:
-        """The epoch at the end of the last ``fit``, counted from 0."""
-        return self._last.current_epoch
-
-    @property
     def metrics(self) -> dict[str, float]:
         """The latest logged values."""
         return self._last.metrics
@@ -230,48 +210,57 @@ class Trainer:
         """Directory that contains run directories, with ``~`` and variables expanded."""
         return self._plan.request.root
 
-    @property
-    def global_rank(self) -> int:
-        """The global rank of this process."""
-        return self._plan.layout.rank
+    def _run_layout(self) -> Layout:
+        return self._plan.layout
 
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is the process with global rank 0."""
-        return self.global_rank == 0
+    def _run_steps(self) -> Position:
+        return self._last.position
 
-    @property
-    def world_size(self) -> int:
-        """The number of processes."""
-        return self._plan.layout.world_size
+    def _evaluate(
+        self,
+        kind: Evaluation,
+        module: TrainingModule,
+        data: Data,
+        checkpoint: str | None,
+        averaged: bool,
+    ) -> Any:
+        sources.check(module, f"{kind}_step")
+        sources.check_given(data)
+        path = self._checkpoint(checkpoint, averaged)
+        command = partial(
+            RankRun.evaluate,
+            kind=kind,
+            module=module,
+            data=data,
+            checkpoint=path,
+            averaged=averaged,
+        )
+        return self._result(module, command)
 
-    def _weights(self, checkpoint: Any, averaged: Any) -> dict[str, Any]:
-        """The arguments of an evaluation that say which weights it uses, checked."""
+    def _checkpoint(self, checkpoint: Any, averaged: Any) -> str | None:
+        """The absolute path of a checkpoint, because user code may change the directory."""
         if not isinstance(averaged, bool):
             raise ConfigurationError(values.refusal("averaged", averaged, bool))
-        if checkpoint is None and not averaged:
-            raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
         expected = str | os.PathLike[str] | None
         if not values.fits(expected, checkpoint):
             raise ConfigurationError(values.refusal("checkpoint", checkpoint, expected))
-        path: Path | None = None
-        if checkpoint in (BEST, LAST):
-            if self._last.run_directory is None:
-                raise ConfigurationError(
-                    f"checkpoint={checkpoint!r}: nothing was trained here; give the path "
-                    f"runs/RUN/{checkpoint}"
-                )
-            path = find_link(self._last.run_directory, checkpoint)
-        elif checkpoint is not None:
-            path = Path(paths.expand("checkpoint", checkpoint))
-        # Absolute: user code may change the working directory.
-        return {"checkpoint": str(path.absolute()) if path else None, "averaged": averaged}
+        if checkpoint is None:
+            if not averaged:
+                raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
+            return None
+        if checkpoint not in (BEST, LAST):
+            return str(Path(paths.expand("checkpoint", checkpoint)).absolute())
+        if self._last.run_directory is None:
+            raise ConfigurationError(
+                f"checkpoint={checkpoint!r}: nothing was trained here; give the path "
+                f"runs/RUN/{checkpoint}"
+            )
+        return str(find_link(self._last.run_directory, checkpoint).absolute())
 
     def _result(self, module: TrainingModule, command: Command) -> Any:
         """Run a command other than ``fit``; the state of the last ``fit`` is kept."""
         result = self._launch(module, command)
-        metrics = result.metrics or self._last.metrics
-        self._last = replace(self._last, metrics=metrics)
+        self._last = replace(self._last, metrics=result.metrics or self._last.metrics)
         return result.value
 
     def _launch(self, module: TrainingModule, command: Command) -> RunResult:
@@ -279,12 +268,12 @@ class Trainer:
         outcome.make_path_absolute(own.started_in)
         processes, launcher = own.local_processes, own.strategy.launcher
         if processes == 1 or own.layout.started_outside:
-            return process.run(own, self.configuration, command)
+            return rank.run(own, self.configuration, command)
         if launcher == "subprocess":
             if own.options.auto_select_gpus:
-                device_choice.pass_to_ranks(own.node_devices)
+                placement.pass_to_ranks(own.node_devices)
             launch.supervise_copies(processes, own.layout, own.started_in)
-        started = partial(process.run_started, own, self.configuration, command, module)
+        started = partial(rank.run_started, own, self.configuration, command, module)
         names = {"model": module, **command.keywords, "trainer": own}
         result: RunResult = launch.run_in_processes(launcher, processes, started, names)
         module.load_state_dict(result.weights or {})

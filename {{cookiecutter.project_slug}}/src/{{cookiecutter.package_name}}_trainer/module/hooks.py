@@ -4,33 +4,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-
-class StageHooks:
-    """Hooks around a command, of modules and data modules; those of data modules are called first.
-
-    ``stage`` is ``"fit"`` (also for ``find_batch_size``), ``"validate"``, ``"test"`` or
-    ``"predict"``. Each command calls them again.
-    """
-
-    def prepare_data(self) -> None:
-        """Called by one process per node while the others wait: download or convert data.
-
-        Set no attributes here: the other processes would not have them.
-        """
-
-    def setup(self, stage: str) -> None:
-        """Called on every rank, before the loaders are created and the module is placed.
-
-        A module may create layers here. With ``meta_device``, their parameters are created on the
-        meta device, as in ``__init__``. With ``ddp_spawn`` and ``ddp_fork``, layers must be created
-        in ``__init__``, because the trained weights are returned into the module of the script.
-        """
-
-    def teardown(self, stage: str) -> None:
-        """Called on every rank after the command; not if it fails."""
+from .data_module import DataHooks
 
 
-class Hooks(StageHooks):
+class Hooks(DataHooks):
     """Hooks of a module; override those that you need. Those of callbacks are called first."""
 
     def on_fit_start(self) -> None:

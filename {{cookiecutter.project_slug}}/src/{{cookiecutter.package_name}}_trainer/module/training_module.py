@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..launch import collectives
+from ..launch.cluster import Layout
 from ..logging import ReduceFx
-from .data_module import Loader, Loaders
+from .current_run import Manual, Run, RunFacts, Steps, TrainerState
 from .hooks import Hooks
-from .run import Manual, Run, TrainerState
 
 
-class TrainingModule(Hooks, nn.Module):
+class TrainingModule(RunFacts, Hooks, nn.Module):
     """A model and its training, independent of devices, processes and precision.
 
     Override :meth:`training_step` and :meth:`configure_optimizers`, and other hooks as needed. The
@@ -161,24 +161,6 @@ class TrainingModule(Hooks, nn.Module):
             )
         return self.trainer.manual
 
-    # --- data, if there is no data module ----------------------------------------------------
-
-    def train_dataloader(self) -> Loader | None:
-        """Loader of training batches, if there is no data module."""
-        return None
-
-    def val_dataloader(self) -> Loaders | None:
-        """Loader of validation batches, or a dict of them by name, if there is no data module."""
-        return None
-
-    def test_dataloader(self) -> Loaders | None:
-        """Loader of test batches, or a dict of them by name, if there is no data module."""
-        return None
-
-    def predict_dataloader(self) -> Loaders | None:
-        """Loader of prediction batches, or a dict of them by name, if there is no data module."""
-        return None
-
     # --- logging and state of the run -------------------------------------------------------
 
     def log(
@@ -243,23 +225,13 @@ class TrainingModule(Hooks, nn.Module):
         run = self.trainer_state.run
         return "" if run is None else run.dataloader_name
 
-    @property
-    def global_rank(self) -> int:
-        """The global rank of this process; 0 outside of a run."""
+    def _run_layout(self) -> Layout:
         run = self.trainer_state.run
-        return 0 if run is None else run.global_rank
+        return super()._run_layout() if run is None else run._run_layout()
 
-    @property
-    def local_rank(self) -> int:
-        """The rank of this process on its node; 0 outside of a run."""
+    def _run_steps(self) -> Steps | None:
         run = self.trainer_state.run
-        return 0 if run is None else run.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes; 1 outside of a run."""
-        run = self.trainer_state.run
-        return 1 if run is None else run.world_size
+        return None if run is None else run._run_steps()
 
     @property
     def data_replicas(self) -> int:
@@ -272,11 +244,6 @@ class TrainingModule(Hooks, nn.Module):
         """Index of this process' data-parallel replica, whose ranks read the same batches."""
         run = self.trainer_state.run
         return 0 if run is None else run.data_index
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is global rank 0, as it is outside of a run."""
-        return self.global_rank == 0
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack the tensor of every rank, in rank order, on every rank; all ranks must call it.
@@ -306,15 +273,3 @@ class TrainingModule(Hooks, nn.Module):
         """Like ``print``, on global rank 0 only."""
         if self.is_global_zero:
             print(*values, **options)
-
-    @property
-    def global_step(self) -> int:
-        """Number of optimizer steps so far; 0 outside of a run."""
-        run = self.trainer_state.run
-        return 0 if run is None else run.global_step
-
-    @property
-    def current_epoch(self) -> int:
-        """The current epoch, counted from 0; 0 outside of a run."""
-        run = self.trainer_state.run
-        return 0 if run is None else run.current_epoch

@@ -5,6 +5,7 @@ changes global state: environment variables are set where a run starts (``traine
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,33 +14,28 @@ import torch
 from ..callbacks import Callback, create_callbacks, problems_of_manual
 from ..checkpoint import Request, run_choice
 from ..data import scaling, sources
-from ..errors import Problems
+from ..errors import Problems, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..logging import Logger, create_loggers
 from ..loop import LearningRateScaling, compilation, trials
 from ..loop.problems import problems_of
-from ..memory import activation_checkpointing
+from ..memory import activation_checkpointing, meta_device
 from ..module import (
+    DataHooks,
     Hooks,
-    StageHooks,
     TrainingModule,
     is_overridden,
     problems_of_names,
     problems_of_signatures,
 )
 from ..options import Options, checks, reading
-from ..strategies import Strategy
+from ..strategies import Requested, Strategy
 from ..strategies.precision import Precision
-from . import (
-    device_choice,
-    effects,
-    environment,
-    initial_weights,
-    placement,
-    strategy_choice,
-)
+from . import environment, initial_weights, placement
 from .placement import Placement
+
+_NO_VALIDATION = "this fit has no validation"
 
 
 @dataclass(frozen=True)
@@ -89,6 +85,10 @@ class Plan:
         """A path as the user would write it in the directory where the program was started."""
         return files.shown(path, self.started_in)
 
+    def building(self) -> AbstractContextManager[object]:
+        """Context in which layers are created: with ``meta_device``, on the meta device."""
+        return meta_device.building() if self.options.meta_device else nullcontext()
+
 
 def make(given: Options, problems: Problems) -> Plan:
     """Check the options of a trainer, and plan its run.
@@ -102,7 +102,7 @@ def make(given: Options, problems: Problems) -> Plan:
     """
     options, notes = reading.shortened(given, problems)
     where = placement.find(options, problems)
-    name, strategy = strategy_choice.choose(options, where, problems)
+    name, strategy = placement.choose_strategy(options, where, problems)
     is_placed = not problems.lines
     _check_options(options, where, problems)
     callbacks = create_callbacks(options.callbacks, problems)
@@ -113,10 +113,7 @@ def make(given: Options, problems: Problems) -> Plan:
     learning_rate = LearningRateScaling()
     with problems:
         learning_rate = LearningRateScaling.of(options)
-    if is_placed:
-        effects.check_planned(options, where.accelerator, strategy, problems)
-    asked = strategy_choice.asked(options, where, callbacks)
-    problems.lines += strategy.limits.problems(name, asked)
+    problems.lines += strategy.limits.problems(name, _requested(options, where, callbacks))
     if options.log_gradient_norm and not strategy.steps_together:
         problems.add(
             f"strategy={name!r} does not support log_gradient_norm: its ranks do not average "
@@ -131,16 +128,18 @@ def make(given: Options, problems: Problems) -> Plan:
     with problems:
         precision = Precision(str(options.precision), where.accelerator)
     if is_placed:
+        problems.lines += _unused(options, where, strategy)
         with problems:
             strategy.check_processes(strategy.local_processes(len(where.devices)) * where.nodes)
-            _check_batch(options, strategy.replicas(len(where.devices), where.nodes))
+            if options.global_batch_size is not None and options.accumulate_grad_batches > 0:
+                replicas = strategy.replicas(len(where.devices), where.nodes)
+                accumulate = options.accumulate_grad_batches
+                scaling.device_batch_size(options.global_batch_size, replicas, accumulate)
     problems.raise_any()
     return Plan(
         options=options,
         layout=where.layout,
-        node_devices=tuple(
-            device_choice.torch_device(where.accelerator, index) for index in where.devices
-        ),
+        node_devices=where.torch_devices,
         strategy_name=name,
         strategy=strategy,
         precision=precision,
@@ -165,10 +164,86 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     initial_weights.check(options, problems)
 
 
-def _check_batch(options: Options, replicas: int) -> None:
-    batch, accumulate = options.global_batch_size, options.accumulate_grad_batches
-    if batch is not None and accumulate > 0:
-        scaling.device_batch_size(batch, replicas, accumulate)
+def _requested(options: Options, where: Placement, callbacks: Sequence[Callback]) -> Requested:
+    """What a run requires of its strategy."""
+    used = {
+        "sync_batchnorm": options.sync_batchnorm,
+        "compile": bool(options.compile),
+        "activation_checkpointing": bool(options.activation_checkpointing),
+        "log_gradient_norm": options.log_gradient_norm,
+        # A gradient scaler skips steps by itself.
+        "skipping": options.nonfinite_loss == "skip" and options.precision != "16-mixed",
+        "rollback": options.nonfinite_loss == "rollback",
+        "uneven_inputs": options.uneven_inputs == "join",
+        "learning_rate_scaling": options.learning_rate_scaling != "none",
+    }
+    features = {name for name, is_used in used.items() if is_used}
+    return Requested(
+        where.accelerator,
+        str(options.precision),
+        len(where.devices),
+        where.nodes,
+        frozenset(features.union(*(each.needs for each in callbacks))),
+    )
+
+
+# --- options without effect ----------------------------------------------------------------------
+
+
+def _unused(options: Options, where: Placement, strategy: Strategy) -> list[str]:
+    """One line for each option without effect that is known before any process starts."""
+    unused: dict[str, str] = {}
+    if options.learning_rate_scaling == "none":
+        unused["reference_batch_size"] = "learning_rate_scaling is 'none'"
+        # A strategy that refuses it scales learning rates itself.
+        if "learning_rate_scaling" not in strategy.limits.refused:
+            unused["learning_rate_warmup_steps"] = "learning_rate_scaling is 'none'"
+    if options.gradient_clip_val is None:
+        unused["gradient_clip_algorithm"] = "gradient_clip_val is not given"
+    if where.accelerator != "cuda" or options.devices in ("auto", -1, "-1"):
+        unused["auto_select_gpus"] = "it selects idle GPUs if devices is their number"
+    return _without_effect(options, unused)
+
+
+def check_read(plan: Plan, *, validates: bool, orders: bool) -> None:
+    """Check for options and callbacks without effect, once the loaders are known.
+
+    Args:
+        plan: The run's.
+        validates: Whether the fit has validations.
+        orders: Whether the trainer controls the order of the training samples.
+
+    Raises:
+        ConfigurationError: One line per option or callback without effect.
+    """
+    problems, unused = Problems(), dict[str, str]()
+    if orders:
+        unused["uneven_inputs"] = (
+            "the trainer gives each rank the same number of batches of this loader"
+        )
+    if not validates:
+        names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")
+        unused |= dict.fromkeys(names, _NO_VALIDATION)
+        problems.lines += [
+            f"{type(each).__name__}: it monitors {each.monitored!r} in validations, and "
+            f"{_NO_VALIDATION}; leave it out"
+            for each in plan.callbacks
+            if each.monitored is not None
+        ]
+    problems.lines += _without_effect(plan.options, unused)
+    problems.raise_any()
+
+
+def _without_effect(options: Options, unused: Mapping[str, str]) -> list[str]:
+    """One line for each of these options that is given; 0, False and None turn one off."""
+    return [
+        f"{name}={shown(value)} has no effect: {reason}; leave it out"
+        for name, reason in unused.items()
+        if (value := getattr(options, name)) and value != getattr(Options, name)
+    ]
+
+
+# --- the module ----------------------------------------------------------------------------------
 
 
 def check_module(plan: Plan, module: TrainingModule) -> None:
@@ -183,12 +258,11 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.needs_optimizers]
     problems.lines += sources.missing(module, needed)
     problems.lines += problems_of(module, plan.strategy_name, strategy, options)
-    if not is_overridden(module, StageHooks, "setup"):  # otherwise after it: it may create layers
+    if not is_overridden(module, DataHooks, "setup"):  # otherwise after it: it may create layers
         _check_layers(plan, module, problems)
-    problems.lines += problems_of_names(type(module), TrainingModule) + problems_of_signatures(
-        module, Hooks
-    )
-    problems.lines += problems_of_signatures(module, StageHooks)
+    problems.lines += problems_of_names(type(module), TrainingModule)
+    problems.lines += problems_of_signatures(module, Hooks)
+    problems.lines += problems_of_signatures(module, DataHooks)
     if not module.automatic_optimization:
         problems.lines += problems_of_manual(plan.callbacks, module)
     if not plan.layout.started_outside:  # otherwise rank 0 checks this before it writes
@@ -214,7 +288,7 @@ def check_created_layers(plan: Plan, module: TrainingModule) -> None:
     Raises:
         ConfigurationError: One line per error.
     """
-    if is_overridden(module, StageHooks, "setup"):
+    if is_overridden(module, DataHooks, "setup"):
         problems = Problems()
         _check_layers(plan, module, problems)
         problems.raise_any()
@@ -227,12 +301,10 @@ def _check_layers(plan: Plan, module: TrainingModule, problems: Problems) -> Non
         compilation.select(module, options.compile, options.activation_checkpointing)
     problems.lines += plan.strategy.problems_of(module)
     initial_weights.check_module(options, plan.started_in, module, problems)
-    if options.peak_flops is not None and not _has_flops(module):
+    if options.peak_flops is not None and not (
+        module.automatic_optimization or module.flops_per_sample
+    ):
         problems.add(
             f"peak_flops: the operations of {type(module).__name__}, which uses manual "
             "optimization, cannot be counted; set its flops_per_sample"
         )
-
-
-def _has_flops(module: TrainingModule) -> bool:
-    return module.automatic_optimization or bool(module.flops_per_sample)

@@ -1,5 +1,6 @@
-"""What a module knows of the run that trains it."""
+"""What a module, its callbacks and a script know of a run."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +8,60 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from ..launch.cluster import Layout
+from ..logging import Recorder
+
+
+class Steps(Protocol):
+    """How far a run is."""
+
+    global_step: int
+    epoch: int
+
+
+class RunFacts:
+    """Facts of a run, on a module, its ``trainer`` and the ``Trainer`` of a script."""
+
+    def _run_layout(self) -> Layout:
+        """The layout of the processes; by default a single one, as outside of a run."""
+        return Layout()
+
+    def _run_steps(self) -> Steps | None:
+        """How far the run is; ``None`` outside of a run."""
+        return None
+
+    @property
+    def global_rank(self) -> int:
+        """The global rank of this process; 0 outside of a run."""
+        return self._run_layout().rank
+
+    @property
+    def local_rank(self) -> int:
+        """The rank of this process on its node; 0 outside of a run."""
+        return self._run_layout().local_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes; 1 outside of a run."""
+        return self._run_layout().world_size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is global rank 0, as it is outside of a run."""
+        return self.global_rank == 0
+
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps so far, of batches in manual optimization; 0 outside."""
+        steps = self._run_steps()
+        return 0 if steps is None else steps.global_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, counted from 0; 0 outside of a run."""
+        steps = self._run_steps()
+        return 0 if steps is None else steps.epoch
 
 
 class Manual(Protocol):
@@ -40,54 +95,57 @@ class Weights(Protocol):
         """Read parts from a state of :meth:`state` of any strategy."""
 
 
-class Run(Protocol):
+class Run(RunFacts, ABC):
     """A run, as a module and callbacks see it: their ``trainer``."""
 
+    seed: int
+    """Seed of data order, workers, augmentation and weights."""
+    total_steps: int | None
+    """Number of optimizer steps of the whole fit; ``None`` if it is not known in advance."""
+    metrics: Mapping[str, float]
+    """The latest logged value of each name, the same on every rank. At the end of an epoch,
+    ``NAME`` is ``NAME_epoch``, the value over the epoch."""
+    schedulers: Sequence[Any] = ()
+    """The schedulers of ``configure_optimizers``."""
+    manual: Manual | None = None
+    directory: Path | None = None
+    recorder: Recorder
+    """Created when the rank has joined the process group, like ``log``, which is its method."""
     log: Callable[..., None]
 
     @property
-    def global_step(self) -> int: ...
+    def is_last_batch(self) -> bool:
+        """Whether the batch of this training step is the epoch's last."""
+        return self.recorder.context.ends_epoch
+
     @property
-    def current_epoch(self) -> int: ...
+    def batch_samples(self) -> int:
+        """Samples of the current batch that count; 0 for a padding batch."""
+        return self.recorder.context.samples
+
     @property
-    def is_last_batch(self) -> bool: ...
-    @property
-    def batch_samples(self) -> int: ...
-    @property
-    def dataloader_name(self) -> str: ...
-    @property
-    def schedulers(self) -> Sequence[Any]: ...
-    @property
-    def manual(self) -> Manual | None: ...
-    @property
-    def global_rank(self) -> int: ...
-    @property
-    def local_rank(self) -> int: ...
-    @property
-    def is_global_zero(self) -> bool: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def data_replicas(self) -> int: ...
-    @property
-    def data_index(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
+    def dataloader_name(self) -> str:
+        """Name of the batch's loader in an evaluation; ``""`` if loaders are not in a dict."""
+        return self.recorder.context.loader
+
     @property
     def run_directory(self) -> Path:
         """The run directory of the fit."""
+        if self.directory is None:
+            raise RuntimeError("trainer.run_directory is available during a fit only")
+        return self.directory
 
     @property
-    def total_steps(self) -> int | None:
-        """Number of optimizer steps of the whole fit; ``None`` if it is not known in advance."""
+    @abstractmethod
+    def data_replicas(self) -> int:
+        """Number of data-parallel replicas."""
 
     @property
-    def metrics(self) -> Mapping[str, float]:
-        """The latest logged value of each name, the same on every rank.
+    @abstractmethod
+    def data_index(self) -> int:
+        """Index of this process' data-parallel replica, whose ranks read the same batches."""
 
-        At the end of an epoch, ``NAME`` is ``NAME_epoch``, the value over the epoch.
-        """
-
+    @abstractmethod
     def measure(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Log what a function returns with the speed of each logged step of this fit.
 
@@ -95,25 +153,29 @@ class Run(Protocol):
         :meth:`log`, these may differ from run to run; they are not among :attr:`metrics`.
         """
 
+    @abstractmethod
     def weights(self) -> Weights:
         """The parameters in this process, from ``on_fit_start`` on.
 
         A callback that uses them has ``needs = ("parameter_averaging",)``. Keep none after the fit.
         """
 
+    @abstractmethod
     def has_skipped_step(self) -> bool:
         """Whether a step was skipped since the last call, because gradients were not finite.
 
         The same on all ranks. With a gradient scaler, it waits for the device.
         """
 
+    @abstractmethod
     def stop(self, reason: str = "") -> None:
         """End the fit as if it had reached ``max_steps``: it is saved and validated.
 
-        Any rank may call it. All ranks stop after the same step: at once if called in a
-        validation's or an epoch's hook, otherwise within about a second.
+        Any rank may call it; its reason is printed. All ranks stop after the same step: at once if
+        called in a validation's or an epoch's hook, otherwise within about a second.
         """
 
+    @abstractmethod
     def save_checkpoint(self, then: Callable[[Path], None]) -> None:
         """Save a checkpoint after the current step, if there is none; all ranks call it.
 

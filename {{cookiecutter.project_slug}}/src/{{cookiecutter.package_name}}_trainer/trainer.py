@@ -13,13 +13,11 @@ from typing import Any, cast
 from . import launch
 from .checkpoint import BEST, LAST, find_link
 from .data import Data, randomness, sources
-from .errors import ConfigurationError, Problems
+from .errors import ConfigurationError, Problems, refuse
 from .launch import outcome, signals
-from .launch.cluster import Layout
 from .launch.signals import Interrupted
-from .loop import Position
-from .loop.trials import Sweep
-from .module import Loaders, RunFacts, TrainingModule
+from .loop import Position, trials
+from .module import Loaders, RunFacts, RunProperties, TrainingModule
 from .options import Options, paths, values
 from .options.reading import explains_keywords, takes
 from .run import console, environment, placement, plan, rank, training
@@ -27,7 +25,7 @@ from .run.rank import Command, Evaluation, RankRun, RunResult
 
 
 @explains_keywords
-class Trainer(RunFacts):
+class Trainer(RunProperties):
     """Trains a module with any strategy.
 
     Its keywords are the fields of :class:`~.options.Options`, with their types, defaults and help.
@@ -188,10 +186,10 @@ class Trainer(RunFacts):
         Trains a copy of the module at a rate that grows from step to step, until the loss diverges.
         Writes rates and losses to ``learning_rates.csv`` of a run directory.
         """
-        sweep = Sweep(lowest, highest, steps)
+        sweep = trials.Sweep(lowest, highest, steps)
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data, is_training=True)
-        plan.check_sweep(self._plan, module)
+        refuse(trials.problems_of(self._plan.strategy_name, self._plan.strategy, module))
         command = partial(RankRun.find_learning_rate, module=module, data=data, sweep=sweep)
         return cast(float, self._result(module, command))
 
@@ -210,11 +208,9 @@ class Trainer(RunFacts):
         """Directory that contains run directories, with ``~`` and variables expanded."""
         return self._plan.request.root
 
-    def _run_layout(self) -> Layout:
-        return self._plan.layout
-
-    def _run_steps(self) -> Position:
-        return self._last.position
+    def _run_facts(self) -> RunFacts:
+        position = self._last.position
+        return RunFacts(self._plan.layout, position.global_step, position.epoch)
 
     def _evaluate(
         self,

@@ -3,9 +3,8 @@
 It imports from ``logging/``, ``launch/`` and the floors below.
 """
 
-from .current_run import Manual, Run, RunFacts, Shard, TrainerState, Weights
-from .data_module import DataHooks, DataModule, Loader, Loaders
-from .hooks import Hooks
+from .current_run import Manual, Run, RunFacts, RunProperties, Shard, TrainerState, Weights
+from .hooks import DataHooks, DataModule, Hooks, Loader, Loaders
 from .overrides import is_overridden, problems_of_names, problems_of_signatures
 from .training_module import TrainingModule
 
@@ -18,6 +17,7 @@ __all__ = [
     "Manual",
     "Run",
     "RunFacts",
+    "RunProperties",
     "Shard",
     "TrainerState",
     "TrainingModule",

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,38 +13,36 @@ from ..launch.cluster import Layout
 from ..logging import Recorder
 
 
-class Steps(Protocol):
-    """How far a run is."""
+class RunFacts(NamedTuple):
+    """Where a process is in its run; the defaults are those outside of a run."""
 
-    global_step: int
-    epoch: int
+    layout: Layout = Layout()
+    global_step: int = 0
+    epoch: int = 0
+    replica: Callable[[], tuple[int, int]] = lambda: (1, 0)
+    """Returns the number of data-parallel replicas, and the index of this process'."""
 
 
-class RunFacts:
-    """Facts of a run, on a module, its ``trainer`` and the ``Trainer`` of a script."""
+class RunProperties:
+    """What a module, its ``trainer`` and the ``Trainer`` of a script have in common."""
 
-    def _run_layout(self) -> Layout:
-        """The layout of the processes; by default a single one, as outside of a run."""
-        return Layout()
-
-    def _run_steps(self) -> Steps | None:
-        """How far the run is; ``None`` outside of a run."""
-        return None
+    def _run_facts(self) -> RunFacts:
+        return RunFacts()
 
     @property
     def global_rank(self) -> int:
         """The global rank of this process; 0 outside of a run."""
-        return self._run_layout().rank
+        return self._run_facts().layout.rank
 
     @property
     def local_rank(self) -> int:
         """The rank of this process on its node; 0 outside of a run."""
-        return self._run_layout().local_rank
+        return self._run_facts().layout.local_rank
 
     @property
     def world_size(self) -> int:
         """The number of processes; 1 outside of a run."""
-        return self._run_layout().world_size
+        return self._run_facts().layout.world_size
 
     @property
     def is_global_zero(self) -> bool:
@@ -54,14 +52,22 @@ class RunFacts:
     @property
     def global_step(self) -> int:
         """Number of optimizer steps so far, of batches in manual optimization; 0 outside."""
-        steps = self._run_steps()
-        return 0 if steps is None else steps.global_step
+        return self._run_facts().global_step
 
     @property
     def current_epoch(self) -> int:
         """The current epoch, counted from 0; 0 outside of a run."""
-        steps = self._run_steps()
-        return 0 if steps is None else steps.epoch
+        return self._run_facts().epoch
+
+    @property
+    def data_replicas(self) -> int:
+        """Number of data-parallel replicas, which read different samples; 1 outside of a run."""
+        return self._run_facts().replica()[0]
+
+    @property
+    def data_index(self) -> int:
+        """Index of this process' data-parallel replica, whose ranks read the same batches."""
+        return self._run_facts().replica()[1]
 
 
 class Manual(Protocol):
@@ -95,7 +101,7 @@ class Weights(Protocol):
         """Read parts from a state of :meth:`state` of any strategy."""
 
 
-class Run(RunFacts, ABC):
+class Run(RunProperties, ABC):
     """A run, as a module and callbacks see it: their ``trainer``."""
 
     seed: int
@@ -112,6 +118,12 @@ class Run(RunFacts, ABC):
     recorder: Recorder
     """Created when the rank has joined the process group, like ``log``, which is its method."""
     log: Callable[..., None]
+    weights: Callable[[], Weights]
+    """Returns the parameters in this process, from ``on_fit_start`` on. A callback that uses them
+    has ``needs = ("parameter_averaging",)``. Keep none after the fit."""
+    has_skipped_step: Callable[[], bool]
+    """Returns whether a step was skipped since the last call, because gradients were not finite.
+    The same on all ranks. With a gradient scaler, it waits for the device."""
 
     @property
     def is_last_batch(self) -> bool:
@@ -135,36 +147,12 @@ class Run(RunFacts, ABC):
             raise RuntimeError("trainer.run_directory is available during a fit only")
         return self.directory
 
-    @property
-    @abstractmethod
-    def data_replicas(self) -> int:
-        """Number of data-parallel replicas."""
-
-    @property
-    @abstractmethod
-    def data_index(self) -> int:
-        """Index of this process' data-parallel replica, whose ranks read the same batches."""
-
     @abstractmethod
     def measure(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Log what a function returns with the speed of each logged step of this fit.
 
         It is called on rank 0, which trains, so it must return at once. Unlike values of
         :meth:`log`, these may differ from run to run; they are not among :attr:`metrics`.
-        """
-
-    @abstractmethod
-    def weights(self) -> Weights:
-        """The parameters in this process, from ``on_fit_start`` on.
-
-        A callback that uses them has ``needs = ("parameter_averaging",)``. Keep none after the fit.
-        """
-
-    @abstractmethod
-    def has_skipped_step(self) -> bool:
-        """Whether a step was skipped since the last call, because gradients were not finite.
-
-        The same on all ranks. With a gradient scaler, it waits for the device.
         """
 
     @abstractmethod

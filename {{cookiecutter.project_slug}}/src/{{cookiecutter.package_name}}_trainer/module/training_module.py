@@ -8,13 +8,12 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..launch import collectives
-from ..launch.cluster import Layout
 from ..logging import ReduceFx
-from .current_run import Manual, Run, RunFacts, Steps, TrainerState
+from .current_run import Manual, Run, RunFacts, RunProperties, TrainerState
 from .hooks import Hooks
 
 
-class TrainingModule(RunFacts, Hooks, nn.Module):
+class TrainingModule(RunProperties, Hooks, nn.Module):
     """A model and its training, independent of devices, processes and precision.
 
     Override :meth:`training_step` and :meth:`configure_optimizers`, and other hooks as needed. The
@@ -225,25 +224,9 @@ class TrainingModule(RunFacts, Hooks, nn.Module):
         run = self.trainer_state.run
         return "" if run is None else run.dataloader_name
 
-    def _run_layout(self) -> Layout:
+    def _run_facts(self) -> RunFacts:
         run = self.trainer_state.run
-        return super()._run_layout() if run is None else run._run_layout()
-
-    def _run_steps(self) -> Steps | None:
-        run = self.trainer_state.run
-        return None if run is None else run._run_steps()
-
-    @property
-    def data_replicas(self) -> int:
-        """Number of data-parallel replicas, which read different samples; 1 outside of a run."""
-        run = self.trainer_state.run
-        return 1 if run is None else run.data_replicas
-
-    @property
-    def data_index(self) -> int:
-        """Index of this process' data-parallel replica, whose ranks read the same batches."""
-        run = self.trainer_state.run
-        return 0 if run is None else run.data_index
+        return RunFacts() if run is None else run._run_facts()
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack the tensor of every rank, in rank order, on every rank; all ranks must call it.

@@ -1,8 +1,8 @@
 """Check the environment variables that the trainer reads, before any process starts."""
 
 import contextlib
-import math
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ..errors import Problems, UserError, nearest, shown
+from ..errors import UserError, nearest, refuse, shown
 from ..launch import cluster, outcome, rendezvous, reports, watch
 from ..strategies import process_group, registry
 
@@ -21,29 +21,26 @@ _DEVICE_TYPES = ("cpu", "cuda")
 _warned: set[str] = set()
 
 
-def check(several: bool, environment: Mapping[str, str] | None = None) -> None:
-    """Check the values of environment variables.
+def check(several: bool, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise a ConfigurationError with one line for each invalid variable.
 
     Args:
         several: Whether there will be several processes, which need a network interface.
-        environment: Environment variables; default: ``os.environ``.
-
-    Raises:
-        ConfigurationError: One line for each invalid variable.
+        environment: Environment variables.
     """
-    environment = os.environ if environment is None else environment
-    problems = Problems()
-    for name, problem_of in _CHECKS.items():
-        value = environment.get(name)
-        if value and (several or name != _INTERFACES) and (problem := problem_of(value)):
-            problems.add(f"{name}={shown(value)}: {problem}")
-    problems.raise_any()
+    refuse(
+        [
+            f"{name}={shown(value)}: {problem}"
+            for name, problem_of in _CHECKS.items()
+            if (value := environment.get(name)) and (several or name != _INTERFACES)
+            if (problem := problem_of(value))
+        ]
+    )
 
 
-def warn(environment: Mapping[str, str] | None = None) -> None:
+def warn() -> None:
     """Print a warning once for each unknown variable that resembles one of the trainer's."""
-    environment = os.environ if environment is None else environment
-    for name in sorted(environment.keys() - KNOWN - _warned):
+    for name in sorted(os.environ.keys() - KNOWN - _warned):
         if name.startswith(_PREFIX):
             _warned.add(name)
             sys.stderr.write(
@@ -67,10 +64,8 @@ def _problem_of_backend(value: str) -> str | None:
 
 
 def _problem_of_seconds(value: str) -> str | None:
-    with contextlib.suppress(ValueError):
-        if 0 <= float(value) < math.inf:
-            return None
-    return "give a number of seconds, such as 120"
+    is_number = re.fullmatch(r"\d{1,9}(\.\d*)?", value)
+    return None if is_number else "give a number of seconds, such as 120"
 
 
 def _problem_of_outcome(value: str) -> str | None:
@@ -92,9 +87,8 @@ def _problem_of_store(value: str) -> str | None:
 
 
 def _problem_of_process(value: str) -> str | None:
-    if value.isdecimal() and len(value) <= 10:
-        return None
-    return "not a process id; the trainer sets it for its ranks: unset it"
+    is_number = re.fullmatch(r"\d{1,10}", value)
+    return None if is_number else "not a process id; the trainer sets it for its ranks: unset it"
 
 
 def _problem_of_interfaces(value: str) -> str | None:

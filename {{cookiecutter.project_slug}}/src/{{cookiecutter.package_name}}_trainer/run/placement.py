@@ -1,9 +1,8 @@
 """Where a run will be, and with which strategy: accelerator, devices, layout of the processes."""
 
-import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,18 +20,21 @@ from ..launch.devices import (
     parse_devices,
 )
 from ..options import Options
-from ..strategies import Limits, SingleDevice, Strategy
+from ..strategies import SingleDevice, Strategy
 from .environment import GPUS
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run will be: the devices of each node, by index, and the layout of processes."""
+    """Where a run will be: the devices of each node, by index, the processes, and the strategy."""
 
-    accelerator: Accelerator = "cpu"
-    layout: Layout = field(default_factory=Layout)
-    devices: tuple[int, ...] = (0,)
-    nodes: int = 1
+    accelerator: Accelerator
+    layout: Layout
+    devices: tuple[int, ...]
+    nodes: int
+    name: str
+    """The name of the strategy."""
+    strategy: Strategy
 
     @property
     def torch_devices(self) -> tuple[torch.device, ...]:
@@ -52,54 +54,58 @@ def find(options: Options, problems: Problems) -> Placement:
             raise ConfigurationError(
                 f"{layout.source}: MASTER_PORT={layout.main_port}: give a port from 1 to 65535"
             )
+    strategy = _given_strategy(options, problems)
     # If they are invalid: a number about which no other check reports an error.
     devices = list(range(layout.local_world_size if layout.started_outside else 1))
     with problems:
-        devices = _devices(options, accelerator, layout)
+        devices = _devices(options, accelerator, layout, strategy)
+    name = options.strategy if isinstance(options.strategy, str) else type(strategy).__name__
+    if strategy is None:
+        name, strategy = _default_strategy(options, accelerator, layout, devices, problems)
     nodes = layout.num_nodes if layout.source != "none" else options.num_nodes or 1
-    return Placement(accelerator, layout, tuple(devices), nodes)
+    return Placement(accelerator, layout, tuple(devices), nodes, name, strategy)
 
 
-def choose_strategy(
-    options: Options, placement: Placement, problems: Problems
-) -> tuple[str, Strategy]:
-    """Select a strategy; ``problems`` collects one line per error.
-
-    Returns:
-        Its name, and the strategy.
-    """
+def _given_strategy(options: Options, problems: Problems) -> Strategy | None:
+    """The strategy of the options; ``None`` if it is ``"auto"``, or cannot be created."""
     wanted, own_options = options.strategy, options.strategy_options or {}
     if isinstance(wanted, Strategy):
         if own_options:
             problems.add("strategy_options belong to a strategy's name; this one is already made")
-        return type(wanted).__name__, wanted
-    layout = placement.layout
+        return wanted
+    if not (isinstance(wanted, str) and wanted == "auto"):
+        with problems:
+            return strategies.create(wanted, own_options)
+    return None
+
+
+def _default_strategy(
+    options: Options,
+    accelerator: Accelerator,
+    layout: Layout,
+    devices: Sequence[int],
+    problems: Problems,
+) -> tuple[str, Strategy]:
+    """The strategy of ``"auto"``, or in place of an invalid one, and its name."""
+    is_auto = isinstance(options.strategy, str) and options.strategy == "auto"
+    own_options = options.strategy_options or {} if is_auto else {}
     # single_device has no options; those of ddp are kept if an elastic run shrinks to one process.
-    is_ddp = bool(own_options) or max(len(placement.devices), layout.world_size) > 1
-    default = "ddp" if is_ddp else "single_device"
-    if placement.accelerator in ADDED:
-        default = ADDED[placement.accelerator].strategy
-    if isinstance(wanted, str) and wanted == "auto":
-        in_notebook = launch.is_interactive() and not layout.started_outside
-        wanted = "ddp_notebook" if default == "ddp" and in_notebook else default
+    is_ddp = bool(own_options) or max(len(devices), layout.world_size) > 1
+    name = "ddp" if is_ddp else "single_device"
+    if accelerator in ADDED:
+        name = ADDED[accelerator].strategy
+    elif is_auto and is_ddp and launch.is_interactive() and not layout.started_outside:
+        name = "ddp_notebook"
     with problems:
-        strategy = strategies.create(wanted, own_options)
-        return str(wanted), strategy
-    # One that causes no other errors, so that only the name is reported.
-    return default, strategies.create(default, {})
+        return name, strategies.create(name, own_options)
+    return name, strategies.create(name, {})
 
 
-def check(options: Options, placement: Placement, name: str, strategy: Strategy) -> list[str]:
-    """One line for each way in which the launch does not fit a strategy.
-
-    Args:
-        options: The trainer's.
-        placement: The run's.
-        name: The strategy's name.
-        strategy: The strategy.
-    """
-    layout, nodes, launched_by = placement.layout, options.num_nodes, strategy.limits.launched_by
-    expected, lines = strategy.local_processes(len(placement.devices)), []
+def check(options: Options, where: Placement) -> list[str]:
+    """One line for each way in which the launch does not fit the strategy."""
+    layout, nodes, name = where.layout, options.num_nodes, where.name
+    limits, expected = where.strategy.limits, where.strategy.local_processes(len(where.devices))
+    lines = []
     ignored = f"set {cluster.OVERRIDE}=none to ignore it"
     if layout.source == "none" and nodes is not None and nodes > 1:
         lines.append(
@@ -118,12 +124,15 @@ def check(options: Options, placement: Placement, name: str, strategy: Strategy)
                 f"{ranks}; unset it, or change devices"
             )
     if not layout.started_outside:
-        if launched_by is not None and expected > 1:
-            lines.append(f"strategy={name!r} on {expected} devices is started by {launched_by}")
+        if limits.launched_by is not None and expected > 1:
+            lines.append(
+                f"strategy={name!r} on {expected} devices is started by {limits.launched_by}"
+            )
         return lines
-    if launched_by is not None and layout.source not in strategy.limits.sources:
+    if limits.launched_by is not None and layout.source not in limits.sources:
         lines.append(
-            f"strategy={name!r} is started by {launched_by}, not by {layout.source}; {ignored}"
+            f"strategy={name!r} is started by {limits.launched_by}, not by {layout.source}; "
+            f"{ignored}"
         )
     if expected != layout.local_world_size:
         lines.append(
@@ -151,60 +160,39 @@ def pass_to_ranks(gpus: Sequence[torch.device]) -> None:
     os.environ[GPUS] = ",".join(str(each.index) for each in gpus)
 
 
-def _devices(options: Options, accelerator: Accelerator, layout: Layout) -> list[int]:
-    """Indices of the devices to use on this node.
+def _devices(
+    options: Options, accelerator: Accelerator, layout: Layout, strategy: Strategy | None
+) -> list[int]:
+    """Indices of the devices to use on this node; ``strategy``: ``None`` if it is not known yet.
 
     Raises:
-        ConfigurationError: There are no such devices, or fewer GPUs than processes.
+        ConfigurationError: There are no such devices, or they do not suffice for the processes.
     """
     value: Any = options.devices
-    available = count(accelerator)
+    available, processes = count(accelerator), layout.local_world_size
     selects = options.auto_select_gpus and accelerator == "cuda"
     if layout.started_outside:
-        limits, drives_all = _of_strategy(options.strategy)
-        _check_processes(layout, selects, None if drives_all else available)
+        if selects and processes > 1 and not launch.is_reported():
+            raise ConfigurationError(
+                f"auto_select_gpus: {layout.source} started {processes} processes on this node, "
+                "each of which would choose by itself; name the GPUs in CUDA_VISIBLE_DEVICES, or "
+                "leave it to this command to start the processes"
+            )
+        alone = SingleDevice() if strategy is None else strategy
+        drives_all = alone.local_processes(2) == 1 and type(alone) is not SingleDevice
+        # A process that sees one GPU may see its own: ranks compare GPUs after they have joined.
+        if not drives_all and available is not None and processes > available != 1:
+            raise ConfigurationError(
+                f"{layout.source} started {processes} processes on this node, which has "
+                f"{available} GPUs for them: start {available}, or set accelerator='cpu'"
+            )
         # Such a launcher decides how many processes there are, whatever devices says.
-        if limits.launched_by is not None or (value == "auto" and not drives_all):
-            return list(range(layout.local_world_size))
-        is_number = not isinstance(value, list) and "," not in str(value)
-        if available == 1 and is_number:
-            available = layout.local_world_size
+        if alone.limits.launched_by is not None or (value == "auto" and not drives_all):
+            return list(range(processes))
+        if available == 1 and not isinstance(value, list) and "," not in str(value):
+            available = processes
     if selects and str(value).isdigit() and value not in (0, "0"):
         if launch.is_reported() and GPUS in os.environ:  # selected by our launcher
             return [int(index) for index in os.environ[GPUS].split(",")]
         return idle_gpus.choose(idle_gpus.read_gpus(), int(value))
     return parse_devices(value, available)
-
-
-def _check_processes(layout: Layout, selects: bool, available: int | None) -> None:
-    """Check the number of processes that a launcher has started on this node.
-
-    Raises:
-        ConfigurationError: Each would select GPUs by itself, or there are fewer GPUs.
-    """
-    processes = layout.local_world_size
-    if selects and processes > 1 and not launch.is_reported():
-        raise ConfigurationError(
-            f"auto_select_gpus: {layout.source} started {processes} processes on this node, each "
-            "of which would choose by itself; name the GPUs in CUDA_VISIBLE_DEVICES, or leave it "
-            "to this command to start the processes"
-        )
-    # A process that sees one GPU may see its own: the ranks compare GPUs after they have joined.
-    if available is not None and processes > available != 1:
-        raise ConfigurationError(
-            f"{layout.source} started {processes} processes on this node, which has {available} "
-            f"GPUs for them: start {available}, or set accelerator='cpu'"
-        )
-
-
-def _of_strategy(wanted: object) -> tuple[Limits, bool]:
-    """Limits of a strategy that may not exist, and whether one process drives all devices."""
-    cls: type[Strategy] = SingleDevice
-    limits = cls.limits
-    if isinstance(wanted, Strategy):
-        cls, limits = type(wanted), wanted.limits
-    else:
-        with contextlib.suppress(ConfigurationError):  # an unknown name is reported with the rest
-            found = strategies.find(wanted)
-            cls, limits = found.cls, found.limits
-    return limits, cls.local_processes(2) == 1 and cls is not SingleDevice

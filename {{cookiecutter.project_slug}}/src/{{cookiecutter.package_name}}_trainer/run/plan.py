@@ -14,11 +14,11 @@ import torch
 from ..callbacks import Callback, create_callbacks, problems_of_manual
 from ..checkpoint import Request, run_choice
 from ..data import scaling, sources
-from ..errors import Problems, shown
+from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..logging import Logger, create_loggers
-from ..loop import LearningRateScaling, compilation, trials
+from ..loop import LearningRateScaling, compilation
 from ..loop.problems import problems_of
 from ..memory import activation_checkpointing, meta_device
 from ..module import (
@@ -102,46 +102,28 @@ def make(given: Options, problems: Problems) -> Plan:
     """
     options, notes = reading.shortened(given, problems)
     where = placement.find(options, problems)
-    name, strategy = placement.choose_strategy(options, where, problems)
     is_placed = not problems.lines
     _check_options(options, where, problems)
     callbacks = create_callbacks(options.callbacks, problems)
     loggers = create_loggers(options.loggers, problems)
     for logger in loggers.values():
         problems.lines += problems_of_signatures(logger, Logger)
-    problems.lines += placement.check(options, where, name, strategy)
     learning_rate = LearningRateScaling()
     with problems:
         learning_rate = LearningRateScaling.of(options)
-    problems.lines += strategy.limits.problems(name, _requested(options, where, callbacks))
-    if options.log_gradient_norm and not strategy.steps_together:
-        problems.add(
-            f"strategy={name!r} does not support log_gradient_norm: its ranks do not average "
-            "gradients in each step; leave it out"
-        )
-    if "compile" not in strategy.limits.refused:
-        with problems:
-            compilation.check_compiler(options.compile)
-    with problems:
-        problems.lines += strategy.problems(options)
     precision = Precision("32-true", where.accelerator)
     with problems:
         precision = Precision(str(options.precision), where.accelerator)
+    _check_strategy(options, where, callbacks, problems)
     if is_placed:
-        problems.lines += _unused(options, where, strategy)
-        with problems:
-            strategy.check_processes(strategy.local_processes(len(where.devices)) * where.nodes)
-            if options.global_batch_size is not None and options.accumulate_grad_batches > 0:
-                replicas = strategy.replicas(len(where.devices), where.nodes)
-                accumulate = options.accumulate_grad_batches
-                scaling.device_batch_size(options.global_batch_size, replicas, accumulate)
+        _check_placed(options, where, problems)
     problems.raise_any()
     return Plan(
         options=options,
         layout=where.layout,
         node_devices=where.torch_devices,
-        strategy_name=name,
-        strategy=strategy,
+        strategy_name=where.name,
+        strategy=where.strategy,
         precision=precision,
         learning_rate=learning_rate,
         request=Request.of(options),
@@ -153,7 +135,7 @@ def make(given: Options, problems: Problems) -> Plan:
 
 
 def _check_options(options: Options, where: Placement, problems: Problems) -> None:
-    """Check what does not depend on the strategy; ``problems`` collects one line per error."""
+    """Check what does not depend on the strategy."""
     with problems:
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
     checks.check(options, problems)
@@ -164,8 +146,12 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     initial_weights.check(options, problems)
 
 
-def _requested(options: Options, where: Placement, callbacks: Sequence[Callback]) -> Requested:
-    """What a run requires of its strategy."""
+def _check_strategy(
+    options: Options, where: Placement, callbacks: Sequence[Callback], problems: Problems
+) -> None:
+    """Check whether the strategy supports the launch, and all that a run requires of it."""
+    strategy, name = where.strategy, where.name
+    problems.lines += placement.check(options, where)
     used = {
         "sync_batchnorm": options.sync_batchnorm,
         "compile": bool(options.compile),
@@ -178,20 +164,25 @@ def _requested(options: Options, where: Placement, callbacks: Sequence[Callback]
         "learning_rate_scaling": options.learning_rate_scaling != "none",
     }
     features = {name for name, is_used in used.items() if is_used}
-    return Requested(
-        where.accelerator,
-        str(options.precision),
-        len(where.devices),
-        where.nodes,
-        frozenset(features.union(*(each.needs for each in callbacks))),
-    )
+    features = features.union(*(each.needs for each in callbacks))
+    precision, devices = str(options.precision), len(where.devices)
+    requested = Requested(where.accelerator, precision, devices, where.nodes, frozenset(features))
+    problems.lines += strategy.limits.problems(name, requested)
+    if options.log_gradient_norm and not strategy.steps_together:
+        problems.add(
+            f"strategy={name!r} does not support log_gradient_norm: its ranks do not average "
+            "gradients in each step; leave it out"
+        )
+    if "compile" not in strategy.limits.refused:
+        with problems:
+            compilation.check_compiler(options.compile)
+    with problems:
+        problems.lines += strategy.problems(options)
 
 
-# --- options without effect ----------------------------------------------------------------------
-
-
-def _unused(options: Options, where: Placement, strategy: Strategy) -> list[str]:
-    """One line for each option without effect that is known before any process starts."""
+def _check_placed(options: Options, where: Placement, problems: Problems) -> None:
+    """Check the numbers of processes and samples, and options without effect there."""
+    strategy, devices = where.strategy, len(where.devices)
     unused: dict[str, str] = {}
     if options.learning_rate_scaling == "none":
         unused["reference_batch_size"] = "learning_rate_scaling is 'none'"
@@ -202,36 +193,14 @@ def _unused(options: Options, where: Placement, strategy: Strategy) -> list[str]
         unused["gradient_clip_algorithm"] = "gradient_clip_val is not given"
     if where.accelerator != "cuda" or options.devices in ("auto", -1, "-1"):
         unused["auto_select_gpus"] = "it selects idle GPUs if devices is their number"
-    return _without_effect(options, unused)
-
-
-def check_read(plan: Plan, *, validates: bool, orders: bool) -> None:
-    """Check for options and callbacks without effect, once the loaders are known.
-
-    Args:
-        plan: The run's.
-        validates: Whether the fit has validations.
-        orders: Whether the trainer controls the order of the training samples.
-
-    Raises:
-        ConfigurationError: One line per option or callback without effect.
-    """
-    problems, unused = Problems(), dict[str, str]()
-    if orders:
-        unused["uneven_inputs"] = (
-            "the trainer gives each rank the same number of batches of this loader"
-        )
-    if not validates:
-        names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")
-        unused |= dict.fromkeys(names, _NO_VALIDATION)
-        problems.lines += [
-            f"{type(each).__name__}: it monitors {each.monitored!r} in validations, and "
-            f"{_NO_VALIDATION}; leave it out"
-            for each in plan.callbacks
-            if each.monitored is not None
-        ]
-    problems.lines += _without_effect(plan.options, unused)
-    problems.raise_any()
+    problems.lines += _without_effect(options, unused)
+    with problems:
+        strategy.check_processes(strategy.local_processes(devices) * where.nodes)
+        if options.global_batch_size is not None and options.accumulate_grad_batches > 0:
+            replicas = strategy.replicas(devices, where.nodes)
+            scaling.device_batch_size(
+                options.global_batch_size, replicas, options.accumulate_grad_batches
+            )
 
 
 def _without_effect(options: Options, unused: Mapping[str, str]) -> list[str]:
@@ -243,15 +212,11 @@ def _without_effect(options: Options, unused: Mapping[str, str]) -> list[str]:
     ]
 
 
-# --- the module ----------------------------------------------------------------------------------
+# --- the module and its data ---------------------------------------------------------------------
 
 
 def check_module(plan: Plan, module: TrainingModule) -> None:
-    """Check what only training needs, and whether a module fits the strategy and the options.
-
-    Raises:
-        ConfigurationError: One line per error.
-    """
+    """Raise a ConfigurationError with all that a module lacks, or that does not fit the options."""
     problems, options, strategy = Problems(), plan.options, plan.strategy
     if (options.max_epochs, options.max_steps, options.max_time) == (None, None, None):
         problems.add("neither max_epochs nor max_steps is given: training would not end")
@@ -259,7 +224,7 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     problems.lines += sources.missing(module, needed)
     problems.lines += problems_of(module, plan.strategy_name, strategy, options)
     if not is_overridden(module, DataHooks, "setup"):  # otherwise after it: it may create layers
-        _check_layers(plan, module, problems)
+        problems.lines += _problems_of_layers(plan, module)
     problems.lines += problems_of_names(type(module), TrainingModule)
     problems.lines += problems_of_signatures(module, Hooks)
     problems.lines += problems_of_signatures(module, DataHooks)
@@ -271,40 +236,49 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     problems.raise_any()
 
 
-def check_sweep(plan: Plan, module: TrainingModule) -> None:
-    """Check whether learning rates can be tried.
-
-    Raises:
-        ConfigurationError: One line per error.
-    """
-    problems = Problems()
-    problems.lines += trials.problems_of(plan.strategy_name, plan.strategy, module)
-    problems.raise_any()
-
-
 def check_created_layers(plan: Plan, module: TrainingModule) -> None:
-    """Check the layers of a module whose ``setup`` may have created some.
-
-    Raises:
-        ConfigurationError: One line per error.
-    """
+    """Raise a ConfigurationError if the layers that ``setup`` may have created do not fit."""
     if is_overridden(module, DataHooks, "setup"):
-        problems = Problems()
-        _check_layers(plan, module, problems)
-        problems.raise_any()
+        refuse(_problems_of_layers(plan, module))
 
 
-def _check_layers(plan: Plan, module: TrainingModule, problems: Problems) -> None:
-    options = plan.options
+def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
+    problems, options = Problems(), plan.options
     with problems:
         activation_checkpointing.select(module, options.activation_checkpointing)
         compilation.select(module, options.compile, options.activation_checkpointing)
     problems.lines += plan.strategy.problems_of(module)
-    initial_weights.check_module(options, plan.started_in, module, problems)
-    if options.peak_flops is not None and not (
-        module.automatic_optimization or module.flops_per_sample
-    ):
+    with problems:
+        initial_weights.check_module(options, plan.started_in, module)
+    can_be_counted = module.automatic_optimization or module.flops_per_sample
+    if options.peak_flops is not None and not can_be_counted:
         problems.add(
             f"peak_flops: the operations of {type(module).__name__}, which uses manual "
             "optimization, cannot be counted; set its flops_per_sample"
         )
+    return problems.lines
+
+
+def check_loaders(plan: Plan, *, validates: bool, orders: bool) -> None:
+    """Raise a ConfigurationError with options and callbacks that the loaders leave without effect.
+
+    Args:
+        plan: The run's.
+        validates: Whether the fit has validations.
+        orders: Whether the trainer controls the order of the training samples.
+    """
+    lines, unused = [], dict[str, str]()
+    if orders:
+        unused["uneven_inputs"] = (
+            "the trainer gives each rank the same number of batches of this loader"
+        )
+    if not validates:
+        names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")
+        unused |= dict.fromkeys(names, _NO_VALIDATION)
+        lines = [
+            f"{type(each).__name__}: it monitors {each.monitored!r} in validations, and "
+            f"{_NO_VALIDATION}; leave it out"
+            for each in plan.callbacks
+            if each.monitored is not None
+        ]
+    refuse(lines + _without_effect(plan.options, unused))

@@ -1,7 +1,7 @@
 """One rank's run: it joins the process group and runs a command, whose loaders it reads."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,20 @@ from ..data import (
 )
 from ..errors import CheckpointError, EarlyExit, UserError
 from ..launch import collectives, files, forks, hangs, machine
-from ..launch.cluster import Layout
 from ..launch.devices import gpu_backends
 from ..launch.signals import Preempted
 from ..logging import Recorder
 from ..loop import FitLoop, ManualOptimization, Position, evaluate, predict, trials
 from ..memory import activation_checkpointing
-from ..module import DataHooks, DataModule, Loader, Run, TrainingModule, Weights, is_overridden
+from ..module import (
+    DataHooks,
+    DataModule,
+    Loader,
+    Run,
+    RunFacts,
+    TrainingModule,
+    is_overridden,
+)
 from . import initial_weights
 from .console import Console
 from .plan import Plan
@@ -60,17 +67,11 @@ def run(
 ) -> RunResult:
     """Run a command as the rank that this process is: connect to the peers, run, disconnect.
 
-    Args:
-        plan: The run's.
-        configuration: The configuration of the command line, as YAML; ``None`` in a script.
-        command: The command.
-        is_started: Whether this process was started for the command, and returns the weights.
-
     Raises:
         EarlyExit: User code called ``sys.exit(0)``.
         UserError: The disk is full, or a loader's worker was killed.
     """
-    rank = RankRun(plan, configuration, is_started=is_started)
+    rank = RankRun(plan, configuration, is_started)
 
     def work() -> RunResult:
         rank.connect()
@@ -120,11 +121,12 @@ class RankRun(Run):
         is_started: Whether this process was started for one command, and returns the weights.
     """
 
-    def __init__(self, plan: Plan, configuration: str | None, *, is_started: bool = False) -> None:
+    def __init__(self, plan: Plan, configuration: str | None, is_started: bool) -> None:
         self.plan, self.strategy, self.seed = plan, plan.strategy, plan.options.seed
         self.configuration = configuration
         self.console = Console(plan, is_command=configuration is not None)
         self.position = Position()
+        self.weights, self.has_skipped_step = plan.strategy.weights, plan.strategy.has_skipped_step
         self.metrics: Mapping[str, float] = {}
         self.total_steps = plan.options.max_steps
         self.loop: FitLoop | None = None
@@ -149,25 +151,12 @@ class RankRun(Run):
 
     # --- what a module and callbacks see -------------------------------------------------------
 
-    def _run_layout(self) -> Layout:
-        return self.plan.layout
+    def _run_facts(self) -> RunFacts:
+        position = self.position
+        return RunFacts(self.plan.layout, position.global_step, position.epoch, self._data_replica)
 
-    def _run_steps(self) -> Position:
-        return self.position
-
-    @property
-    def data_replicas(self) -> int:
-        return self.strategy.data_replicas
-
-    @property
-    def data_index(self) -> int:
-        return self.strategy.data_index
-
-    def weights(self) -> Weights:
-        return self.strategy.weights()
-
-    def has_skipped_step(self) -> bool:
-        return self.strategy.has_skipped_step()
+    def _data_replica(self) -> tuple[int, int]:
+        return self.strategy.data_replicas, self.strategy.data_index
 
     @property
     def should_stop(self) -> bool:
@@ -202,20 +191,18 @@ class RankRun(Run):
 
     @contextlib.contextmanager
     def attached(self, module: TrainingModule, command: str, data: Data) -> Iterator[None]:
-        """Be the module's ``trainer`` in this context, between the hooks around a command.
-
-        Args:
-            module: The user's module.
-            command: What its hooks get: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-            data: Its data module's hooks are called before those of the module.
-        """
+        """Be the module's ``trainer`` in this context, between the hooks around a command."""
         module.trainer_state = replace(module.trainer_state, run=self)
         owners: list[DataHooks] = [module]
         if isinstance(data, DataModule):  # not the run: a loader with workers may pickle it
             data.data_replicas, data.data_index = self.data_replicas, self.data_index
             owners = [data, module]
         try:
-            self._prepare(owners)
+            preparing = [each for each in owners if is_overridden(each, DataHooks, "prepare_data")]
+            for each in preparing if self.local_rank == 0 else []:
+                each.prepare_data()
+            if preparing:
+                collectives.barrier()
             before = _shapes(module)
             for each in owners:
                 with self.plan.building() if each is module else contextlib.nullcontext():
@@ -231,14 +218,6 @@ class RankRun(Run):
                 each.teardown(command)
         finally:
             module.trainer_state = replace(module.trainer_state, run=None, weights={})
-
-    def _prepare(self, owners: Sequence[DataHooks]) -> None:
-        preparing = [each for each in owners if is_overridden(each, DataHooks, "prepare_data")]
-        if preparing:
-            if self.local_rank == 0:
-                for each in preparing:
-                    each.prepare_data()
-            collectives.barrier()
 
     def start_from_weights(self, module: TrainingModule, resumed: Path | None = None) -> None:
         """Load the weights that a new run starts from, if there are any."""

@@ -1,6 +1,7 @@
 """A fit on one rank: creates the loop from the loaders, resumes, writes records, and trains."""
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from ..checkpoint import (
     run_directory,
     set_aside,
 )
-from ..data import Data, Feed, LoadersByName, feed_first, feed_trained, scaling, sources
+from ..data import Data, Feed, LoadersByName, Share, feed_first, feed_trained, scaling, sources
 from ..errors import UserError
 from ..launch import collectives, outcome, restarts
 from ..launch.signals import Interrupted, Preempted
@@ -29,13 +30,13 @@ from ..loop import (
     check_validation,
     compilation,
     evaluate,
-    flops,
     saving,
 )
+from ..loop.flops import flops_per_sample
 from ..module import Loaders, TrainingModule
 from ..strategies import sync_batchnorm
 from ..strategies.optimizers import configured
-from .plan import Plan, check_created_layers, check_read
+from .plan import Plan, check_created_layers, check_loaders
 from .rank import RankRun
 
 Validate = Callable[[], dict[str, float]]
@@ -51,23 +52,22 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
         run.directory = chosen.directory
         with run.console.output_of(chosen.directory), run.attached(module, "fit", data):
             check_created_layers(plan, module)
-            run.start_from_weights(module, chosen.checkpoint)
+            resumed = chosen.checkpoint
+            run.start_from_weights(module, resumed)
             loader = sources.training_loader(data, module)
             feed = run.training_feed(loader)
-            if chosen.checkpoint is not None:
-                run.position.extra_steps = saving.extra_steps(Checkpoint(chosen.checkpoint), feed)
-            run.total_steps = scaling.total_steps(
-                feed.steps, options.max_epochs, options.max_steps, run.position.extra_steps
-            )
+            extra = saving.extra_steps(Checkpoint(resumed), feed) if resumed else 0
+            epochs, steps = options.max_epochs, options.max_steps
+            run.total_steps = scaling.total_steps(feed.steps, epochs, steps, extra)
             loaders: LoadersByName = {}
             if options.limit_val_batches:
                 loaders = sources.validation_loaders(data, module, val_dataloader)
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
-            check_read(plan, validates=bool(loaders), orders=feed.has_plan)
-            flops_per_sample = _count_flops(run, module, feed)
+            check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
+            flops = _count_flops(run, module, feed)
             with compilation.applied(module, options.compile, options.activation_checkpointing):
-                _Fit(run, module, feed, loaders, chosen).train(flops_per_sample)
+                _Fit(run, module, feed, loaders, chosen).train(flops)
 
 
 def _choose(plan: Plan, lock: RunLock) -> Chosen:
@@ -84,7 +84,7 @@ def _count_flops(run: RankRun, module: TrainingModule, feed: Feed) -> float | No
     """Find the operations of a sample, if they are needed, before the module is changed."""
     if run.plan.options.peak_flops is None or module.flops_per_sample:
         return module.flops_per_sample
-    counted = flops.flops_per_sample(module, next(iter(feed.epoch(0, 0))).data)
+    counted = flops_per_sample(module, next(iter(feed.epoch(0, 0))).data)
     run.console.say(f"floating-point operations per sample, counted: {counted:.3g}")
     return counted
 
@@ -113,9 +113,9 @@ class _Fit:
         self._chosen, self._directory = chosen, chosen.directory
         self._has_record = False
 
-    def train(self, flops_per_sample: float | None) -> None:
+    def train(self, flops: float | None) -> None:
         """Set the module up, resume, and run the loop; the record says how it ended."""
-        loop = self._make_loop(flops_per_sample)
+        loop = self._make_loop(flops)
         self._run.loop = loop
         self._run.metrics = loop.fit.outputs.latest
         try:
@@ -131,9 +131,9 @@ class _Fit:
 
     # --- the loop ------------------------------------------------------------------------------
 
-    def _make_loop(self, flops_per_sample: float | None) -> FitLoop:
+    def _make_loop(self, flops: float | None) -> FitLoop:
         plan, options, strategy = self._plan, self._plan.options, self._plan.strategy
-        parts = self._set_up(flops_per_sample)
+        parts = self._set_up(flops)
         self._run.schedulers = [each.scheduler for each in parts.optimization.schedulers]
         checkpoints = Checkpoints(
             self._directory / DIRECTORY,
@@ -148,7 +148,7 @@ class _Fit:
         validate = self._validation() if self._loaders else None
         return FitLoop(parts, checkpoints, validate, self._validation_check(), factor)
 
-    def _set_up(self, flops_per_sample: float | None) -> FitParts:
+    def _set_up(self, flops: float | None) -> FitParts:
         """Set the module up under the strategy."""
         run, module, feed, options = self._run, self._module, self._feed, self._plan.options
         strategy, recorder = self._plan.strategy, self._run.recorder
@@ -163,36 +163,24 @@ class _Fit:
             manual = ManualOptimization(strategy, optimization, lambda: recorder.context)
         shows = options.enable_progress_bar and self._plan.layout.is_main
         progress = Progress(shows, run.total_steps, feed.samples_per_step)
+        outputs, position = Outputs(recorder, progress), run.position
         return FitParts(
-            options,
-            module,
-            strategy,
-            optimization,
-            manual,
-            feed,
-            Outputs(recorder, progress),
-            run.position,
-            calls,
-            flops_per_sample,
+            options, module, strategy, optimization, manual, feed, outputs, position, calls, flops
         )
 
     def _validation(self) -> Validate:
         run, module = self._run, self._module
-        feeds = {run.share(): self._validation_feeds()}
+        # After a loss, the other ranks read the lost rank's samples.
+        feeds = functools.lru_cache(maxsize=1)(self._validation_feeds)
+        feeds(run.share())
+        return lambda: evaluate(
+            module, run.strategy, run.recorder, feeds(run.share()), "validation"
+        )
 
-        def validate() -> dict[str, float]:
-            share = run.share()
-            if share not in feeds:  # after a loss, the other ranks read the lost rank's samples
-                feeds.clear()
-                feeds[share] = self._validation_feeds()
-            return evaluate(module, run.strategy, run.recorder, feeds[share], "validation")
-
-        return validate
-
-    def _validation_feeds(self) -> dict[str, Feed]:
+    def _validation_feeds(self, share: Share) -> dict[str, Feed]:
         if not self._plan.options.overfit_batches:
             return self._run.evaluation_feeds(self._loaders, "val")
-        share, together = self._run.share(), self._plan.strategy.shards_parameters
+        together = self._plan.strategy.shards_parameters
         return {
             name: feed_trained(loader, share, training=self._feed, together=together)
             for name, loader in self._loaders.items()

@@ -23,9 +23,9 @@ LINES = {
     "logging": 1304,
     "loop": 2160,
     "memory": 399,
-    "module": 660,
+    "module": 651,
     "options": 879,
-    "run": 1504,
+    "run": 1410,
     "strategies/*.py": 2093,
     "strategies/asynchronous": 1036,
     "strategies/deepspeed": 1671,
@@ -36,7 +36,7 @@ LINES = {
     "strategies/model_parallel": 3170,
     "strategies/replicated": 673,
     "strategies/xla": 352,
-    "trainer.py": 276,
+    "trainer.py": 348,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40

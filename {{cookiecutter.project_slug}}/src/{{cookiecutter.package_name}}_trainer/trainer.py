@@ -4,24 +4,46 @@ The top of the package: the only file that imports all parts.
 """
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
 from . import launch
 from .checkpoint import BEST, LAST, find_link
 from .data import Data, randomness, sources
-from .errors import ConfigurationError, Problems, refuse
-from .launch import outcome, signals
-from .launch.signals import Interrupted
+from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
+from .launch import hangs, machine, outcome, signals
+from .launch.devices import gpu_backends
+from .launch.signals import Interrupted, Preempted
 from .loop import Position, trials
 from .module import Loaders, RunFacts, RunProperties, TrainingModule
 from .options import Options, paths, values
 from .options.reading import explains_keywords, takes
-from .run import console, environment, placement, plan, rank, training
-from .run.rank import Command, Evaluation, RankRun, RunResult
+from .run import console, environment, placement, plan, training
+from .run.plan import Plan
+from .run.rank import Evaluation, RankRun
+
+Command = partial[Any]
+"""A function of a :class:`~.run.rank.RankRun`, with the user's arguments."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run.
+
+    ``value``: what its command returns; ``weights``: the module's, if another process trained it.
+    """
+
+    value: Any = None
+    position: Position = field(default_factory=Position)
+    metrics: dict[str, float] = field(default_factory=dict)
+    run_directory: Path | None = None
+    weights: Mapping[str, Any] | None = None
 
 
 @explains_keywords
@@ -264,13 +286,63 @@ class Trainer(RunProperties):
         outcome.make_path_absolute(own.started_in)
         processes, launcher = own.local_processes, own.strategy.launcher
         if processes == 1 or own.layout.started_outside:
-            return rank.run(own, self.configuration, command)
+            return _run(own, self.configuration, command, is_started=False)
         if launcher == "subprocess":
             if own.options.auto_select_gpus:
                 placement.pass_to_ranks(own.node_devices)
             launch.supervise_copies(processes, own.layout, own.started_in)
-        started = partial(rank.run_started, own, self.configuration, command, module)
+        started = partial(_run_started, own, self.configuration, command, module)
         names = {"model": module, **command.keywords, "trainer": own}
         result: RunResult = launch.run_in_processes(launcher, processes, started, names)
         module.load_state_dict(result.weights or {})
         return result
+
+
+# --- in the process of a rank --------------------------------------------------------------------
+
+
+def _run(own: Plan, configuration: str | None, command: Command, is_started: bool) -> RunResult:
+    """Run a command as the rank that this process is: connect to the peers, run, disconnect.
+
+    Raises:
+        EarlyExit: User code called ``sys.exit(0)``.
+        UserError: The disk is full, or a loader's worker was killed.
+    """
+    rank, strategy = RankRun(own, configuration, is_started), own.strategy
+
+    def work() -> RunResult:
+        rank.connect()
+        try:
+            value = command(rank)
+        except Preempted:
+            raise
+        except (OSError, RuntimeError) as error:
+            if (line := machine.explain(error, own.request.root)) is None:
+                raise
+            raise UserError(line) from None
+        except SystemExit as error:
+            if error.code:
+                raise  # the exit code shows the failure
+            place = hangs.of_error(error).rpartition("\n")[2].strip()
+            raise EarlyExit(
+                f"user code called sys.exit({error.code}) in step {rank.global_step + 1}, before "
+                f"{command.func.__name__} ended ({place}): return instead, or raise an error"
+            ) from error
+        return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
+
+    with gpu_backends.applied(own.device.type, own.options):
+        return launch.run_external(
+            work, strategy.teardown, strategy.waits_for_peers, strategy.lost_peer_errors
+        )
+
+
+def _run_started(
+    own: Plan, configuration: str | None, command: Command, module: TrainingModule
+) -> RunResult:
+    """Run a command in a process that was started for it; the result includes the weights."""
+    result = _run(own.placed(), configuration, command, is_started=True)
+    weights = {
+        name: value.cpu() if isinstance(value, Tensor) else value
+        for name, value in module.state_dict().items()
+    }
+    return replace(result, weights=weights)

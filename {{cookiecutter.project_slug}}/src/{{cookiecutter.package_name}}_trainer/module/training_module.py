@@ -101,15 +101,9 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
     def initialize(self, name: str, layer: nn.Module) -> None:
         """Initialize the parameters of a layer that was built on the meta device.
 
-        Called for each layer that has its own parameters, including the module itself (see the
-        trainer's ``meta_device``). By default, calls its ``reset_parameters``, if it has one.
-
-        Args:
-            name: Name of the layer, ``""`` for this module.
-            layer: The layer, with its own parameters on the CPU and uninitialized.
-
-        Raises:
-            UserError: The layer has no ``reset_parameters``.
+        Called for each layer that has its own parameters, which are on the CPU and uninitialized;
+        also for the module itself, whose name is ``""``. By default, calls the layer's
+        ``reset_parameters``, which it must have.
         """
         reset: Callable[[], object] | None = getattr(layer, "reset_parameters", None)
         if reset is None:
@@ -234,14 +228,11 @@ class TrainingModule(RunProperties, Hooks, nn.Module):
         No gradient flows through it: for that, use ``torch.distributed.nn.functional.all_gather``.
         Under a pipeline, not all ranks run a step: call it in a hook.
 
-        Args:
-            tensor: Of the same shape on every rank.
-
         Returns:
             A tensor with a new first dimension of ``world_size``.
 
         Raises:
-            UserError: Shapes differ; the same on every rank.
+            UserError: Shapes differ between ranks; on every rank.
         """
         shapes = collectives.gather(list(tensor.shape))
         if any(shape != shapes[0] for shape in shapes):

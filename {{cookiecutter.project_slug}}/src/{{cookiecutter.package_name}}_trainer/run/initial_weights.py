@@ -30,15 +30,9 @@ def check_module(options: Options, started_in: Path, module: TrainingModule) -> 
 
 
 def load(options: Options, started_in: Path, module: TrainingModule) -> list[str]:
-    """Load the weights of the options into a module that no strategy has changed yet.
+    """Load the weights into a module that no strategy has changed yet; return lines to print.
 
     Those of parameters on the meta device are loaded when a strategy allocates them.
-
-    Returns:
-        Lines to print.
-
-    Raises:
-        UserError: They cannot be read, or do not fit.
     """
     if options.weights is None:
         return []

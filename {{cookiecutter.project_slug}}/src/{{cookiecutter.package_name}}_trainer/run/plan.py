@@ -93,12 +93,8 @@ class Plan:
 def make(given: Options, problems: Problems) -> Plan:
     """Check the options of a trainer, and plan its run.
 
-    Args:
-        given: The options.
-        problems: Has the lines of errors that were found when they were read.
-
     Raises:
-        ConfigurationError: One line per error.
+        ConfigurationError: One line per error; ``problems`` has those of reading the options.
     """
     options, notes = reading.shortened(given, problems)
     where = placement.find(options, problems)
@@ -262,16 +258,12 @@ def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
 def check_loaders(plan: Plan, *, validates: bool, orders: bool) -> None:
     """Raise a ConfigurationError with options and callbacks that the loaders leave without effect.
 
-    Args:
-        plan: The run's.
-        validates: Whether the fit has validations.
-        orders: Whether the trainer controls the order of the training samples.
+    ``orders``: whether the trainer controls the order of the training samples.
     """
     lines, unused = [], dict[str, str]()
     if orders:
-        unused["uneven_inputs"] = (
-            "the trainer gives each rank the same number of batches of this loader"
-        )
+        why = "the trainer gives each rank the same number of batches of this loader"
+        unused["uneven_inputs"] = why
     if not validates:
         names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")
         unused |= dict.fromkeys(names, _NO_VALIDATION)

@@ -2,13 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from .. import launch
 from ..checkpoint import resolve, run_choice, run_directory
@@ -23,10 +21,8 @@ from ..data import (
     randomness,
     sources,
 )
-from ..errors import CheckpointError, EarlyExit, UserError
-from ..launch import collectives, files, forks, hangs, machine
-from ..launch.devices import gpu_backends
-from ..launch.signals import Preempted
+from ..errors import CheckpointError, UserError
+from ..launch import collectives, files, forks
 from ..logging import Recorder
 from ..loop import FitLoop, ManualOptimization, Position, evaluate, predict, trials
 from ..memory import activation_checkpointing
@@ -43,73 +39,7 @@ from . import initial_weights
 from .console import Console
 from .plan import Plan
 
-Command = partial[Any]
-"""A function of a :class:`RankRun`, with the user's arguments."""
 Evaluation = Literal["validation", "test", "predict"]
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The result of a run.
-
-    ``value``: what its command returns; ``weights``: the module's, if another process trained it.
-    """
-
-    value: Any = None
-    position: Position = field(default_factory=Position)
-    metrics: dict[str, float] = field(default_factory=dict)
-    run_directory: Path | None = None
-    weights: Mapping[str, Any] | None = None
-
-
-def run(
-    plan: Plan, configuration: str | None, command: Command, *, is_started: bool = False
-) -> RunResult:
-    """Run a command as the rank that this process is: connect to the peers, run, disconnect.
-
-    Raises:
-        EarlyExit: User code called ``sys.exit(0)``.
-        UserError: The disk is full, or a loader's worker was killed.
-    """
-    rank = RankRun(plan, configuration, is_started)
-
-    def work() -> RunResult:
-        rank.connect()
-        try:
-            value = command(rank)
-        except Preempted:
-            raise
-        except (OSError, RuntimeError) as error:
-            if (line := machine.explain(error, plan.request.root)) is None:
-                raise
-            raise UserError(line) from None
-        except SystemExit as error:
-            if error.code:
-                raise  # the exit code shows the failure
-            place = hangs.of_error(error).rpartition("\n")[2].strip()
-            raise EarlyExit(
-                f"user code called sys.exit({error.code}) in step {rank.global_step + 1}, before "
-                f"{command.func.__name__} ended ({place}): return instead, or raise an error"
-            ) from error
-        return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
-
-    strategy = plan.strategy
-    with gpu_backends.applied(plan.device.type, plan.options):
-        return launch.run_external(
-            work, strategy.teardown, strategy.waits_for_peers, strategy.lost_peer_errors
-        )
-
-
-def run_started(
-    plan: Plan, configuration: str | None, command: Command, module: TrainingModule
-) -> RunResult:
-    """Run a command in a process that was started for it; the result includes the weights."""
-    result = run(plan.placed(), configuration, command, is_started=True)
-    weights = {
-        name: value.cpu() if isinstance(value, Tensor) else value
-        for name, value in module.state_dict().items()
-    }
-    return replace(result, weights=weights)
 
 
 class RankRun(Run):

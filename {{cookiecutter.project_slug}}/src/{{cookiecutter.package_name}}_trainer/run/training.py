@@ -90,15 +90,7 @@ def _count_flops(run: RankRun, module: TrainingModule, feed: Feed) -> float | No
 
 
 class _Fit:
-    """A fit whose loaders are known.
-
-    Args:
-        run: This rank's run.
-        module: The user's module.
-        feed: Training batches of this rank.
-        loaders: The validation loaders, if any; with ``overfit_batches``, that of training.
-        chosen: The run directory, and the checkpoint to resume from.
-    """
+    """A fit whose loaders are known; with ``overfit_batches``, that of training also validates."""
 
     def __init__(
         self,
@@ -227,9 +219,8 @@ class _Fit:
         directory, plan, chosen = self._directory, self._plan, self._chosen
         if chosen.checkpoint is not None and chosen.is_same_run:
             aside = set_aside(directory / DIRECTORY, chosen.checkpoint)
-            self._console.note(
-                *(f"later checkpoint set aside: {plan.shown(path)}" for path in aside)
-            )
+            shown = [plan.shown(path) for path in aside]
+            self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
         elif plan.options.overwrite:
             run_directory.set_aside(directory)
         else:
@@ -290,9 +281,8 @@ class _Fit:
             collectives.barrier()
             raise
         if self._plan.layout.is_main and not self._directory.is_dir():
-            raise UserError(
-                f"{self._directory}: the run directory was removed while the run trained"
-            )
+            gone = "the run directory was removed while the run trained"
+            raise UserError(f"{self._directory}: {gone}")
         self._write_outcome("finished")
 
     def _write_outcome(self, how: str) -> None:

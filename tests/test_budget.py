@@ -23,7 +23,7 @@ LINES = {
     "logging": 1304,
     "loop": 2160,
     "memory": 399,
-    "module": 651,
+    "module": 655,
     "options": 879,
     "run": 1410,
     "strategies/*.py": 2093,

@@ -59,6 +59,10 @@ class RunProperties:
         """The current epoch, counted from 0; 0 outside of a run."""
         return self._run_facts().epoch
 
+
+class ReplicaProperties(RunProperties):
+    """What a module and its ``trainer`` have in common besides."""
+
     @property
     def data_replicas(self) -> int:
         """Number of data-parallel replicas, which read different samples; 1 outside of a run."""
@@ -101,7 +105,7 @@ class Weights(Protocol):
         """Read parts from a state of :meth:`state` of any strategy."""
 
 
-class Run(RunProperties, ABC):
+class Run(ReplicaProperties, ABC):
     """A run, as a module and callbacks see it: their ``trainer``."""
 
     seed: int

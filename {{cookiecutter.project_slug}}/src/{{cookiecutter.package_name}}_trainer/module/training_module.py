@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..launch import collectives
 from ..logging import ReduceFx
-from .current_run import Manual, Run, RunFacts, RunProperties, TrainerState
+from .current_run import Manual, ReplicaProperties, Run, RunFacts, TrainerState
 from .hooks import Hooks
 
 
-class TrainingModule(RunProperties, Hooks, nn.Module):
+class TrainingModule(ReplicaProperties, Hooks, nn.Module):
     """A model and its training, independent of devices, processes and precision.
 
     Override :meth:`training_step` and :meth:`configure_optimizers`, and other hooks as needed. The

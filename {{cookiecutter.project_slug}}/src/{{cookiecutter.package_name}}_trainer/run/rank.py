@@ -121,7 +121,7 @@ class RankRun(Run):
 
     @contextlib.contextmanager
     def attached(self, module: TrainingModule, command: str, data: Data) -> Iterator[None]:
-        """Be the module's ``trainer`` in this context, between the hooks around a command."""
+        """Set this run as the module's ``trainer``, and call the hooks around a command."""
         module.trainer_state = replace(module.trainer_state, run=self)
         owners: list[DataHooks] = [module]
         if isinstance(data, DataModule):  # not the run: a loader with workers may pickle it

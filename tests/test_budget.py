@@ -17,15 +17,15 @@ LINES = {
     "checkpoint": 1692,
     "cli": 1439,
     "data": 2162,
-    "errors.py": 111,
+    "errors.py": 116,
     "launch": 3051,
     "legacy": 621,
     "logging": 1304,
     "loop": 2160,
     "memory": 399,
-    "module": 686,
+    "module": 655,
     "options": 879,
-    "run": 1912,
+    "run": 1410,
     "strategies/*.py": 2093,
     "strategies/asynchronous": 1036,
     "strategies/deepspeed": 1671,
@@ -36,7 +36,7 @@ LINES = {
     "strategies/model_parallel": 3170,
     "strategies/replicated": 673,
     "strategies/xla": 352,
-    "trainer.py": 291,
+    "trainer.py": 348,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
 SLACK = 40

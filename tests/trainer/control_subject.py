@@ -109,7 +109,7 @@ class HourPasses(Callback):
 
     def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
         if trainer.global_step == self.after and trainer.global_rank == self.rank:
-            trainer._position.started -= 3600
+            trainer.position.started -= 3600
 
 
 class StopsAfterValidation(Callback):

@@ -8,9 +8,9 @@ from torch import nn
 
 from ..errors import ConfigurationError, UserError
 from ..module import (
+    DataHooks,
     DataModule,
     Loader,
-    StageHooks,
     TrainingModule,
     problems_of_names,
     problems_of_signatures,
@@ -46,7 +46,7 @@ def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
 
 def check(module: TrainingModule, *names: str) -> None:
     """Raise ConfigurationError if a module does not override a hook, or one cannot be called."""
-    lines = missing(module, names) + problems_of_signatures(module, StageHooks)
+    lines = missing(module, names) + problems_of_signatures(module, DataHooks)
     lines += [line for name in names for line in _with_index(module, name, is_needed=True)]
     if lines:
         raise ConfigurationError(lines)
@@ -108,7 +108,7 @@ def validation_loaders(data: Data, module: TrainingModule, given: Data) -> Loade
 def check_given(data: Data, *, is_training: bool = False) -> None:
     """Check an argument: loaders of batches, or a data module without hooks of other trainers."""
     if isinstance(data, DataModule):
-        lines = problems_of_names(type(data), DataModule) + problems_of_signatures(data, StageHooks)
+        lines = problems_of_names(type(data), DataModule) + problems_of_signatures(data, DataHooks)
         if lines:
             raise ConfigurationError(lines)
     elif data is not None:

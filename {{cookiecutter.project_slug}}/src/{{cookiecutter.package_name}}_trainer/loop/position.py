@@ -24,8 +24,6 @@ class Position:
     """Whether all ranks have agreed to stop."""
     earlier_seconds: float = 0.0
     """Duration of training before the checkpoint from which it was resumed."""
-    extra_steps: int = 0
-    """By how much the steps before the resume exceed those of this run's batch size."""
     started: float | None = None
     """When this attempt has started to train, on the monotonic clock."""
 

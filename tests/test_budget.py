@@ -16,7 +16,7 @@ LINES = {
     "callbacks": 965,
     "checkpoint": 1692,
     "cli": 1439,
-    "data": 2162,
+    "data": 1910,
     "errors.py": 111,
     "launch": 3051,
     "legacy": 621,

@@ -27,7 +27,6 @@ from ..loop import (
     Position,
     check_validation,
     evaluate,
-    flops,
 )
 from ..module import Loader, TrainingModule
 from ..strategies import sync_batchnorm
@@ -46,22 +45,6 @@ class Assembly:
     def __init__(self, plan: Plan, recorder: Recorder) -> None:
         self._plan = plan
         self._recorder = recorder
-        self._flops_per_sample: float | None = None
-
-    def count_flops(self, module: TrainingModule, feed: Feed) -> list[str]:
-        """Find the operations of a sample, if they are needed, before the module is changed.
-
-        Returns:
-            A line if torch counted them.
-        """
-        if self._plan.options.peak_flops is None:
-            return []
-        self._flops_per_sample = module.flops_per_sample
-        if self._flops_per_sample:
-            return []
-        batch = next(iter(feed.epoch(0, 0))).data
-        self._flops_per_sample = flops.flops_per_sample(module, batch)
-        return [f"floating-point operations per sample, counted: {self._flops_per_sample:.3g}"]
 
     def training_feed(self, loader: Loader) -> Feed:
         """This replica's training batches."""
@@ -153,7 +136,7 @@ class Assembly:
             outputs,
             position,
             calls,
-            self._flops_per_sample,
+            module.flops_per_sample,
         )
 
     def _validation(self, fit: FitParts, loaders: LoadersByName) -> Callable[[], dict[str, float]]:

@@ -227,12 +227,8 @@ def _check_layers(plan: Plan, module: TrainingModule, problems: Problems) -> Non
         compilation.select(module, options.compile, options.activation_checkpointing)
     problems.lines += plan.strategy.problems_of(module)
     initial_weights.check_module(options, plan.started_in, module, problems)
-    if options.peak_flops is not None and not _has_flops(module):
+    if options.peak_flops is not None and not module.flops_per_sample:
         problems.add(
-            f"peak_flops: the operations of {type(module).__name__}, which uses manual "
-            "optimization, cannot be counted; set its flops_per_sample"
+            f"peak_flops: set flops_per_sample of {type(module).__name__}, for example to what "
+            "torch.utils.flop_counter counts for a training step on one sample"
         )
-
-
-def _has_flops(module: TrainingModule) -> bool:
-    return module.automatic_optimization or bool(module.flops_per_sample)

@@ -120,7 +120,6 @@ class RankRun(RunInterface):
                     validates=bool(validation),
                     orders=feed.has_plan,
                 )
-                self._console.say(*self._assembly.count_flops(module, feed))
                 if chosen.checkpoint is not None:  # before schedulers ask for total_steps
                     checkpoint = Checkpoint(chosen.checkpoint)
                     self._position.extra_steps = saving.extra_steps(checkpoint, feed)

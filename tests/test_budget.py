@@ -21,7 +21,7 @@ LINES = {
     "launch": 3051,
     "legacy": 621,
     "logging": 1304,
-    "loop": 2063,
+    "loop": 1988,
     "memory": 399,
     "module": 686,
     "options": 879,

@@ -45,18 +45,18 @@ class Share:
 
 
 class Feed:
-    """Yields the batches of an epoch, from any batch on."""
+    """Yields the batches of an epoch, from any batch on.
+
+    ``batches``: micro-batches per epoch; ``samples_per_step``: the effective batch size; both
+    ``None`` if unknown. ``accumulate``: micro-batches per optimizer step. ``has_plan``: ``batches``
+    is exact, and the same on every rank. ``remarks``: what to print at the start.
+    """
 
     batches: int | None
-    """Micro-batches per epoch; ``None`` if unknown."""
     samples_per_step: int | None
-    """The effective batch size; ``None`` if unknown."""
     accumulate: int
-    """Micro-batches per optimizer step."""
     has_plan: bool = False
-    """Whether ``batches`` is exact, and the same on every rank."""
     remarks: Sequence[str] = ()
-    """What to print at the start."""
 
     @property
     def steps(self) -> int | None:
@@ -75,12 +75,7 @@ class Feed:
         return {}
 
     def load_state(self, state: Mapping[str, Tensor], batches: int) -> list[str]:
-        """Load a position to read from; return notes.
-
-        Args:
-            state: Result of :meth:`state`.
-            batches: Number of batches of the epoch before this position.
-        """
+        """Load a result of :meth:`state`, to read from there; return notes."""
         return [loader_state.note_unused(batches)]
 
     def _micro_batch(
@@ -202,12 +197,9 @@ class ReplayFeed(Feed):
                 samples = batch_length(data, self._batch_size)
 
     def _agree(self, samples: int, is_last: bool, count: int) -> tuple[float, bool]:
-        """The weight of this replica's batch, and whether it is the last one of all replicas.
+        """The weight of this replica's batch, and whether the loaders of all replicas have ended.
 
-        Args:
-            samples: Number of samples in the batch.
-            is_last: Whether this replica's loader has ended.
-            count: Number of batches so far.
+        ``is_last``: whether this replica's has; ``count``: its batches so far.
         """
         rows = torch.zeros(collectives.world_size(), 3, dtype=torch.int64)
         rows[collectives.rank()] = torch.tensor([samples, is_last, self.batches or -1])
@@ -266,16 +258,10 @@ def _iterator(loader: Iterable[Any]) -> Iterator[Any]:
 def _drawn(
     batches: Iterator[Any], stream: randomness.Stream | None, number: int, total: int | None
 ) -> Iterator[Any]:
-    """Yield the batches of an epoch, which draw their random numbers from a stream.
-
-    Args:
-        batches: The rest of the epoch.
-        stream: ``None``: nothing is drawn in this process.
-        number: Number of the first of them.
-        total: Number of batches of the epoch, if it is known.
+    """Yield batches from ``number`` on, which draw their random numbers from a stream, if any.
 
     Raises:
-        UserError: A batch has no samples, or there are too few batches.
+        UserError: A batch has no samples, or an epoch of so many batches in total ends early.
     """
     while True:
         with stream or nullcontext():

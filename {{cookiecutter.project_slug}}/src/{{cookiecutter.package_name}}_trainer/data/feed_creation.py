@@ -120,7 +120,7 @@ def feed_evaluation(
     Args:
         loader: The user's loader.
         share: The replica that reads.
-        in_global_order: False reads the loader as it is.
+        in_global_order: As in :func:`feed_training`.
         together: Give every replica the same number of batches; padding batches have no samples
             that count.
         limit: Batches of the loader to read, which are divided among the replicas: the samples
@@ -143,15 +143,7 @@ def feed_first(
 ) -> Feed | None:
     """Feed of the first batches of an evaluation, the same number for each replica.
 
-    Args:
-        loader: The user's loader.
-        share: The replica that reads.
-        in_global_order: As in :func:`feed_evaluation`.
-        batches: Number of batches of each replica.
-
-    Returns:
-        The feed; ``None`` for a loader that is read as it is: reading it might change what it
-        yields later.
+    ``None`` for a loader that is read as it is: reading it might change what it yields later.
     """
     if not (in_global_order and can_be_ordered(loader)):
         return None
@@ -160,14 +152,7 @@ def feed_first(
 
 
 def feed_trained(loader: Iterable[Any], share: Share, *, training: Feed, together: bool) -> Feed:
-    """Feed for validation on the samples of a training feed that repeats its first epoch.
-
-    Args:
-        loader: The training loader.
-        share: The replica that reads.
-        training: Its training feed, of :func:`feed_training`.
-        together: As in :func:`feed_evaluation`.
-    """
+    """Feed for validation on the samples of a training feed that repeats its first epoch."""
     if not (isinstance(training, OrderedFeed) and can_be_ordered(loader)):
         raise TypeError("only a feed in the global order repeats an epoch")
     plan, most = training.plan, training.plan.samples_used

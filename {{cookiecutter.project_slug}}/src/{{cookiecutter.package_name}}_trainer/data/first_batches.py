@@ -20,13 +20,9 @@ _HOW = "by data_index and data_replicas of the module or the data module"
 
 
 def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool) -> Iterator[Any]:
-    """Yield batches, and compare the first one with that of the other ranks.
+    """Yield the batches of a replica's rank, and compare the first one with that of other ranks.
 
-    Args:
-        batches: Batches of this rank, on the CPU.
-        replica: The data-parallel replica of this rank.
-        replicas: Number of replicas.
-        tells: Print a note if replicas read the same.
+    ``tells``: print a note if replicas read the same.
 
     Raises:
         UserError: Ranks of a replica have read different batches; on every rank.

@@ -54,9 +54,7 @@ class Saved:
 def positions(loader: Any, reader: tuple[int, int]) -> "Positions | None":
     """The positions of a loader with a ``state_dict``, or of its dataset without workers.
 
-    Args:
-        loader: The loader, such as torchdata's ``StatefulDataLoader``.
-        reader: The replica that reads, and the number of replicas.
+    ``reader``: the replica that reads, and the number of replicas.
     """
     if _is_resumable(loader):
         return Positions(loader, reader)
@@ -85,14 +83,10 @@ class Positions:
         return copy.deepcopy(self._owner.state_dict()), stream.position
 
     def state(self, batches: int, *, is_start: bool = False) -> dict[str, Tensor]:
-        """The position after so many batches as tensors; empty if it was not noted.
+        """The position after so many batches of the epoch as tensors; empty if it was not noted.
 
-        Args:
-            batches: Number of batches of the epoch.
-            is_start: The next epoch is read from there.
-
-        Raises:
-            CheckpointError: The loader's state contains an unsupported type.
+        ``is_start``: the next epoch is read from there. Raises CheckpointError if the loader's
+        state contains an unsupported type.
         """
         if batches not in self._noted:
             return {}

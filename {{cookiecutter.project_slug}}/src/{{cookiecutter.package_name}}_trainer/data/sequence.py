@@ -43,22 +43,13 @@ def split(tensor: Tensor, dim: int) -> Tensor:
     """Take this process' slice of a sequence that every process of the group has.
 
     Split everything that has one entry per position: tokens, targets, position numbers, and the
-    rows of an attention mask.
-
-    Args:
-        tensor: The whole sequence, the same on every process.
-        dim: Its sequence dimension.
+    rows of an attention mask. ``dim`` is the dimension of positions.
     """
     return tensor if _Step.slices is None else _Step.slices.split(tensor, dim)
 
 
 def gather(tensor: Tensor, dim: int) -> Tensor:
-    """Join the slices of all processes: the inverse of :func:`split`, on every process.
-
-    Args:
-        tensor: This process' slice.
-        dim: Its sequence dimension.
-    """
+    """Join the slices of all processes: the inverse of :func:`split`, on every process."""
     return tensor if _Step.slices is None else _Step.slices.gather(tensor, dim)
 
 

@@ -38,8 +38,7 @@ _RETURNS = {
     "predict_step": "predictions for a batch, or forward, which it calls by default",
     "configure_optimizers": "the optimizers",
 }
-_MOST_WORKERS = 64
-"""For each core. Workers that wait for a network may be many more than cores."""
+_MOST_WORKERS = 64  # for each core: workers that wait for a network may be many more than cores
 
 
 # --- hooks ---------------------------------------------------------------------------------------
@@ -86,11 +85,7 @@ def _with_index(module: TrainingModule, step: str, *, is_needed: bool) -> list[s
 
 
 def training_loader(data: Data, module: TrainingModule) -> Loader:
-    """Get the training loader: the given one, or that of the data module or the module.
-
-    Raises:
-        UserError: There is none, or it is not an iterable of batches.
-    """
+    """Get the training loader: the given one, or that of the data module or the module."""
     made, source = _made(data, module, "train")
     _check_loader(made, source)
     _check_repeats(made, source)
@@ -98,13 +93,8 @@ def training_loader(data: Data, module: TrainingModule) -> Loader:
 
 
 def evaluation_loaders(data: Data, module: TrainingModule, stage: _Evaluation) -> LoadersByName:
-    """Get the loaders of an evaluation: the given ones, or those of data module or module.
-
-    Raises:
-        UserError: There are none, or one is not an iterable of batches.
-    """
-    made, source = _made(data, module, stage)
-    return _named(made, source, module, stage)
+    """Get the loaders of an evaluation: the given ones, or those of data module or module."""
+    return _named(*_made(data, module, stage), module, stage)
 
 
 def validation_loaders(data: Data, module: TrainingModule, given: Data) -> LoadersByName:
@@ -155,12 +145,7 @@ def _called(owner: DataModule | TrainingModule, stage: str) -> tuple[Any, str]:
 
 
 def _by_name(loader: Any, source: str) -> dict[str, Any]:
-    """Check the loaders of an evaluation, and return them by name.
-
-    Args:
-        loader: A loader, which gets the name ``""``; or a dict of loaders by name.
-        source: Where it comes from: ``"Digits.val_dataloader returned"``.
-    """
+    """Check the loaders of an evaluation, and return them by name, ``""`` for a single one."""
     if not isinstance(loader, Mapping):
         if _is_several(loader):
             raise UserError(
@@ -197,11 +182,11 @@ def _check_loader(loader: Any, source: str) -> None:
             f"{source} {kind}, which is not an iterable of batches: return a DataLoader, or "
             "another iterable whose every element is a batch"
         )
-    workers, most = getattr(loader, "num_workers", 0), _MOST_WORKERS * (os.cpu_count() or 1)
-    if isinstance(workers, int) and workers > most:
+    workers, cores = getattr(loader, "num_workers", 0), os.cpu_count() or 1
+    if isinstance(workers, int) and workers > _MOST_WORKERS * cores:
         raise UserError(
             f"{source} a loader with num_workers={workers}: each is a process, and this machine "
-            f"has {os.cpu_count()} cores; give at most {most}"
+            f"has {cores} cores; give at most {_MOST_WORKERS * cores}"
         )
 
 

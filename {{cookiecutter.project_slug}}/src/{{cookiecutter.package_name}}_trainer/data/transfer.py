@@ -34,8 +34,7 @@ class CopyStream:
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
         """Make later computation wait for all copies so far; the host does not wait.
 
-        Args:
-            tensors: Copies whose memory must not be reused before the computation has ended.
+        The memory of the tensors, which are copies, is not reused before the computation has ended.
         """
         computing = self._gpu.current_stream(self._device)
         computing.wait_stream(self._stream)
@@ -54,14 +53,7 @@ def read(
     """Yield the batches of an epoch; those for a GPU are copied one batch ahead.
 
     Objects with their own ``to`` method and subclasses of Tensor are left for the step's own
-    stream: it is unknown when their memory can be reused.
-
-    Args:
-        feed: Yields the batches.
-        epoch: The epoch to read.
-        start: Number of the first batch.
-        device: Target device.
-        dtype: Cast floating-point tensors to it on the device; ``None``: no cast.
+    stream: it is unknown when their memory can be reused. ``dtype``: as in :func:`moving.move`.
     """
     batches, stream = feed.epoch(epoch, start), copy_stream(device)
     if stream is None:

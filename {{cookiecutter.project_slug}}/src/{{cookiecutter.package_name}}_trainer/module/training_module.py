@@ -40,8 +40,7 @@ class TrainingModule(ReplicaProperties, Hooks, nn.Module):
     """Inputs of ``forward`` for the command ``export``: one, several, or by name, batch first."""
 
     flops_per_sample: float | None = None
-    """Floating-point operations of forward and backward of one sample, for ``peak_flops``;
-    ``None``: torch counts them."""
+    """Floating-point operations of forward and backward of one sample, for ``peak_flops``."""
 
     def __init__(self) -> None:
         super().__init__()

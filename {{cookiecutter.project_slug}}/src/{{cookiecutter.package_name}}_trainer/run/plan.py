@@ -246,11 +246,10 @@ def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
     problems.lines += plan.strategy.problems_of(module)
     with problems:
         initial_weights.check_module(options, plan.started_in, module)
-    can_be_counted = module.automatic_optimization or module.flops_per_sample
-    if options.peak_flops is not None and not can_be_counted:
+    if options.peak_flops is not None and not module.flops_per_sample:
         problems.add(
-            f"peak_flops: the operations of {type(module).__name__}, which uses manual "
-            "optimization, cannot be counted; set its flops_per_sample"
+            f"peak_flops: set flops_per_sample of {type(module).__name__}, for example to what "
+            "torch.utils.flop_counter counts for a training step on one sample"
         )
     return problems.lines
 

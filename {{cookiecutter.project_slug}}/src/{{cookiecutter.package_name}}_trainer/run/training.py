@@ -32,7 +32,6 @@ from ..loop import (
     evaluate,
     saving,
 )
-from ..loop.flops import flops_per_sample
 from ..module import Loaders, TrainingModule
 from ..strategies import sync_batchnorm
 from ..strategies.optimizers import configured
@@ -65,9 +64,8 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
-            flops = _count_flops(run, module, feed)
             with compilation.applied(module, options.compile, options.activation_checkpointing):
-                _Fit(run, module, feed, loaders, chosen).train(flops)
+                _Fit(run, module, feed, loaders, chosen).train()
 
 
 def _choose(plan: Plan, lock: RunLock) -> Chosen:
@@ -78,15 +76,6 @@ def _choose(plan: Plan, lock: RunLock) -> Chosen:
         name = request.name or restarts.run_name()
         request = replace(request, name=name, resume="auto")
     return run_choice.choose(request, layout, lock)
-
-
-def _count_flops(run: RankRun, module: TrainingModule, feed: Feed) -> float | None:
-    """Find the operations of a sample, if they are needed, before the module is changed."""
-    if run.plan.options.peak_flops is None or module.flops_per_sample:
-        return module.flops_per_sample
-    counted = flops_per_sample(module, next(iter(feed.epoch(0, 0))).data)
-    run.console.say(f"floating-point operations per sample, counted: {counted:.3g}")
-    return counted
 
 
 class _Fit:
@@ -105,9 +94,9 @@ class _Fit:
         self._chosen, self._directory = chosen, chosen.directory
         self._has_record = False
 
-    def train(self, flops: float | None) -> None:
+    def train(self) -> None:
         """Set the module up, resume, and run the loop; the record says how it ended."""
-        loop = self._make_loop(flops)
+        loop = self._make_loop()
         self._run.loop = loop
         self._run.metrics = loop.fit.outputs.latest
         try:
@@ -123,9 +112,9 @@ class _Fit:
 
     # --- the loop ------------------------------------------------------------------------------
 
-    def _make_loop(self, flops: float | None) -> FitLoop:
+    def _make_loop(self) -> FitLoop:
         plan, options, strategy = self._plan, self._plan.options, self._plan.strategy
-        parts = self._set_up(flops)
+        parts = self._set_up()
         self._run.schedulers = [each.scheduler for each in parts.optimization.schedulers]
         checkpoints = Checkpoints(
             self._directory / DIRECTORY,
@@ -140,7 +129,7 @@ class _Fit:
         validate = self._validation() if self._loaders else None
         return FitLoop(parts, checkpoints, validate, self._validation_check(), factor)
 
-    def _set_up(self, flops: float | None) -> FitParts:
+    def _set_up(self) -> FitParts:
         """Set the module up under the strategy."""
         run, module, feed, options = self._run, self._module, self._feed, self._plan.options
         strategy, recorder = self._plan.strategy, self._run.recorder

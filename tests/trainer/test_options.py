@@ -11,7 +11,7 @@ import pytest
 from my_project_trainer import launch
 from my_project_trainer.launch.devices import idle_gpus
 from my_project_trainer.options import Options
-from my_project_trainer.run import device_choice
+from my_project_trainer.run import placement
 
 
 def test_the_trainer_s_keywords_are_the_fields_with_their_defaults() -> None:
@@ -137,7 +137,7 @@ def test_copies_of_the_command_are_told_which_gpus_were_chosen(
         made.predict(_Predicts())
     assert told == ["3,1"]
     monkeypatch.setattr(idle_gpus, "choose", None)  # a rank does not choose again
-    monkeypatch.setattr(device_choice.launch, "is_reported", lambda: True)
+    monkeypatch.setattr(placement.launch, "is_reported", lambda: True)
     rank = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
     assert [each.index for each in rank._plan.node_devices] == [3, 1]
 

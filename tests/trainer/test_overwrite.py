@@ -1,5 +1,6 @@
 """A run that is overwritten is kept until the new run has saved a checkpoint."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -139,3 +140,11 @@ def test_a_kill_while_the_run_is_set_aside_loses_nothing(root: Path) -> None:
     run_directory.set_aside(run)
     assert relative(run / "overwritten") == before
     assert relative(run) == {}
+
+
+def test_a_first_attempt_that_saved_nothing_stays_in_the_record(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="planted"):
+        overwrite(tmp_path, "step", overwrite=False, resume="auto")
+    overwrite(tmp_path, overwrite=False, resume="auto")
+    attempts = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
+    assert [each["ended"] for each in attempts] == ["failed RuntimeError", "finished step 2"]

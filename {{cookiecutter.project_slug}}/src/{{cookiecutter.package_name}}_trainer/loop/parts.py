@@ -29,7 +29,7 @@ class FitParts:
 
     ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
     manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
-    ``calls``: hooks of callbacks and of the module; ``flops_per_sample``: if MFU is logged.
+    ``calls``: hooks of callbacks and of the module.
     """
 
     options: Options
@@ -41,7 +41,6 @@ class FitParts:
     outputs: Outputs
     position: Position
     calls: HookCalls
-    flops_per_sample: float | None = None
 
 
 def read(
@@ -105,9 +104,9 @@ def speed_of(fit: FitParts) -> Speed:
 
     peak_samples = None
     counts = collectives.rank() == 0 and is_overridden(module, TrainingModule, "count_tokens")
-    if peak is not None and fit.flops_per_sample:
+    if peak is not None and module.flops_per_sample:
         if samples is None:
             raise UserError("peak_flops: the loader has no batch_size; leave peak_flops out")
         devices = collectives.world_size() * len(fit.strategy.data.devices)
-        peak_samples = peak * devices / fit.flops_per_sample
+        peak_samples = peak * devices / module.flops_per_sample
     return Speed(samples, count_tokens if counts else None, peak_samples)

@@ -123,8 +123,8 @@ class Options:
     computes it anyway."""
     peak_flops: PositiveNumber | None = None
     """Peak floating-point operations per second of one device in this precision, from its data
-    sheet; logs the part of it that is used (MFU) as ``speed/mfu``. The operations are the module's
-    ``flops_per_sample``, or are counted by torch."""
+    sheet; logs the part of it that is used (MFU) as ``speed/mfu``. The module has
+    ``flops_per_sample``."""
     check_val_every_n_epoch: PositiveInt = 1
     """Run validation every N epochs."""
     val_every_n_steps: PositiveInt | None = None
@@ -141,13 +141,12 @@ class Options:
     callbacks: Sequence[Any] = ()
     """Callbacks of a fit: objects, class paths, names of built-in ones, or dicts with
     ``class_path`` and ``init_args``."""
-    nonfinite_loss: Literal["stop", "skip", "rollback", "ignore"] = "stop"
+    nonfinite_loss: Literal["stop", "skip", "ignore"] = "stop"
     """``"stop"``: stop with an error after a step whose loss is NaN or infinite, and save no
     non-finite parameters. ``"skip"``: skip steps whose gradients are not finite, on all ranks, and
-    stop after 30 in a row; reads a number from the device in each step. ``"rollback"``: restore
-    weights and optimizers from the newest checkpoint, and continue with the next batches. With a
-    gradient scaler (``"16-mixed"``) all skip such steps, until the scale falls below 1e-4.
-    ``"ignore"``: no checks."""
+    stop after 30 in a row; reads a number from the device in each step. ``"ignore"``: no
+    checks. With a gradient scaler (``"16-mixed"``) all skip such steps, until the scale falls below
+    1e-4."""
     async_checkpoints: bool = False
     """Write checkpoints while training continues."""
     resume: str | None = None

@@ -58,6 +58,7 @@ class ParameterServer(Strategy):
             "manual_optimization": _ON_SERVER,
             "parameter_averaging": "workers hold weights of different steps; use strategy='ddp'",
             "skipped_batches": "each step needs a gradient of each worker; use strategy='ddp'",
+            "rollback": _ON_SERVER,
             "skipping": _ON_SERVER,
             "sync_batchnorm": "there is no process group over which to synchronize; use "
             "strategy='ddp'",

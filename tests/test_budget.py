@@ -18,7 +18,7 @@ LINES = {
     "cli": 1439,
     "data": 2162,
     "errors.py": 111,
-    "launch": 3051,
+    "launch": 2706,
     "legacy": 621,
     "logging": 1304,
     "loop": 2160,

@@ -92,8 +92,11 @@ class Trainer:
         except Interrupted as interrupted:
             directory = self._plan.started_in / interrupted.directory
             self._last = RunResult(global_step=interrupted.step, run_directory=directory)
-            prints = signals.is_main_rank() and not launch.is_reported()
-            signals.show_as_one_line(interrupted, prints)
+            line = str(interrupted) * (self.is_global_zero and not launch.is_reported())
+            # Python's exit code for KeyboardInterrupt, which it does not use for subclasses.
+            signals.hide_traceback(
+                lambda error: isinstance(error, Interrupted), line, signals.INTERRUPTED_CODE
+            )
             raise
 
     def check_fit(self, module: TrainingModule) -> None:

@@ -6,6 +6,7 @@ Between nodes there is only the TCP store, which listens on all interfaces.
 """
 
 import atexit
+import contextlib
 import datetime
 import ipaddress
 import itertools
@@ -49,14 +50,13 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     if layout not in _stores:
         folder = _private_folder(layout)
         if folder is None:
-            _stores[layout] = _join(_shared_store(layout, timeout), layout, timeout)
+            _stores[layout] = _join(_tcp_store(layout, timeout), layout, timeout)
         else:
-            _await_files(folder, layout, timeout)
+            # Wait for a file of each rank, because opening the store may block.
+            (folder / f"present-{layout.rank}").touch()
+            _await_ranks(layout, timeout, lambda rank: (folder / f"present-{rank}").exists())
             _stores[layout] = dist.FileStore(str(folder / STORE_FILE), -1)  # -1: keep the file
     return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])
-
-
-# --- a file, on one node -------------------------------------------------------------------------
 
 
 def _private_folder(layout: Layout) -> Path | None:
@@ -84,12 +84,6 @@ def check_private(folder: Path) -> None:
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if not is_private or found.st_uid != os.geteuid():
         raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
-
-
-def _await_files(folder: Path, layout: Layout, timeout: datetime.timedelta) -> None:
-    """Wait until all ranks have joined: by a file each, because opening the store may block."""
-    (folder / f"present-{layout.rank}").touch()
-    _await_ranks(layout, timeout, lambda rank: (folder / f"present-{rank}").exists())
 
 
 def _await_ranks(
@@ -135,42 +129,34 @@ def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dis
     return dist.PrefixStore(token, store)
 
 
-def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
-    served_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    port = layout.main_port
-    if port == 0:
-        path = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{layout.launch_id}"
-        if layout.is_main:
-            store = _serve(layout, 0, timeout)
-            atexit.register(path.unlink, missing_ok=True)
-            files.write_private(path, str(store.port))
-            return store
+def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
+    """Serve the store on rank 0, or connect to it; on one node it listens on 127.0.0.1 only."""
+    address, port, descriptor = layout.main_address, layout.main_port, None
+    is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
+    serves = layout.is_main and not (is_served and port)
+    path = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{layout.launch_id}"
+    if not serves and port == 0:
         port = int(_await_address(path, timeout))
-    elif layout.is_main and not served_by_launcher:
-        return _serve(layout, port, timeout)
-    # On one node the store listens on loopback, whatever the name of the node.
-    is_loopback = layout.num_nodes == 1 and not served_by_launcher
-    address = "127.0.0.1" if is_loopback else layout.main_address
+    if layout.num_nodes == 1 and not is_served:
+        address = "127.0.0.1"
+        if serves:
+            descriptor = socket.create_server((address, port), backlog=1024).detach()
     try:
-        return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+        store = dist.TCPStore(
+            address,
+            port,
+            is_master=serves,
+            wait_for_workers=False,
+            timeout=timeout,
+            master_listen_fd=descriptor,
+        )
     except dist.DistNetworkError as error:
-        raise UserError(f"rank 0 was not found at {address}:{port}: {error}") from error
-
-
-def _serve(layout: Layout, port: int, timeout: datetime.timedelta) -> dist.TCPStore:
-    """Serve the store: on 127.0.0.1 on one node, else on every interface."""
-    descriptor = None
-    if layout.num_nodes == 1:
-        listener = socket.create_server(("127.0.0.1", port), backlog=1024)
-        descriptor = listener.detach()
-    return dist.TCPStore(
-        layout.main_address if descriptor is None else "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=descriptor,
-    )
+        problem = "cannot be served" if serves else "was not found"
+        raise UserError(f"the store of rank 0 {problem} at {address}:{port}: {error}") from error
+    if serves and port == 0:
+        atexit.register(path.unlink, missing_ok=True)
+        files.write_private(path, str(store.port))
+    return store
 
 
 def _await_address(path: Path, timeout: datetime.timedelta) -> str:
@@ -181,7 +167,7 @@ def _await_address(path: Path, timeout: datetime.timedelta) -> str:
                 f"rank 0 did not write its port to {path} within {timeout.total_seconds():g} s; "
                 "set MASTER_PORT if the nodes do not share this directory"
             )
-        time.sleep(0.05)
+        time.sleep(_POLL_SECONDS)
     if (owner := path.stat().st_uid) != os.geteuid():
         raise UserError(f"{path} was written by another user (id {owner}); remove it")
     return path.read_text()
@@ -193,8 +179,7 @@ def _await_address(path: Path, timeout: datetime.timedelta) -> str:
 def stay_on_loopback() -> None:
     """Select the loopback interface for gloo and NCCL, unless the user has set one."""
     names = [name for _, name in socket.if_nameindex()]
-    interface = next((name for name in ("lo", "lo0") if name in names), None)
-    if interface is not None:
+    for interface in [name for name in ("lo", "lo0") if name in names]:
         os.environ.setdefault(_INTERFACE, interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
@@ -214,11 +199,9 @@ def avoid_loopback(main_address: str) -> None:
     is_set = _INTERFACE in os.environ or not sys.platform.startswith("linux")
     if is_set or _is_loopback(main_address):  # then all nodes are this host
         return
-    name = socket.gethostname()
-    try:
+    name, listens_at = socket.gethostname(), "127.0.0.1"
+    with contextlib.suppress(OSError):
         listens_at = socket.gethostbyname(name)
-    except OSError:
-        listens_at = "127.0.0.1"
     if not _is_loopback(listens_at):
         return
     # Routes of the kernel: interface, destination (0: the default route), …

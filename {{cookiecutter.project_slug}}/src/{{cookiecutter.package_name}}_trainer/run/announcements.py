@@ -4,7 +4,7 @@ from pathlib import Path
 
 from .. import launch
 from ..data import scaling
-from ..launch.devices import gpu_backends, hidden_gpus
+from ..launch import devices
 from ..loop import FitLoop
 from .plan import Plan
 
@@ -14,7 +14,7 @@ def warn_of_hidden_gpus(plan: Plan) -> None:
     # Our launcher has printed it for its ranks.
     is_ours_to_say = plan.layout.is_main and not launch.is_reported()
     if is_ours_to_say and plan.options.accelerator == "auto" and plan.device.type == "cpu":
-        hidden_gpus.warn()
+        devices.warn_of_hidden()
 
 
 def opening(plan: Plan, loop: FitLoop) -> list[str]:
@@ -26,7 +26,7 @@ def opening(plan: Plan, loop: FitLoop) -> list[str]:
     ]
     if plan.options.compile:
         lines.append("compile: the first step compiles the model, which may take minutes")
-    lines += gpu_backends.notes(plan.device.type, plan.precision.name)
+    lines += devices.precision_notes(plan.device.type, plan.precision.name)
     replicas, accumulate = plan.strategy.data_replicas, feed.accumulate
     if feed.samples_per_step:
         each = feed.samples_per_step // (replicas * accumulate)

@@ -9,8 +9,9 @@ import torch
 
 from .. import launch, strategies
 from ..errors import ConfigurationError
+from ..launch import devices
 from ..launch.cluster import Layout
-from ..launch.devices import ADDED, Accelerator, count, idle_gpus, parse_devices
+from ..launch.devices import ADDED, Accelerator, count, parse_devices
 from ..options import Options
 from ..strategies import Limits, SingleDevice, Strategy
 from . import environment
@@ -84,7 +85,7 @@ def _idle(count: int) -> list[int]:
     """Idle GPUs; in a rank of our launcher, those that the launcher has selected."""
     if launch.is_reported() and environment.GPUS in os.environ:
         return [int(index) for index in os.environ[environment.GPUS].split(",")]
-    return idle_gpus.choose(idle_gpus.read_gpus(), count)
+    return devices.choose_idle(devices.read_gpus(), count)
 
 
 def pass_to_ranks(gpus: Sequence[torch.device]) -> None:

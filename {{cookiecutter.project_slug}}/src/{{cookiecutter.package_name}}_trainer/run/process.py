@@ -8,8 +8,7 @@ from torch import Tensor
 
 from .. import launch
 from ..errors import EarlyExit, UserError
-from ..launch import hangs, machine
-from ..launch.devices import gpu_backends
+from ..launch import devices, hangs, reports
 from ..launch.signals import Preempted
 from ..module import TrainingModule
 from .plan import Plan
@@ -42,7 +41,7 @@ def run(
         except Preempted:
             raise
         except (OSError, RuntimeError) as error:
-            if (line := machine.explain(error, plan.request.root)) is None:
+            if (line := reports.failure_of_machine(error, plan.request.root)) is None:
                 raise
             raise UserError(line) from None
         except SystemExit as error:
@@ -55,7 +54,7 @@ def run(
             ) from error
 
     strategy = plan.strategy
-    with gpu_backends.applied(plan.device.type, plan.options):
+    with devices.backends_set(plan.device.type, plan.options):
         return launch.run_external(
             work, strategy.teardown, strategy.waits_for_peers, strategy.lost_peer_errors
         )

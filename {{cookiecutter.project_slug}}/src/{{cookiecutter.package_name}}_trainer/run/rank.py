@@ -23,7 +23,7 @@ from ..checkpoint import (
 )
 from ..data import Data, Feed, LoadersByName, randomness, sources
 from ..errors import CheckpointError, UserError
-from ..launch import collectives, files, forks, outcome, restarts
+from ..launch import collectives, files, outcome, restarts
 from ..launch.signals import Interrupted, Preempted
 from ..logging import LoggedRun, Recorder
 from ..loop import (
@@ -77,7 +77,6 @@ class RankRun(RunInterface):
 
     def connect(self) -> None:
         """Join the process group, and seed this rank."""
-        forks.freeze_garbage_in_children()
         plan = self.plan
         if plan.layout.source != "none":
             self._console.say(plan.layout.receipt())

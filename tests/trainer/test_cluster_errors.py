@@ -87,8 +87,8 @@ from cluster_environments import (
         ),
         (
             ON_EACH_NODE | {"LOCAL_RANK": "1"},
-            "nodes: LOCAL_RANK=1, but neither RANK nor WORLD_SIZE; start the command once on each "
-            "node without LOCAL_RANK, or set all three for each process",
+            "nodes: rank 1 of 2, local rank 1 of 1, node 1 of 2 (counted from 0) are impossible "
+            "(at most 1048576 processes); the launch is broken",
         ),
         (
             ON_EACH_NODE | {"NODE_RANK": "2"},

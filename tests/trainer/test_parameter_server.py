@@ -154,7 +154,7 @@ def test_a_lost_worker_is_left_out_of_a_step_that_waits(
     assert float(workers.held[0].detach()) == -3.0
     workers.peers[1].leave()
     own = torch.tensor([7], dtype=torch.uint8)
-    assert {0: 7} == {n: int(each) for n, each in workers.peers[0].exchange(own).items()}
+    assert {n: int(each) for n, each in workers.peers[0].exchange(own).items()} == {0: 7}
     workers.peers[0].leave()
     workers.server.close()
     assert "note: rank 2 was lost in its step 1; the other 2 workers continue" in (

@@ -93,10 +93,7 @@ class Trainer:
             directory = self._plan.started_in / interrupted.directory
             self._last = RunResult(global_step=interrupted.step, run_directory=directory)
             line = str(interrupted) * (self.is_global_zero and not launch.is_reported())
-            # Python's exit code for KeyboardInterrupt, which it does not use for subclasses.
-            signals.hide_traceback(
-                lambda error: isinstance(error, Interrupted), line, signals.INTERRUPTED_CODE
-            )
+            signals.hide_traceback(Interrupted, line, signals.INTERRUPTED_CODE)
             raise
 
     def check_fit(self, module: TrainingModule) -> None:

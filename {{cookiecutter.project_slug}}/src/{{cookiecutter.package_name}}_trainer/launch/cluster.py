@@ -77,9 +77,8 @@ class Source:
 
     Args:
         name: Its name in :data:`OVERRIDE`.
-        precedence: Sources are tried in ascending order; see :data:`SOURCES`. Launchers that start
-            their ranks from a daemon come before srun: in a SLURM job, the daemon is itself a task
-            of a step, whose variables the ranks inherit.
+        precedence: Sources are tried in ascending order. Launchers whose daemons start the ranks
+            come before srun, whose variables their ranks inherit in a SLURM job.
         read: Reads the layout; returns ``None`` if this launch has not started the process.
         appended: Words that the launcher appends to the command line of each process.
     """
@@ -110,8 +109,8 @@ def detect(environment: Environment | None = None, num_nodes: int | None = None)
         num_nodes: The user's number of nodes; used if no variable gives it.
 
     Raises:
-        ConfigurationError: The override names an unknown source, or one without variables here;
-            or the variables of a launch are missing or contradict each other.
+        ConfigurationError: The override names a source that is unknown or without variables here,
+            or variables of a launch are missing or contradict each other.
     """
     environment = os.environ if environment is None else environment
     if isinstance(num_nodes, int):
@@ -178,15 +177,7 @@ def read_named(
     main_address: str = "127.0.0.1",
     launch_id: str = "",
 ) -> Layout:
-    """Read a layout from a launcher's variables.
-
-    Args:
-        env: Environment variables.
-        source: Name of the source.
-        names: The launcher's variables.
-        main_address: Used if ``MASTER_ADDR`` is not set.
-        launch_id: Identifies the launch.
-    """
+    """Read a layout from a launcher's variables; ``MASTER_ADDR`` overrides ``main_address``."""
     rank, world_size, local_rank, on_node = (
         int(env[name])
         for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
@@ -207,12 +198,9 @@ def read_named(
 
 
 def check_filled(layout: Layout) -> Layout:
-    """Return the layout if nodes of equal size are filled one after the other.
+    """Return the layout, or raise ConfigurationError if nodes are not filled one by one, equally.
 
     Only then are the variables of launchers such as mpirun sufficient.
-
-    Raises:
-        ConfigurationError: They are not.
     """
     on_node = layout.local_world_size
     if (
@@ -232,6 +220,8 @@ def check_filled(layout: Layout) -> Layout:
 _RANKS = Names(
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"
 )
+
+_COMMANDS = Names("NODE_RANK", "NUM_NODES", "LOCAL_RANK", "number of commands on this node")
 
 
 def _torchelastic(env: Environment) -> Layout | None:
@@ -258,32 +248,22 @@ def _ranks(env: Environment, source: str) -> Layout:
 
 def _nodes(env: Environment) -> Layout | None:
     """One command per node, started by the user; it starts the ranks of its node."""
-    count = next((env[name] for name in ("NUM_NODES", "NNODES") if name in env), None)
+    count = env.get("NUM_NODES", env.get("NNODES"))
     several = count is not None and int(count) > 1
     if count == "1" or not ("NODE_RANK" in env or (several and "MASTER_ADDR" in env)):
         return None
+    # Each command is the first process of its node.
+    given = {"LOCAL_RANK": "0", _COMMANDS.local_world_size: "1", **env}
+    if several:
+        given["NUM_NODES"] = str(count)
     for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NUM_NODES"):
-        if name not in env and not (name == "NUM_NODES" and several):
+        if name not in given:
             raise ConfigurationError(
                 f"nodes: {name} is not set; a command that is started once on each node needs "
                 "NODE_RANK, MASTER_ADDR, MASTER_PORT and NUM_NODES (or num_nodes of the trainer); "
                 f"set {OVERRIDE}=none to ignore them"
             )
-    if env.get("LOCAL_RANK", "0") != "0":
-        raise ConfigurationError(
-            f"nodes: LOCAL_RANK={env['LOCAL_RANK']}, but neither RANK nor WORLD_SIZE; start the "
-            "command once on each node without LOCAL_RANK, or set all three for each process"
-        )
-    node_rank, num_nodes = int(env["NODE_RANK"]), int(str(count))
-    return Layout(
-        rank=node_rank,
-        world_size=num_nodes,
-        node_rank=node_rank,
-        num_nodes=num_nodes,
-        main_address=env["MASTER_ADDR"],
-        main_port=int(env["MASTER_PORT"]),
-        source=NODES,
-    )
+    return read_named(given, NODES, _COMMANDS)
 
 
 # --- srun ----------------------------------------------------------------------------------------
@@ -292,7 +272,7 @@ _STEP = Names(
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",
     "SLURM_LOCALID",
-    "number of tasks on this node",  # not a variable
+    "number of tasks on this node",
     "SLURM_NODEID",
     "SLURM_STEP_NUM_NODES",
 )

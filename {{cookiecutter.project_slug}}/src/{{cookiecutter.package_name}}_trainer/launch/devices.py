@@ -1,8 +1,4 @@
-"""Devices of this machine: which there are, which are idle, and why torch cannot use some.
-
-Source of torch's settings for GPUs:
-https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html
-"""
+"""Devices of this machine: which there are, which are idle, and why torch cannot use some."""
 
 import contextlib
 import functools
@@ -100,8 +96,7 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
             "all" means one.
 
     Raises:
-        ConfigurationError: A duplicate, a negative number other than -1, an index that does not
-            exist, no device at all, or a value of another type. The message names it.
+        ConfigurationError: Another value, a duplicate, or an index that does not exist.
     """
     where = f"devices={shown(value)}"
     indices = _indices(value, where, 1 if available is None else available)
@@ -127,18 +122,14 @@ def parse_devices(value: int | str | list[int] | None, available: int | None) ->
 def _indices(value: int | str | list[int] | None, where: str, all_of: int) -> list[int]:
     given: object = -1 if value is None else value
     if isinstance(value, str):
-        text = value.strip()
+        text = "-1" if value.strip() == "auto" else value.strip()
         if text == "0":
             raise ConfigurationError(
                 f"{where} may mean no device or device 0; say [0] for device 0"
             )
         with contextlib.suppress(ValueError):  # refused below
-            if text == "auto":
-                given = -1
-            elif "," in text:
-                given = [int(part) for part in text.split(",") if part.strip()]
-            else:
-                given = int(text)
+            parts = [int(part) for part in text.split(",") if part.strip()]
+            given = parts if "," in text else int(text)
     if type(given) is int:
         if given == -1:
             return list(range(all_of))
@@ -152,10 +143,7 @@ def _indices(value: int | str | list[int] | None, where: str, all_of: int) -> li
 
 
 def why_hidden() -> str | None:
-    """How many GPUs torch cannot use, why, and what to do; ``None`` if there are no GPUs.
-
-    Call it if torch sees no GPU.
-    """
+    """If torch sees no GPU: how many there are, why, and what to do; ``None`` if there are none."""
     nodes = [path for path in sorted(_DEVICES.glob("nvidia*")) if path.name[6:].isdecimal()]
     count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(nodes)
     if count == 0:
@@ -188,7 +176,7 @@ def why_hidden() -> str | None:
 
 @functools.cache  # once in a process
 def warn_of_hidden() -> None:
-    """Print a warning once if there are GPUs that torch cannot use."""
+    """Print a warning if there are GPUs that torch cannot use."""
     if (line := why_hidden()) is not None:
         sys.stderr.write(f"warning: this run is on the CPU: {line}\n")
 
@@ -216,7 +204,7 @@ class GPU:
 
 
 def choose_idle(gpus: Sequence[GPU], count: int) -> list[int]:
-    """Select GPUs for training: idle ones first, then by free memory; return indices, best first.
+    """Indices of the best GPUs: idle ones first, then by free memory.
 
     Raises:
         ConfigurationError: Too few GPUs can be used; the message gives the reason for each other.
@@ -238,10 +226,7 @@ def read_gpus() -> list[GPU]:
     In a container, the driver may hide the processes of others; their memory counts as used.
 
     Raises:
-        ConfigurationError: NVML's package is missing, NVML fails, or its GPUs cannot be mapped to
-            torch's.
-
-    Source: https://docs.nvidia.com/deploy/nvml-api/
+        ConfigurationError: NVML is missing or fails, or its GPUs cannot be mapped to torch's.
     """
     try:
         nvml: Any = importlib.import_module("pynvml")
@@ -288,8 +273,9 @@ def _read(nvml: Any, index: int) -> GPU:
 def backends_set(device_type: str, options: Options) -> Iterator[None]:
     """Set the matmul precision and cuDNN's benchmark on GPUs, and restore them on exit.
 
-    torch has two APIs for the precision of float32 matrix products, and torch.compile reads both.
-    The older one sets both settings of the newer one, and can be read only if they agree.
+    torch has two APIs for this precision, and torch.compile reads both. The older one sets both
+    settings of the newer one, and can be read only if they agree. Source:
+    https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html
     """
     if device_type != "cuda":
         yield

@@ -51,7 +51,7 @@ class HangTimer:
 
         Args:
             seconds: Timeout of a collective; a batch may take some seconds longer.
-            path: The file to print to, from now on also on SIGUSR2; default: standard error.
+            path: File to print to, then also on SIGUSR2; default: standard error.
         """
         self.disarm()
         self._seconds = seconds + _MARGIN_SECONDS

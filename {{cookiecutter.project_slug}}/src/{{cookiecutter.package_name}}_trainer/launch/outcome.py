@@ -1,8 +1,8 @@
 """Write the outcome of a run, in one line, for the script that started it.
 
-Exit codes are not enough: srun and torchrun replace them. The file named by ``TRAINER_OUTCOME``
-contains ``finished step 120``, ``preempted SIGUSR1 step 57``, or ``failed rank 1: ValueError:
-bad``. If the file does not exist, the run was killed before it could write it.
+The file named by ``TRAINER_OUTCOME`` contains ``finished step 120``, ``preempted SIGUSR1 step 57``,
+or ``failed rank 1: ValueError: bad``; srun and torchrun replace exit codes. If the file does not
+exist, the run was killed.
 """
 
 import contextlib

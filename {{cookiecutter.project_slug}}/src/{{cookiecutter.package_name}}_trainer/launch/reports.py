@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -71,46 +71,30 @@ class Failure:
 
 
 def report_start() -> None:
-    """Report to our launcher that this rank handles SIGINT; the launcher prints the message.
-
-    Before that, a rank would print the traceback of its imports on SIGINT.
-    """
+    """Report to our launcher that this rank handles SIGINT, without a traceback of imports."""
     if directory := _directory():
         os.environ[RANK_PROCESS] = str(os.getpid())
-        signals.hide_traceback(lambda error: isinstance(error, KeyboardInterrupt))
+        signals.hide_traceback(KeyboardInterrupt)
         # A script may catch an error and train again; then the old report must not be shown.
-        _report(directory, _rank()).unlink(missing_ok=True)
-        _set_state("started")
+        (directory / f"rank-{_rank()}.json").unlink(missing_ok=True)
+        set_state("started")
         signals.unblock_sigint()
 
 
-@contextlib.contextmanager
-def working() -> Iterator[None]:
-    """Tell our launcher that this rank must not end in this context, even with exit code 0."""
-    _set_state("working")
-    try:
-        yield
-    finally:
-        _set_state("started")
+def set_state(state: State) -> None:
+    """Tell our launcher the state of this rank."""
+    if directory := _directory():
+        with contextlib.suppress(OSError):  # the launcher has ended, and its directory
+            (directory / f"state-{_rank()}").write_text(state)
 
 
 def allow_loss() -> None:
     """Tell our launcher that the other ranks continue if this one is killed while it works."""
-    _set_state("expendable")
-
-
-def _set_state(state: State) -> None:
-    if directory := _directory():
-        with contextlib.suppress(OSError):  # the launcher has ended, and its directory
-            _state_file(directory, _rank()).write_text(state)
+    set_state("expendable")
 
 
 def watch_for_hangs(seconds: float) -> None:
-    """Print this rank's stack if it hangs or ends by a fault, for our launcher if there is one.
-
-    Args:
-        seconds: Timeout of a collective; see :class:`~.hangs.HangTimer`.
-    """
+    """Print this rank's stack if it hangs or ends by a fault; see :meth:`.hangs.HangTimer.arm`."""
     if collectives.world_size() > 1:
         directory = _directory()
         hangs.timer.arm(seconds, stack_file(directory, _rank()) if directory else None)
@@ -148,8 +132,8 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> None:
             reason=reason(error),
             lost_at=hangs.of_error(error) if is_lost else "",
         )
-        files.write_atomically(_report(directory, rank), json.dumps(asdict(failure)))
-        signals.hide_traceback(lambda other: other is error)
+        files.write_atomically(directory / f"rank-{rank}.json", json.dumps(asdict(failure)))
+        signals.hide_traceback(error)
     elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
@@ -160,8 +144,8 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> None:
 def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
     """Report a rank's failure and end its process without destroying its process group.
 
-    With NCCL, destroying it would wait for peers, which wait in a collective for this rank. Only
-    functions registered with ``atexit`` are called, for some seconds at most.
+    With NCCL, that would wait for peers, which wait for this rank. Only functions registered with
+    ``atexit`` are called, for some seconds at most.
     """
     report_failure(error, lost_peer)
     if not is_reported():
@@ -183,10 +167,7 @@ def write_error(text: str) -> None:
 
 
 def is_reported() -> bool:
-    """Whether our launcher prints this rank's failure, so that the rank need not.
-
-    False if the variables were inherited from a rank: the launcher does not print for commands.
-    """
+    """Whether our launcher prints this process' failure; it does not for a rank's own children."""
     return _directory() is not None and os.environ.get(PARENT) == str(os.getppid())
 
 
@@ -212,7 +193,7 @@ def _code(error: BaseException) -> int:
 
 def state(directory: Path, rank: int) -> str:
     """The :data:`State` of a rank."""
-    path = _state_file(directory, rank)
+    path = directory / f"state-{rank}"
     return path.read_text() if path.exists() else ""
 
 
@@ -231,14 +212,6 @@ def interrupted(directory: Path) -> Interrupted | None:
 def stack_file(directory: Path, rank: int) -> Path:
     """The file to which a rank prints its stacks."""
     return directory / f"stack-{rank}"
-
-
-def _state_file(directory: Path, rank: int) -> Path:
-    return directory / f"state-{rank}"
-
-
-def _report(directory: Path, rank: int) -> Path:
-    return directory / f"rank-{rank}.json"
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -277,9 +250,7 @@ def reason(error: BaseException) -> str:
 def failure_of_machine(error: BaseException, directory: Path) -> str | None:
     """One line for a full disk, or a loader's worker that was killed; ``None`` for other errors.
 
-    Args:
-        error: The error.
-        directory: Where the trainer writes.
+    The trainer writes in ``directory``.
     """
     full = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if isinstance(error, OSError) and error.errno in full:

@@ -58,9 +58,8 @@ class Interrupted(KeyboardInterrupt):
 class Preemption:
     """Records the :data:`SIGNALS` and makes all ranks act on them after the same step.
 
-    Ranks agree by one all-reduce about every second. They also agree on the number of steps until
-    the next one, so that the cost does not depend on the speed of steps. The reduction runs on the
-    CPU: no rank waits for its GPU.
+    Ranks agree about every second by an all-reduce on the CPU, in which they also agree on the
+    number of steps until the next one.
 
     Args:
         agree: Told of the signal that this rank received, or 0, after each step; returns the signal
@@ -79,9 +78,8 @@ class Preemption:
         """Record the signals in this context; keep handlers that the program has set.
 
         A second SIGINT (Ctrl-C) ends the process at once; in an interactive session it raises
-        KeyboardInterrupt. On exit, a signal that the ranks have not acted on is raised again with
-        its default handler. If they have acted on it, a repeated signal does not disturb the
-        shutdown.
+        KeyboardInterrupt. On exit, a signal that the ranks have not acted on is raised again; after
+        one that they have acted on, a repeated signal does not disturb the shutdown.
         """
         defaults = (signal.SIG_DFL, signal.default_int_handler)
         # Python accepts signal handlers only from the main thread.
@@ -151,10 +149,9 @@ class Preemption:
 
 @contextlib.contextmanager
 def block_sigint_in_children(method: str = "fork") -> Iterator[None]:
-    """Block SIGINT (Ctrl-C) in processes started in this context, and delay it in this process.
+    """Block SIGINT (Ctrl-C) in processes that are started in this context by a method.
 
-    Args:
-        method: The multiprocessing start method.
+    In this process it is delayed. The method is one of multiprocessing.
     """
     if method != "fork":
         # It is otherwise started with the first process, and would unblock SIGINT.
@@ -191,19 +188,19 @@ def redirect_lost_terminal() -> None:
 
 
 def hide_traceback(
-    is_hidden: Callable[[BaseException], bool], line: str = "", code: int | None = None
+    hidden: BaseException | type[BaseException], line: str = "", code: int | None = None
 ) -> None:
-    """Print only a line, or nothing, for some errors if they end this process.
+    """Print only a line, or nothing, if an error, or one of a class, ends this process.
 
     Args:
-        is_hidden: Whether an error is one of them.
+        hidden: The error or the class.
         line: What to print; empty: another process prints it.
         code: The exit code; default: Python's.
     """
     print_error = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if not is_hidden(value):
+        if value is not hidden and not (isinstance(hidden, type) and isinstance(value, hidden)):
             print_error(kind, value, trace)
             return
         if line:

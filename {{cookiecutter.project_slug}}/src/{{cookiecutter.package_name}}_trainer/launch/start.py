@@ -55,34 +55,36 @@ def run_external(
     """Run as one rank of an external launch, or as the only rank.
 
     Args:
-        run: The work of this rank. Its failure is written where the launcher looks for it, so that
-            the failure of the first rank is shown.
+        run: The work of this rank. Its failure is written where the launcher looks for it.
         teardown: Called after ``run``: until then, peers must not notice that this rank has ended.
-        waits_for_peers: Whether ``teardown`` would wait for peers forever after a failure. It is
-            then skipped, and the failure ends this process.
+        waits_for_peers: Whether ``teardown`` would wait for peers forever after a failure. The
+            failure then ends this process.
         lost_peer: Names of an engine's exceptions that only report the loss of a peer.
     """
     _die_with_parent()
     _freeze_garbage_in_children()
     reports.report_start()
-    with reports.working():
+    reports.set_state("working")
+    try:
+        result = run()
+    except BaseException as error:
+        # After a save, all ranks have agreed to stop, and reach the teardown together.
+        has_saved = isinstance(error, Interrupted | Preempted)
+        if waits_for_peers() and not has_saved:
+            if isinstance(error, KeyboardInterrupt):
+                raise  # SIGINT ends all ranks
+            reports.end_failed(error, lost_peer)
+        reports.report_failure(error, lost_peer)
         try:
-            result = run()
-        except BaseException as error:
-            # After a save, all ranks have agreed to stop, and reach the teardown together.
-            has_saved = isinstance(error, Interrupted | Preempted)
-            if waits_for_peers() and not has_saved:
-                if isinstance(error, KeyboardInterrupt):
-                    raise  # SIGINT ends all ranks
-                reports.end_failed(error, lost_peer)
-            reports.report_failure(error, lost_peer)
-            try:
-                teardown()
-            except Exception as another:  # must not replace the original error
-                error.add_note(f"then the teardown failed: {type(another).__name__}: {another}")
-            raise
+            teardown()
+        except Exception as another:  # must not replace the original error
+            error.add_note(f"then the teardown failed: {type(another).__name__}: {another}")
+        raise
+    else:
         teardown()
         return result
+    finally:
+        reports.set_state("started")
 
 
 def _die_with_parent() -> None:
@@ -101,8 +103,8 @@ def _die_with_parent() -> None:
 def _freeze_garbage_in_children() -> None:
     """Keep forked processes, such as loader workers, from destroying objects of this one.
 
-    An earlier run's process group or GPU tensors may be in a reference cycle. To destroy them in a
-    forked process may hang: gloo waits for a thread that exists only in the parent.
+    To destroy an earlier run's process group, if it is in a reference cycle, hangs in a forked
+    process: gloo waits for a thread that exists only in the parent.
     """
     os.register_at_fork(after_in_child=gc.freeze)
 
@@ -144,9 +146,7 @@ def threads_each(processes: int) -> int:
 
 
 def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoReturn:
-    """Start the current command once per rank, monitor the ranks, and exit with their result.
-
-    When a rank fails, terminate the others, print the first failure, and exit with its exit code.
+    """Start the current command once per rank on this node, watch the ranks, and exit like them.
 
     Args:
         processes: Number of ranks to start on this node.
@@ -189,17 +189,13 @@ def _start_copies(place: Place, directory: Path) -> "Iterator[subprocess.Popen[b
 def run_in_processes(
     method: Method, processes: int, work: Callable[[], Result], names: dict[str, Any]
 ) -> Result:
-    """Run a function once per rank, each in its own process, and monitor the processes.
+    """Run a function once per rank, each in its own process; return the value of rank 0.
 
     Args:
         method: ``"spawn"`` pickles the function; ``"fork"`` copies this process.
         processes: Number of ranks to start on this node.
-        work: The function to run. Environment variables give each rank its place. The function
-            writes its own failure report (:func:`run_external`).
+        work: The function; it runs in :func:`run_external`.
         names: Objects that ``work`` refers to, by the user's names; used in pickling errors.
-
-    Returns:
-        The return value of ``work`` on rank 0.
 
     Raises:
         UserError: The processes cannot be started this way, or a rank raised a ``UserError``.
@@ -302,7 +298,10 @@ def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> N
         atexit._clear()
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     try:
-        returned = run_external(lambda: _load_work(given))()
+        # Safe: the parent process pickled this file itself.
+        returned = run_external(
+            lambda: pickle.loads(given.read_bytes()) if isinstance(given, Path) else given  # noqa: S301
+        )()
         if result is not None:
             run_external(lambda: result.write_bytes(_pickled(returned, {"outcome": returned})))
     except SystemExit:
@@ -312,14 +311,6 @@ def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> N
     except BaseException:
         # The failure report is written; multiprocessing would print the error a second time.
         sys.exit(1)
-
-
-def _load_work(given: _Work) -> Callable[[], object]:
-    if not isinstance(given, Path):
-        return given
-    # Safe: the parent process pickled this file itself.
-    found: Callable[[], object] = pickle.loads(given.read_bytes())  # noqa: S301
-    return found
 
 
 def _exception(failure: Failure) -> BaseException:

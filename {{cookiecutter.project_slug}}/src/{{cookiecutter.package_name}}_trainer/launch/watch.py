@@ -37,8 +37,7 @@ class Rank(Protocol):
 class Place:
     """The ranks that a launcher starts on this node.
 
-    ``directory``: for failure reports, and for the store if there is one node; ``layout``: of the
-    nodes, where this command was started once per node.
+    ``directory``: of reports, and of the store if there is one node; ``layout``: of the nodes.
     """
 
     processes: int

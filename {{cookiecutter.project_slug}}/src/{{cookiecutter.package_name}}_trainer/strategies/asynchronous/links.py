@@ -160,10 +160,9 @@ class Peers:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all workers that are not lost, in rank order; first dimensions differ."""
-        found = self.exchange(pack([tensor.cpu()])).values()
         shape = (-1, *tensor.shape[1:]) if tensor.dim() else ()
-        aligned = (part.clone() for part in found)
-        return [part.view(tensor.dtype).reshape(shape).to(tensor.device) for part in aligned]
+        found = [each.clone() for each in self.exchange(pack([tensor.cpu()])).values()]  # aligned
+        return [each.view(tensor.dtype).reshape(shape).to(tensor.device) for each in found]
 
     def leave(self) -> None:
         """Tell the server that this worker ends as intended, unless the server has ended."""

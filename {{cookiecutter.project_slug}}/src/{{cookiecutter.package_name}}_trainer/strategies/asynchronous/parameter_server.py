@@ -190,8 +190,8 @@ class ParameterServer(Strategy):
     def _start_equal(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast rank 0's parameters or buffers."""
         own = pack(tensors) if self.layout.is_main else NOTHING
-        received = self._connected.exchange(own)[0]
-        for each, new in zip(tensors, unpack(received, tensors), strict=True):
+        received = unpack(self._connected.exchange(own)[0], tensors)
+        for each, new in zip(tensors, received, strict=True):
             each.detach().copy_(new)
 
     def _refresh(self) -> None:

@@ -151,8 +151,7 @@ class Peers:
 
     def exchange(self, content: Tensor) -> dict[int, Tensor]:
         """Give this worker's bytes; receive those of all workers that are not lost, by rank."""
-        _, answer = self._ask(Kind.EXCHANGE, (), content)
-        table, parts = answer.tensor_split([8 * self.world_size])
+        table, parts = self._ask(Kind.EXCHANGE, (), content)[1].tensor_split([8 * self.world_size])
         sizes = table.view(torch.int64).tolist()
         self.living = [rank for rank, size in enumerate(sizes) if size >= 0]
         found = parts.split([sizes[rank] for rank in self.living])

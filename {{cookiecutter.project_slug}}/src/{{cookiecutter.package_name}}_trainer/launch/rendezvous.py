@@ -48,26 +48,22 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         avoid_loopback(layout.main_address)
     # One store for all process groups of this process: ranks could not tell two of them apart.
     if layout not in _stores:
-        folder = _private_folder(layout)
-        if folder is None:
-            _stores[layout] = _join(_tcp_store(layout, timeout), layout, timeout)
-        else:
-            # Wait for a file of each rank, because opening the store may block.
-            (folder / f"present-{layout.rank}").touch()
-            _await_ranks(layout, timeout, lambda rank: (folder / f"present-{rank}").exists())
-            _stores[layout] = dist.FileStore(str(folder / STORE_FILE), -1)  # -1: keep the file
+        path = _private_file(layout)
+        # -1: keep the file.
+        store = dist.FileStore(str(path), -1) if path else _tcp_store(layout, timeout)
+        _stores[layout] = _join(store, layout, timeout)
     return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])
 
 
-def _private_folder(layout: Layout) -> Path | None:
-    """Folder of the store's file, not on a network file system; ``None`` if the ranks use TCP.
+def _private_file(layout: Layout) -> Path | None:
+    """The store's file, not on a network file system; ``None`` if the ranks use TCP.
 
-    Our launcher creates it, or else the first rank does, by a name that all of them know.
+    Our launcher creates its folder, or else the first rank does, by a name that all of them know.
     """
     if layout.num_nodes > 1:
         return None
     if layout.source == "environment" and STORE in os.environ:
-        return Path(os.environ[STORE]).parent
+        return Path(os.environ[STORE])
     if not layout.launch_id:
         return None
     folder = Path(tempfile.gettempdir()) / f"trainer-store-{os.geteuid()}-{layout.launch_id}"
@@ -75,7 +71,7 @@ def _private_folder(layout: Layout) -> Path | None:
     check_private(folder)
     if layout.is_main:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return folder / STORE_FILE
 
 
 def check_private(folder: Path) -> None:
@@ -86,30 +82,11 @@ def check_private(folder: Path) -> None:
         raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
 
 
-def _await_ranks(
-    layout: Layout, timeout: datetime.timedelta, is_present: Callable[[int], bool]
-) -> None:
-    deadline = time.monotonic() + timeout.total_seconds()
-    missing = list(range(layout.world_size))
-    while missing := [rank for rank in missing if not is_present(rank)]:
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"rank {', '.join(map(str, missing))} did not join within "
-                f"{timeout.total_seconds():g} s (timeout_seconds of the strategy): it ended, or "
-                "hangs, before the trainer was reached"
-            )
-        time.sleep(_POLL_SECONDS)
-
-
-# --- TCP -----------------------------------------------------------------------------------------
-
-
 def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     """Wait until all ranks have joined, and return the part of the store for these processes.
 
-    After a restart, torchelastic gives the ranks the store of the previous ones, whose addresses
-    must not be used again. Ranks do not know which restart they belong to: each node counts its
-    own. So each rank sends a new random token, and rank 0 replies with another.
+    After a restart by torchelastic, the store contains addresses of the previous ranks, and no rank
+    knows which restart it belongs to. So each sends a new token, and rank 0 replies with another.
     """
     token = uuid.uuid4().hex
     store.set(f"asked/{layout.rank}", token)
@@ -127,6 +104,21 @@ def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dis
 
     _await_ranks(layout, timeout, has_joined)
     return dist.PrefixStore(token, store)
+
+
+def _await_ranks(
+    layout: Layout, timeout: datetime.timedelta, is_present: Callable[[int], bool]
+) -> None:
+    deadline = time.monotonic() + timeout.total_seconds()
+    missing = list(range(layout.world_size))
+    while missing := [rank for rank in missing if not is_present(rank)]:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"rank {', '.join(map(str, missing))} did not join within "
+                f"{timeout.total_seconds():g} s (timeout_seconds of the strategy): it ended, or "
+                "hangs, before the trainer was reached"
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:

@@ -16,8 +16,9 @@ from ..launch.devices import (
     Accelerator,
     choose_accelerator,
     count,
-    idle_gpus,
+    choose_idle,
     parse_devices,
+    read_gpus,
 )
 from ..options import Options
 from ..strategies import SingleDevice, Strategy
@@ -194,5 +195,5 @@ def _devices(
     if selects and str(value).isdigit() and value not in (0, "0"):
         if launch.is_reported() and GPUS in os.environ:  # selected by our launcher
             return [int(index) for index in os.environ[GPUS].split(",")]
-        return idle_gpus.choose(idle_gpus.read_gpus(), int(value))
+        return choose_idle(read_gpus(), int(value))
     return parse_devices(value, available)

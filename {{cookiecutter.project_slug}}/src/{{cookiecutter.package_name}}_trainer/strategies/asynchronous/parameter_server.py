@@ -28,7 +28,7 @@ from ..limits import Limits
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
-from .links import WORKER, Link, LinkError, Peers, from_bytes, pack, unpack
+from .links import NOTHING, WORKER, Link, LinkError, Peers, pack, unpack
 from .server import Server
 
 _ON_SERVER = "optimizers step on the server; use strategy='ddp'"
@@ -189,9 +189,9 @@ class ParameterServer(Strategy):
 
     def _start_equal(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast rank 0's parameters or buffers."""
-        own = pack(tensors).numpy().tobytes() if self.layout.is_main else b""
-        received = from_bytes(self._connected.exchange(own)[0])
-        for each, new in zip(tensors, unpack(received, tensors), strict=True):
+        own = pack(tensors) if self.layout.is_main else NOTHING
+        received = unpack(self._connected.exchange(own)[0], tensors)
+        for each, new in zip(tensors, received, strict=True):
             each.detach().copy_(new)
 
     def _refresh(self) -> None:

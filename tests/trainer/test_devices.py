@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from my_project_trainer.data import moving
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch.devices import accelerator, device_list
+from my_project_trainer.launch import devices
 from tests.project import PACKAGE, run
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -40,12 +40,12 @@ Pair = namedtuple("Pair", ["left", "right"])
     ],
 )
 def test_a_value_means_these_of_four_devices(value: Any, indices: list[int]) -> None:
-    assert device_list.parse_devices(value, 4) == indices
+    assert devices.parse_devices(value, 4) == indices
 
 
 @pytest.mark.parametrize(("value", "indices"), [("auto", [0]), (-1, [0]), (7, list(range(7)))])
 def test_processes_on_a_cpu_can_be_made_up(value: Any, indices: list[int]) -> None:
-    assert device_list.parse_devices(value, None) == indices
+    assert devices.parse_devices(value, None) == indices
 
 
 @pytest.mark.parametrize(
@@ -78,34 +78,34 @@ def test_processes_on_a_cpu_can_be_made_up(value: Any, indices: list[int]) -> No
 )
 def test_a_refusal_names_the_value(value: Any, line: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        device_list.parse_devices(value, 4)
+        devices.parse_devices(value, 4)
     assert raised.value.problems == [line]
 
 
 @pytest.mark.parametrize("value", ["auto", -1, "-1"])
 def test_all_of_no_devices_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="is not a device; a run needs at least one"):
-        device_list.parse_devices(value, 0)
+        devices.parse_devices(value, 0)
 
 
 def test_an_index_where_there_is_no_device_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"no device 0 here \(known: none\)"):
-        device_list.parse_devices([0], 0)
+        devices.parse_devices([0], 0)
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, unique=True))
 def test_a_list_and_its_text_mean_the_same(indices: list[int]) -> None:
-    assert device_list.parse_devices(indices, 8) == indices
-    assert device_list.parse_devices(",".join(map(str, indices)) + ",", 8) == indices
+    assert devices.parse_devices(indices, 8) == indices
+    assert devices.parse_devices(",".join(map(str, indices)) + ",", 8) == indices
 
 
 @given(st.one_of(st.integers(-9, 9), st.text("0123456789-, ", max_size=6)))
 def test_any_value_gives_devices_that_exist_or_is_refused(value: int | str) -> None:
     try:
-        indices = device_list.parse_devices(value, 4)
+        indices = devices.parse_devices(value, 4)
     except ConfigurationError:
         with pytest.raises(ConfigurationError, match=re.escape(f"devices={value!r}")):
-            device_list.parse_devices(value, 4)
+            devices.parse_devices(value, 4)
     else:
         assert indices
         assert len(set(indices)) == len(indices)
@@ -115,14 +115,14 @@ def test_any_value_gives_devices_that_exist_or_is_refused(value: int | str) -> N
 @pytest.mark.parametrize("name", ["cpu", "auto"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_training_is_on_the_cpu(name: str) -> None:
-    assert accelerator.choose_accelerator(name) == "cpu"
+    assert devices.choose_accelerator(name) == "cpu"
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="sees no GPU; use 'cpu' or 'auto'") as raised:
-        accelerator.choose_accelerator(name)
+        devices.choose_accelerator(name)
     assert str(raised.value).startswith(f"accelerator={name!r}: torch {torch.__version__}")
 
 
@@ -131,14 +131,14 @@ def test_the_driver_is_asked_for_gpus_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], read: str
 ) -> None:
     monkeypatch.delenv(_NVML_CHECK, raising=False)
-    module = f"{PACKAGE}_trainer.launch.devices.accelerator"
+    module = f"{PACKAGE}_trainer.launch.devices"
     print_it = f"import os, {module}; print(os.environ[{_NVML_CHECK!r}])"
     assert run(["-c", print_it], extra=given, fresh=True).stdout.strip() == read
 
 
 def test_an_unknown_accelerator_is_refused() -> None:
     with pytest.raises(ConfigurationError) as raised:
-        accelerator.choose_accelerator("gpus")
+        devices.choose_accelerator("gpus")
     assert str(raised.value) == "accelerator='gpus' is unknown; did you mean 'gpu'?"
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 from my_project_trainer import launch, strategies
-from my_project_trainer.launch import reports
-from my_project_trainer.launch.cluster import detection
+from my_project_trainer.launch import cluster, reports
 from my_project_trainer.strategies import Registration
 from tests.project import PACKAGE, ROOT, run
 
@@ -65,7 +64,7 @@ import torch
 from torch.utils.data import DataLoader
 from PACKAGE_trainer.cli import strategy_help
 from PACKAGE_trainer import Trainer, TrainingModule, strategies
-from PACKAGE_trainer.launch.cluster import detection
+from PACKAGE_trainer.launch import cluster
 from PACKAGE_trainer.run import environment
 
 
@@ -93,7 +92,7 @@ print(json.dumps({
     "file": strategies.__file__,
     "made": {name: type(strategies.create(name, {})).__name__ for name in strategies.names()},
     "overview": [line.split()[0] for line in strategy_help.overview().splitlines()],
-    "sources": [source.name for source in detection.SOURCES],
+    "sources": [source.name for source in cluster.SOURCES],
     "variables": sorted(environment.KNOWN),
     "weights": [trained(name) for name in sys.argv[1:]],
 }))
@@ -148,9 +147,7 @@ def test_sources_are_asked_in_their_order():
     order += ["srun", "environment", "nodes", "none"]
     engines = {each.name for engine in HERE for each in declared(engine).cluster_sources}
     absent = {"horovod", "deepspeed"} - engines
-    assert [each.name for each in detection.SOURCES] == [
-        name for name in order if name not in absent
-    ]
+    assert [each.name for each in cluster.SOURCES] == [name for name in order if name not in absent]
 
 
 # --- a strategy that is added ---------------------------------------------------------------------

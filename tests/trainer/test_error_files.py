@@ -32,7 +32,7 @@ def test_the_first_of_two_failures_within_a_second_is_known(
     for rank in MOMENTS:
         _fail(rank, UserError(f"from {rank}"), monkeypatch)
     first = reports.failures(tmp_path)[0]
-    assert (first.rank, first.code, first.lines) == (1, 2, ["from 1"])
+    assert (first.rank, first.code, first.problems) == (1, 2, ["from 1"])
 
 
 def _recorded(path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_finite_ends_the_fit(tmp_path, what, strategy, manual
     assert line == (
         "the loss of step 4 is not finite (NaN or infinite) on rank 0; the last good checkpoint "
         f"is {newest}; lower the learning rate or set gradient_clip_val, or train on "
-        "with --trainer.nonfinite_loss skip"
+        "with --trainer.nonfinite_loss skip or rollback"
     )
     assert saved(tmp_path) == ["step-00000003"]
 

@@ -5,7 +5,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 import torch
-from my_project_trainer.launch.devices import gpu_backends
+from my_project_trainer.launch import devices
 from my_project_trainer.options import Options
 
 from steps_subject import Reads
@@ -49,7 +49,7 @@ def unchanged() -> Any:
 )
 def test_on_gpus_it_is_set_and_put_back(options, precision, benchmark):
     before = settings()
-    with gpu_backends.applied("cuda", Options(**options)):
+    with devices.backends_set("cuda", Options(**options)):
         found = settings()
         assert (found[0], found[3]) == (precision, benchmark)
         assert torch.backends.cuda.matmul.allow_tf32 is (precision != "highest")
@@ -61,7 +61,7 @@ def test_on_gpus_it_is_set_and_put_back(options, precision, benchmark):
 
 def test_it_is_put_back_after_an_error():
     before = settings()
-    with pytest.raises(KeyError), gpu_backends.applied("cuda", Options()):
+    with pytest.raises(KeyError), devices.backends_set("cuda", Options()):
         raise KeyError
     assert settings() == before
 
@@ -70,28 +70,28 @@ def test_it_is_put_back_after_an_error():
 def test_what_the_program_has_set_itself_stays_unless_the_option_says_otherwise(newer):
     torch.backends.cuda.matmul.fp32_precision = newer
     before = settings()
-    with gpu_backends.applied("cuda", Options()):
+    with devices.backends_set("cuda", Options()):
         assert settings()[:3] == before[:3]
-    with gpu_backends.applied("cuda", Options(matmul_precision="medium")):
+    with devices.backends_set("cuda", Options(matmul_precision="medium")):
         assert torch.get_float32_matmul_precision() == "medium"
     assert settings() == before
 
 
 def test_the_older_interface_counts_too():
     torch.set_float32_matmul_precision("medium")
-    with gpu_backends.applied("cuda", Options()):
+    with devices.backends_set("cuda", Options()):
         assert torch.get_float32_matmul_precision() == "medium"
     assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_less_than_float32_is_said_on_gpus_alone():
     line = "float32 matrix products in TF32 (matmul_precision 'highest': in float32)"
-    with gpu_backends.applied("cuda", Options()):
-        assert gpu_backends.notes("cuda", "32-true") == [line]
-        assert gpu_backends.notes("cuda", "bf16-mixed") == []
-        assert gpu_backends.notes("cpu", "32-true") == []
-    with gpu_backends.applied("cuda", Options(matmul_precision="highest")):
-        assert gpu_backends.notes("cuda", "32-true") == []
+    with devices.backends_set("cuda", Options()):
+        assert devices.precision_notes("cuda", "32-true") == [line]
+        assert devices.precision_notes("cuda", "bf16-mixed") == []
+        assert devices.precision_notes("cpu", "32-true") == []
+    with devices.backends_set("cuda", Options(matmul_precision="highest")):
+        assert devices.precision_notes("cuda", "32-true") == []
 
 
 def test_a_run_on_cpus_changes_nothing(tmp_path):
@@ -109,7 +109,7 @@ def test_a_run_on_cpus_changes_nothing(tmp_path):
 
 def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
     asked = []
-    applied = gpu_backends.applied
+    applied = devices.backends_set
 
     def as_on_a_gpu(device_type: str, options: Any) -> Any:
         asked.append(device_type)
@@ -120,7 +120,7 @@ def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
             found.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark))
 
     found: list[Any] = []
-    monkeypatch.setattr(gpu_backends, "applied", as_on_a_gpu)
+    monkeypatch.setattr(devices, "backends_set", as_on_a_gpu)
     trainer.Trainer(accelerator="cpu", max_steps=1, default_root_dir=tmp_path).fit(Looks(tmp_path))
     assert (asked, found) == (["cpu"], [("high", True)])
 

@@ -7,7 +7,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch.devices import hidden_gpus
+from my_project_trainer.launch import devices
 
 HAVE = "this machine has 2 GPUs, which torch cannot use: "
 
@@ -19,9 +19,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
         (tmp_path / f"nvidia{number}").touch()
     (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(hidden_gpus, "_DRIVER", tmp_path / "gpus")
-    monkeypatch.setattr(hidden_gpus, "_DEVICES", tmp_path)
-    hidden_gpus.warn.cache_clear()
+    monkeypatch.setattr(devices, "_DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(devices, "_DEVICES", tmp_path)
+    devices.warn_of_hidden.cache_clear()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -30,7 +30,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_cpu_build(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert hidden_gpus.describe() == (
+    assert devices.why_hidden() == (
         f"{HAVE}torch {torch.__version__} is a CPU build; install the one for CUDA "
         "(make setup VARIANT=cuda), or set accelerator='cpu'"
     )
@@ -41,7 +41,7 @@ def test_a_variable_that_hides_them(
     machine: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    line = hidden_gpus.describe()
+    line = devices.why_hidden()
     assert line.startswith(f"{HAVE}CUDA_VISIBLE_DEVICES={value!r} hides them; unset it (in a SLURM")
 
 
@@ -50,19 +50,19 @@ def test_a_variable_that_names_them_is_not_the_cause(
     machine: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert "CUDA_VISIBLE_DEVICES" not in hidden_gpus.describe()
+    assert "CUDA_VISIBLE_DEVICES" not in devices.why_hidden()
 
 
 def test_a_container_without_them(machine: Path) -> None:
     for path in machine.glob("nvidia*"):
         path.unlink()
-    line = hidden_gpus.describe()
+    line = devices.why_hidden()
     assert line.startswith(f"{HAVE}there is no {machine}/nvidia0 in this container; start it with ")
 
 
 def test_no_permission(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    line = hidden_gpus.describe()
+    line = devices.why_hidden()
     assert line.startswith(f"{HAVE}{machine}/nvidia0 cannot be opened; in a SLURM job ask for ")
 
 
@@ -71,17 +71,18 @@ def test_otherwise_torch_is_asked(machine: Path, monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("CUDA unknown error - this may be due to an incorrectly set up\nmore")
 
     monkeypatch.setattr(torch.cuda, "init", fail)
-    line = f"{HAVE}CUDA unknown error - this may be due to an incorrectly set up more"
-    assert hidden_gpus.describe() == line
+    line = f"{HAVE}CUDA unknown error - this may be due to an incorrectly set up more, or set "
+    line += "accelerator='cpu'"
+    assert devices.why_hidden() == line
 
 
 def test_without_gpus_nothing_is_said(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in [*machine.glob("gpus/*"), machine / "gpus"]:
         path.rmdir()
-    assert "2 GPUs" in hidden_gpus.describe()  # by their devices
+    assert "2 GPUs" in devices.why_hidden()  # by their devices
     for path in machine.glob("nvidia*"):
         path.unlink()
-    assert hidden_gpus.describe() is None
+    assert devices.why_hidden() is None
 
 
 def test_a_run_that_is_on_the_cpu_for_that_says_so_once(
@@ -92,11 +93,11 @@ def test_a_run_that_is_on_the_cpu_for_that_says_so_once(
     assert capsys.readouterr().err == ""
     trainer.Trainer(max_steps=1)
     trainer.Trainer(max_steps=1)
-    line = f"warning: this run is on the CPU: {hidden_gpus.describe()}\n"
+    line = f"warning: this run is on the CPU: {devices.why_hidden()}\n"
     assert capsys.readouterr().err == line
     with pytest.raises(ConfigurationError) as raised:
         trainer.Trainer(max_steps=1, accelerator="gpu")
-    assert raised.value.problems == [f"accelerator='gpu': {hidden_gpus.describe()}"]
+    assert raised.value.problems == [f"accelerator='gpu': {devices.why_hidden()}"]
 
 
 @pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])

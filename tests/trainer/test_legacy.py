@@ -8,7 +8,7 @@ import my_project_trainer as trainer
 import pytest
 from my_project_trainer.cli.configuration import make_parser
 from my_project_trainer.errors import ConfigurationError
-from my_project_trainer.launch.devices.device_list import parse_devices
+from my_project_trainer.launch.devices import parse_devices
 from my_project_trainer.legacy import arguments as legacy
 from my_project_trainer.strategies import SingleDevice
 

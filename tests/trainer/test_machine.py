@@ -14,7 +14,7 @@ import pytest
 import torch
 from my_project_trainer import Trainer, TrainingModule
 from my_project_trainer.errors import UserError
-from my_project_trainer.launch import machine
+from my_project_trainer.launch import reports
 from tests.project import run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -150,10 +150,10 @@ def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_torch_s_messages_are_known(tmp_path: Path, message: str, start: str) -> None:
-    line = machine.explain(RuntimeError(message), tmp_path)
+    line = reports.failure_of_machine(RuntimeError(message), tmp_path)
     assert line is not None
     assert line.startswith(start)
-    assert machine.explain(RuntimeError("bad"), tmp_path) is None
+    assert reports.failure_of_machine(RuntimeError("bad"), tmp_path) is None
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -153,7 +153,8 @@ def test_a_lost_worker_is_left_out_of_a_step_that_waits(
         each.join()
     assert float(workers.held[0].detach()) == -3.0
     workers.peers[1].leave()
-    assert workers.peers[0].exchange(b"left") == {0: b"left"}
+    own = torch.tensor([7], dtype=torch.uint8)
+    assert {n: int(each) for n, each in workers.peers[0].exchange(own).items()} == {0: 7}
     workers.peers[0].leave()
     workers.server.close()
     assert "note: rank 2 was lost in its step 1; the other 2 workers continue" in (
@@ -193,7 +194,7 @@ def test_a_silent_worker_is_left_out_after_the_timeout() -> None:
     assert float(workers.step(0)[0]) == 0.0
     assert float(workers.held[0].detach()) == -1.0
     with pytest.raises(LinkError, match="the parameter server of rank 0 failed"):
-        workers.peers[1].exchange(b"")
+        workers.peers[1].exchange(torch.tensor([], dtype=torch.uint8))
     workers.peers[0].leave()
     workers.server.close()
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from my_project_trainer import launch
 from my_project_trainer.logging import Speed, speed
+from my_project_trainer.loop import parts
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -34,7 +35,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    for module in (speed, parts):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=made.perf_counter))
     return made
 
 

@@ -84,4 +84,4 @@ def test_ranks_share_the_cores_unless_omp_num_threads_is_set(
     list(start._start_copies(Place(3, tmp_path, Layout()), tmp_path))
     assert [each["OMP_NUM_THREADS"] for each in given] == [own or "4"] * 3
     assert [each["RANK"] for each in given] == ["0", "1", "2"]
-    assert start.threads_each(99) == "1"
+    assert start.threads_each(99) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from my_project_trainer.launch.devices import accelerator, idle_gpus
+from my_project_trainer.launch import devices
 from tests.gpu import device
 from tests.project import PACKAGE, run
 
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 ASKS_THEN_FORKS = f"""
 import os
-from {PACKAGE}_trainer.launch.devices.accelerator import choose_accelerator
+from {PACKAGE}_trainer.launch.devices import choose_accelerator
 choose_accelerator("gpu")
 import torch
 assert torch.cuda.device_count() > 0
@@ -32,7 +32,7 @@ Trainer(accelerator="cpu", devices=2, strategy="ddp_fork", max_steps=1).fit(Sequ
 @pytest.mark.parametrize("name", ["gpu", "cuda", "auto"])
 def test_a_gpu_is_used(name):
     device.only_a_gpu_shows("that it is found")
-    assert accelerator.choose_accelerator(name) == "cuda"
+    assert devices.choose_accelerator(name) == "cuda"
 
 
 def test_a_process_that_asked_for_gpus_can_still_fork():
@@ -51,7 +51,7 @@ def test_nothing_is_forked_once_cuda_is_initialized():
 def test_the_driver_and_torch_see_the_same_gpus():
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     device.only_a_gpu_shows("what its driver says")
-    gpus = idle_gpus.read_gpus()
+    gpus = devices.read_gpus()
     assert [gpu.index for gpu in gpus] == list(range(torch.cuda.device_count()))
     for each in gpus:
         properties = torch.cuda.get_device_properties(each.index)

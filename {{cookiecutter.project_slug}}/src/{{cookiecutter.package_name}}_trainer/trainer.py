@@ -17,8 +17,8 @@ from . import launch
 from .checkpoint import BEST, LAST, find_link
 from .data import Data, randomness, sources
 from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
-from .launch import hangs, machine, outcome, signals
-from .launch.devices import gpu_backends
+from .launch import hangs, outcome, reports, signals
+from .launch.devices import backends_set
 from .launch.signals import Interrupted, Preempted
 from .loop import Position, trials
 from .module import Loaders, RunFacts, RunProperties, TrainingModule
@@ -113,8 +113,8 @@ class Trainer(RunProperties):
         except Interrupted as interrupted:
             directory = self._plan.started_in / interrupted.directory
             self._last = RunResult(None, Position(global_step=interrupted.step), {}, directory)
-            prints = signals.is_main_rank() and not launch.is_reported()
-            signals.show_as_one_line(interrupted, prints)
+            line = str(interrupted) * (self.is_global_zero and not launch.is_reported())
+            signals.hide_traceback(Interrupted, line, signals.INTERRUPTED_CODE)
             raise
 
     def check_fit(self, module: TrainingModule) -> None:
@@ -318,7 +318,7 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
         except Preempted:
             raise
         except (OSError, RuntimeError) as error:
-            if (line := machine.explain(error, own.request.root)) is None:
+            if (line := reports.failure_of_machine(error, own.request.root)) is None:
                 raise
             raise UserError(line) from None
         except SystemExit as error:
@@ -331,7 +331,7 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
             ) from error
         return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
 
-    with gpu_backends.applied(own.device.type, own.options):
+    with backends_set(own.device.type, own.options):
         return launch.run_external(work, own.strategy.teardown, registry.lost_peer_errors)
 
 

@@ -28,6 +28,9 @@ class Callback:
     needs: ClassVar[tuple[str, ...]] = ()
     """Features that the strategy must support, such as ``"parameter_averaging"``."""
 
+    belongs_to_weights: ClassVar[bool] = False
+    """Whether its state is loaded again after a rollback (``nonfinite_loss="rollback"``)."""
+
     monitored: str | None = None
     """Name of a logged value that :meth:`on_validation_end` reads, for checks before training."""
 

@@ -26,6 +26,7 @@ class WeightAverage(Callback):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("parameter_averaging",)
+    belongs_to_weights = True
 
     def __init__(self) -> None:
         self.average: dict[str, Tensor] = {}

@@ -78,12 +78,6 @@ class Feed:
         """Load a result of :meth:`state`, to read from there; return notes."""
         return [loader_state.note_unused(batches)]
 
-    def _micro_batch(
-        self, data: Any, number: int, samples: int, weight: float, *, is_last: bool
-    ) -> MicroBatch:
-        ends_step = is_last or (number + 1) % self.accumulate == 0
-        return MicroBatch(data, number, samples, weight, ends_step, is_last)
-
 
 class OrderedFeed(Feed):
     """Reads a loader in the global order; starting in the middle of an epoch is free.
@@ -111,10 +105,15 @@ class OrderedFeed(Feed):
         order.set_position(0 if self._repeats else epoch, start)
         batches = _drawn(_iterator(self._loader), self._stream, start, len(order))
         batches = compared(batches, order.replica, replicas=plan.replicas, tells=False)
+        first_irregular = plan.samples_used // plan.global_batch * plan.accumulate
         for index, data in enumerate(batches, start):
-            begin, end = plan.part(index, order.replica)
-            weight, is_last = plan.weight(index, order.replica), index == plan.batches - 1
-            yield self._micro_batch(data, index, end - begin, weight, is_last=is_last)
+            samples, weight = plan.batch_size, 1.0 / plan.accumulate
+            if index >= first_irregular:
+                begin, end = plan.part(index, order.replica)
+                samples, weight = end - begin, plan.weight(index, order.replica)
+            is_last = index == plan.batches - 1
+            ends_step = is_last or (index + 1) % plan.accumulate == 0
+            yield MicroBatch(data, index, samples, weight, ends_step, is_last)
 
 
 class ReplayFeed(Feed):
@@ -187,7 +186,8 @@ class ReplayFeed(Feed):
                 weight, has_ended = self._agree(samples, is_last, index + 1)
             if index >= start:
                 weight /= self.accumulate
-                yield self._micro_batch(data, index, samples, weight, is_last=has_ended)
+                ends_step = has_ended or (index + 1) % self.accumulate == 0
+                yield MicroBatch(data, index, samples, weight, ends_step, has_ended)
             if has_ended:
                 return
             index += 1

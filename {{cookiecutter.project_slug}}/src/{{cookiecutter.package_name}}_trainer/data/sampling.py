@@ -8,6 +8,7 @@ step number is enough to resume, and random augmentation is keyed by (seed, epoc
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import torch
@@ -50,23 +51,23 @@ class BatchPlan:
     drop_last: bool = False
     most: int | None = None
 
-    @property
+    @cached_property
     def micro_batch(self) -> int:
         """Samples in a full micro-batch, over all replicas."""
         return self.batch_size * self.replicas
 
-    @property
+    @cached_property
     def global_batch(self) -> int:
         """Samples in a full optimizer step: the effective batch size."""
         return self.micro_batch * self.accumulate
 
-    @property
+    @cached_property
     def samples_used(self) -> int:
         """Samples used per epoch."""
         used = self.samples - (self.samples % self.global_batch if self.drop_last else 0)
         return used if self.most is None else min(used, self.most)
 
-    @property
+    @cached_property
     def batches(self) -> int:
         """Micro-batches per epoch; the same for every replica."""
         return -(-self.samples_used // self.micro_batch)

@@ -6,7 +6,6 @@ tensors or JSON.
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -27,9 +26,8 @@ class Channel(Protocol):
     world_size: int
     ends_last: bool
 
-    def exchange(self, content: bytes) -> Mapping[int, bytes]:
-        """Give this rank's bytes; receive those of all ranks, by rank, except lost ranks."""
-        ...
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks that are not lost; their first dimensions may differ."""
 
     def agreed_signal(self, received: int) -> int:
         """See :func:`agreed_signal`."""
@@ -95,9 +93,13 @@ def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None
     if size == 1:
         return tensor
     if _channel is not None:
-        return _reduced(torch.stack(_exchanged(_channel, tensor, tensor.shape)), how)
-    operation = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(how, dist.ReduceOp.SUM)
-    result = _reduced_in_place(tensor.detach().clone(), operation, group)
+        parts = torch.stack(_channel.all_gather(tensor))
+        if how in ("min", "max"):
+            return parts.amin(0) if how == "min" else parts.amax(0)
+        size, result = len(parts), parts.sum(0)
+    else:
+        operation = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(how, dist.ReduceOp.SUM)
+        result = _reduced_in_place(tensor.detach().clone(), operation, group)
     # gloo has no AVG, so compute the mean as a sum and a division: the same on every backend.
     return result / size if how == "mean" else result
 
@@ -115,24 +117,6 @@ def broadcast_in_place(tensor: Tensor) -> None:
         tensor.copy_(carried)
 
 
-def _size(group: dist.ProcessGroup | None) -> int:
-    return world_size() if group is None else group.size()
-
-
-def _reduced_in_place(
-    tensor: Tensor, operation: Any, group: dist.ProcessGroup | None = None
-) -> Tensor:
-    carried = _carried(tensor)
-    dist.all_reduce(carried, operation, group)
-    return tensor if carried is tensor else tensor.copy_(carried)
-
-
-def _carried(tensor: Tensor) -> Tensor:
-    """The tensor, or its copy on the CPU if the process group has no backend for its device."""
-    has_backend = f"{tensor.device.type}:" in dist.get_backend_config()
-    return tensor if has_backend else tensor.cpu()
-
-
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
     """Gather the tensor of every rank, in rank order; first dimensions may differ.
 
@@ -140,57 +124,37 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
         tensor: Of at least one dimension; all dimensions but the first are equal on every rank.
         group: Process group of all ranks; default: the default group.
     """
-    if world_size() == 1:
-        return [tensor]
-    if _channel is not None:
-        return _exchanged(_channel, tensor, (-1, *tensor.shape[1:]))
-    device, tensor = tensor.device, _carried(tensor)
-    size = torch.tensor([tensor.shape[0]], device=tensor.device)
-    sizes = [torch.zeros_like(size) for _ in range(world_size())]
-    dist.all_gather(sizes, size, group)
-    lengths = [int(each) for each in sizes]
+    if world_size() == 1 or _channel is not None:
+        return all_gather_equal(tensor)
+    own = torch.tensor([tensor.shape[0]], device=tensor.device)
+    lengths = [int(each) for each in all_gather_equal(own, group)]
     padded = tensor.new_zeros((max(lengths), *tensor.shape[1:]))
     padded[: tensor.shape[0]] = tensor
-    parts = [torch.zeros_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded, group)
-    return [part[:length].to(device) for part, length in zip(parts, lengths, strict=True)]
+    parts = all_gather_equal(padded, group)
+    return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
 
-def all_gather_equal(tensor: Tensor) -> list[Tensor]:
+def all_gather_equal(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
     """Like :func:`all_gather`, for tensors of equal shape: the host need not wait for lengths."""
     if world_size() == 1:
         return [tensor]
     if _channel is not None:
-        return _exchanged(_channel, tensor, tensor.shape)
-    device, tensor = tensor.device, _carried(tensor)
-    parts = [torch.empty_like(tensor) for _ in range(world_size())]
-    dist.all_gather(parts, tensor)
-    return [part.to(device) for part in parts]
+        return _channel.all_gather(tensor)
+    carried = _carried(tensor)
+    parts = [torch.empty_like(carried) for _ in range(world_size())]
+    dist.all_gather(parts, carried, group)
+    return [part.to(tensor.device) for part in parts]
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     """Broadcast rank 0's JSON value to all ranks."""
-    if world_size() == 1:
-        return value
-    if _channel is not None:
-        content = json.dumps(value).encode() if rank() == 0 else b""
-        return json.loads(_channel.exchange(content)[0])
-    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    size = torch.tensor([len(text)])
-    dist.broadcast(size, src=0, group=group)
-    if rank() != 0:
-        text = torch.zeros(int(size), dtype=torch.uint8)
-    dist.broadcast(text, src=0, group=group)
-    return json.loads(bytes(text.tolist()))
+    return gather(value if rank() == 0 else None, group)[0]
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Gather every rank's JSON value, in rank order; those of lost ranks are left out."""
     if world_size() == 1:
         return [value]
-    if _channel is not None:
-        found = _channel.exchange(json.dumps(value).encode())
-        return [json.loads(found[each]) for each in sorted(found)]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     return [json.loads(bytes(each.tolist())) for each in all_gather(text, group)]
 
@@ -201,22 +165,17 @@ def barrier() -> None:
     all_reduce(torch.zeros(1))
 
 
-def _exchanged(channel: Channel, tensor: Tensor, shape: Sequence[int]) -> list[Tensor]:
-    """The tensors of all ranks that are not lost, in rank order."""
-    own = tensor.detach().cpu().contiguous().reshape(-1)
-    found = channel.exchange(own.view(torch.uint8).numpy().tobytes())
-    parts = [_tensor(found[each], own) for each in sorted(found)]
-    return [part.reshape(shape).to(tensor.device) for part in parts]
+def _size(group: dist.ProcessGroup | None) -> int:
+    return world_size() if group is None else group.size()
 
 
-def _tensor(content: bytes, like: Tensor) -> Tensor:
-    if not content:  # which frombuffer refuses
-        return like.new_empty(0)
-    return torch.frombuffer(bytearray(content), dtype=like.dtype)
+def _reduced_in_place(tensor: Tensor, how: Any, group: dist.ProcessGroup | None) -> Tensor:
+    carried = _carried(tensor)
+    dist.all_reduce(carried, how, group)
+    return tensor if carried is tensor else tensor.copy_(carried)
 
 
-def _reduced(stacked: Tensor, how: How) -> Tensor:
-    if how in ("min", "max"):
-        return stacked.amin(0) if how == "min" else stacked.amax(0)
-    total = stacked.sum(0)
-    return total / len(stacked) if how == "mean" else total
+def _carried(tensor: Tensor) -> Tensor:
+    """The tensor, or its copy on the CPU if the process group has no backend for its device."""
+    has_backend = f"{tensor.device.type}:" in dist.get_backend_config()
+    return tensor if has_backend else tensor.cpu()

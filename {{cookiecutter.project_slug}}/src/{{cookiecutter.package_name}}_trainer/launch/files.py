@@ -12,16 +12,11 @@ def shown(path: Path, directory: Path) -> Path:
     return path.relative_to(directory) if path.is_relative_to(directory) else path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file atomically: a reader sees the old or the new content."""
-    beside = _write_temporary(path, text)
-    beside.replace(path)
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A new file to write in this context; after it the file replaces ``path``, or is removed."""
-    beside = _beside(path)
+    # Not named by process id: another node or container may use the same one.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         yield beside
         beside.replace(path)
@@ -29,31 +24,26 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a text file atomically: a reader sees the old or the new content."""
+    with replacing(path) as beside:
+        _write(beside, text, mode)
+
+
 def write_private(path: Path, text: str) -> None:
     """Like :func:`write_atomically`, with read permission for this user only."""
-    _write_temporary(path, text, mode=0o600).replace(path)
+    write_atomically(path, text, 0o600)
 
 
 def write_first(path: Path, text: str) -> None:
     """Write a text file atomically unless it exists."""
-    beside = _write_temporary(path, text)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(beside, path)
-    finally:
-        beside.unlink()
+    with contextlib.suppress(FileExistsError), replacing(path) as beside:
+        _write(beside, text)
+        os.link(beside, path)  # then replaced by itself
 
 
-def _write_temporary(path: Path, text: str, mode: int = 0o666) -> Path:
-    """Write text to a new file in the same directory and fsync it."""
-    beside = _beside(path)
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+def _write(path: Path, text: str, mode: int = 0o666) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    return beside
-
-
-def _beside(path: Path) -> Path:
-    # Not named by process id: another node or container may use the same one.
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")

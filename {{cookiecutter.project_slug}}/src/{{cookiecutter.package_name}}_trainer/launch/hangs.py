@@ -51,7 +51,7 @@ class HangTimer:
 
         Args:
             seconds: Timeout of a collective; a batch may take some seconds longer.
-            path: The file to print to, from now on also on SIGUSR2; default: standard error.
+            path: File to print to, then also on SIGUSR2; default: standard error.
         """
         self.disarm()
         self._seconds = seconds + _MARGIN_SECONDS
@@ -81,14 +81,13 @@ class HangTimer:
     def disarm(self) -> None:
         """Undo :meth:`arm`."""
         self.pause()
-        self._seconds = math.inf
+        if self._file is None:
+            return
         if not self._was_enabled:
-            self._was_enabled = True
             faulthandler.disable()
-        if self._file is not None:
-            faulthandler.unregister(_SIGNAL)
-            self._file.close()
-            self._file = None
+        faulthandler.unregister(_SIGNAL)
+        self._file.close()
+        self._file = None
 
 
 @contextlib.contextmanager
@@ -108,12 +107,11 @@ timer = HangTimer()
 def request(process: int, path: Path) -> str:
     """Stack of the main thread of a running process whose timer prints to a file."""
     with contextlib.suppress(OSError):  # it has ended, or is not armed: SIGUSR2 would kill it
-        size = path.stat().st_size
+        size = before = path.stat().st_size
         os.kill(process, _SIGNAL)
         # In this order: a stopped process handles the first signal when it continues.
         os.kill(process, signal.SIGCONT)
         deadline = time.monotonic() + _SECONDS_TO_ANSWER
-        before = size
         while time.monotonic() < deadline:
             time.sleep(0.1)
             now = path.stat().st_size
@@ -140,12 +138,10 @@ def printed(path: Path) -> str:
     """The last stack in a file: of the main thread, or of the one in which a fatal error came."""
     text = path.read_text() if path.exists() else ""
     _, fault, of_fault = text.rpartition("Fatal Python error")
-    if fault:
-        _, mark, current = of_fault.rpartition("Current thread 0x")
-        text = mark + current if mark else of_fault
-    threads = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)
+    threads = re.split(r"^(?=Current thread 0x|Thread 0x)", of_fault or text, flags=re.MULTILINE)
     # faulthandler prints the main thread last, and each one's last call first.
-    last = threads[1 if fault and "Current thread" in text else -1]
+    current = [each for each in threads if fault and each.startswith("Current thread")]
+    last = (current or threads)[-1]
     return _shortened([line for line in last.splitlines() if line.startswith(_FRAME)][::-1])
 
 
@@ -168,12 +164,8 @@ def waits_for_peers(stack: str) -> bool:
 
 def root(error: BaseException) -> BaseException:
     """The original error of a chain of causes and contexts."""
-    while True:
-        is_hidden = error.__suppress_context__ and error.__cause__ is None
-        origin = None if is_hidden else error.__cause__ or error.__context__
-        if origin is None:
-            return error
-        error = origin
+    origin = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return error if origin is None else root(origin)
 
 
 def _shortened(lines: Sequence[str]) -> str:

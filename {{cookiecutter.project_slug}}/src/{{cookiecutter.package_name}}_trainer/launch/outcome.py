@@ -1,8 +1,8 @@
 """Write the outcome of a run, in one line, for the script that started it.
 
-Exit codes are not enough: srun and torchrun replace them. The file named by ``TRAINER_OUTCOME``
-contains ``finished step 120``, ``preempted SIGUSR1 step 57``, or ``failed rank 1: ValueError:
-bad``. If the file does not exist, the run was killed before it could write it.
+The file named by ``TRAINER_OUTCOME`` contains ``finished step 120``, ``preempted SIGUSR1 step 57``,
+or ``failed rank 1: ValueError: bad``; srun and torchrun replace exit codes. If the file does not
+exist, the run was killed.
 """
 
 import contextlib
@@ -15,11 +15,7 @@ FILE = "TRAINER_OUTCOME"
 
 
 def make_path_absolute(directory: Path) -> None:
-    """Make the path in ``TRAINER_OUTCOME`` absolute, in case user code changes the directory.
-
-    Args:
-        directory: The directory to which a relative path refers.
-    """
+    """Let a relative path mean a file in ``directory``, whatever directory user code changes to."""
     if path := _path():
         os.environ[FILE] = str(directory / path)
 
@@ -37,18 +33,12 @@ def write(line: str) -> None:
 
 
 def write_failure(reason: str) -> None:
-    """Write why the run failed, unless another rank has done so; called by any rank.
-
-    Args:
-        reason: The error message; its last line is written.
-    """
-    lines = reason.strip().splitlines()
-    if (path := _path()) and lines:
+    """Write the last line of an error, unless another rank has done so; called by any rank."""
+    if (path := _path()) and (lines := reason.strip().splitlines()):
         # The failure is printed too; an error while writing the file must not replace it.
         with contextlib.suppress(OSError, ValueError):
             files.write_first(path, f"failed {lines[-1]}\n")
 
 
 def _path() -> Path | None:
-    name = os.environ.get(FILE)
-    return Path(name) if name else None
+    return Path(os.environ[FILE]) if os.environ.get(FILE) else None

@@ -9,7 +9,7 @@ import functools
 import json
 import pickle
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -42,37 +42,35 @@ def find_unpicklable(value: object, name: str) -> str | None:
     seen: dict[int, object] = {}
     while places and len(seen) < _MOST_OBJECTS:
         value, path, verb = places.popleft()
-        if id(value) in seen:
+        if id(value) in seen or type(value) in _ATOMS:
             continue
         seen[id(value)] = value
         try:
-            parts = [part for part in _parts(value) if type(part[1]) not in _ATOMS]
+            for label, part in list(_parts(value)):
+                if verb == "is" and label is not None:
+                    places.append((part, path + label, "is"))
+                else:
+                    places.append((part, path, "holds"))
         except Exception as error:
             return _line(value, f"{path} {verb}", error)
-        for label, part in parts:
-            if verb == "holds" or label is None:
-                places.append((part, path, "holds"))
-            else:
-                places.append((part, path + label, "is"))
     return None
 
 
 def _parts(value: Any) -> Iterator[_Part]:
     """The parts that pickle would visit; raises the error of pickle if it cannot."""
-    kind = type(value)
     if isinstance(value, type | FunctionType):
         pickle.dumps(value)
     elif isinstance(value, MethodType | functools.partial):
         names = ("__self__",) if isinstance(value, MethodType) else ("func", "args", "keywords")
         yield from ((f".{name}", getattr(value, name)) for name in names)
     elif isinstance(value, Tensor):
-        yield from _attributes(value, vars(value))
-    elif kind is dict:
+        yield from _items(vars(value).items(), value)
+    elif type(value) is dict:
         yield from _items(value.items())
-    elif kind in (list, tuple) or hasattr(value, "_fields"):
+    elif type(value) in (list, tuple) or hasattr(value, "_fields"):
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
     else:
-        reduce = copyreg.dispatch_table.get(kind)
+        reduce = copyreg.dispatch_table.get(type(value))
         reduced: Any = reduce(value) if reduce else value.__reduce_ex__(5)
         if isinstance(reduced, str):
             pickle.dumps(value)
@@ -81,39 +79,36 @@ def _parts(value: Any) -> Iterator[_Part]:
         yield from ((None, each) for each in (make, *arguments))
         # An object with __slots__ has two dicts: its __dict__ and its slots.
         for each in state if type(state) is tuple and len(state) == 2 else (state,):
-            yield from _attributes(value, each) if isinstance(each, dict) else [(None, each)]
+            yield from _items(each.items(), value) if isinstance(each, dict) else [(None, each)]
         yield from ((f"[{index}]", part) for index, part in enumerate(elements or ()))
         yield from _items(items or ())
 
 
-def _attributes(owner: object, attributes: Mapping[Any, object]) -> Iterator[_Part]:
-    for name, value in attributes.items():
-        if isinstance(owner, nn.Module) and name in _CHILDREN and isinstance(value, dict):
-            yield from _attributes(owner, value)
-        elif isinstance(name, str) and (name.isdecimal() or name.isidentifier()):
-            # Children of nn.Sequential and nn.ModuleList are named "0", "1", …
-            yield f"[{name}]" if name.isdecimal() else f".{name}", value
-        else:
-            yield from _items([(name, value)])
-
-
-def _items(items: Any) -> Iterator[_Part]:
+def _items(items: Iterable[tuple[Any, Any]], owner: object = None) -> Iterator[_Part]:
+    """The items of a dict, or the attributes of its owner."""
     for key, value in items:
-        yield None, key
-        yield f"[{json.dumps(key) if isinstance(key, str) else repr(key)}]", value
+        if isinstance(owner, nn.Module) and key in _CHILDREN and isinstance(value, dict):
+            yield from _items(value.items(), owner)
+        elif owner is not None and isinstance(key, str) and key.isidentifier():
+            yield f".{key}", value
+        elif owner is not None and isinstance(key, str) and key.isdecimal():
+            yield f"[{key}]", value  # a child of nn.Sequential or nn.ModuleList
+        else:
+            yield None, key
+            yield f"[{json.dumps(key) if isinstance(key, str) else repr(key)}]", value
 
 
 def _line(value: Any, place: str, error: Exception) -> str:
-    is_definition = isinstance(value, type | FunctionType)
-    named = value if is_definition else type(value)
-    what = f"{'' if is_definition else 'of type '}{named.__module__}.{named.__qualname__}"
     remedy = "create it in on_fit_start, and exclude it in __getstate__"
-    if is_definition:
+    named: Any = type(value)
+    what = "of type "
+    if isinstance(value, type | FunctionType):
         remedy = "define it at the top level of a module, with def or class"
+        named, what = value, ""
     reason = f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     if str(error).startswith(("cannot pickle", "Can't pickle", "Can't get local")):
         reason = ""  # it only repeats what cannot be pickled
     return (
-        f"{place} {what}, which cannot be pickled{reason}; {remedy}, or use strategy='ddp', which "
-        "pickles nothing"
+        f"{place} {what}{named.__module__}.{named.__qualname__}, which cannot be pickled{reason}; "
+        f"{remedy}, or use strategy='ddp', which pickles nothing"
     )

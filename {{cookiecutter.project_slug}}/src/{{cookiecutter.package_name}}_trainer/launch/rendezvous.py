@@ -6,6 +6,7 @@ Between nodes there is only the TCP store, which listens on all interfaces.
 """
 
 import atexit
+import contextlib
 import datetime
 import ipaddress
 import itertools
@@ -47,27 +48,22 @@ def connect_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
         avoid_loopback(layout.main_address)
     # One store for all process groups of this process: ranks could not tell two of them apart.
     if layout not in _stores:
-        folder = _private_folder(layout)
-        if folder is None:
-            _stores[layout] = _join(_shared_store(layout, timeout), layout, timeout)
-        else:
-            _await_files(folder, layout, timeout)
-            _stores[layout] = dist.FileStore(str(folder / STORE_FILE), -1)  # -1: keep the file
+        path = _private_file(layout)
+        # -1: keep the file.
+        store = dist.FileStore(str(path), -1) if path else _tcp_store(layout, timeout)
+        _stores[layout] = _join(store, layout, timeout)
     return dist.PrefixStore(f"group-{next(_groups_formed)}", _stores[layout])
 
 
-# --- a file, on one node -------------------------------------------------------------------------
+def _private_file(layout: Layout) -> Path | None:
+    """The store's file, not on a network file system; ``None`` if the ranks use TCP.
 
-
-def _private_folder(layout: Layout) -> Path | None:
-    """Folder of the store's file, not on a network file system; ``None`` if the ranks use TCP.
-
-    Our launcher creates it, or else the first rank does, by a name that all of them know.
+    Our launcher creates its folder, or else the first rank does, by a name that all of them know.
     """
     if layout.num_nodes > 1:
         return None
     if layout.source == "environment" and STORE in os.environ:
-        return Path(os.environ[STORE]).parent
+        return Path(os.environ[STORE])
     if not layout.launch_id:
         return None
     folder = Path(tempfile.gettempdir()) / f"trainer-store-{os.geteuid()}-{layout.launch_id}"
@@ -75,7 +71,7 @@ def _private_folder(layout: Layout) -> Path | None:
     check_private(folder)
     if layout.is_main:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return folder / STORE_FILE
 
 
 def check_private(folder: Path) -> None:
@@ -86,36 +82,11 @@ def check_private(folder: Path) -> None:
         raise UserError(f"{folder} is not a folder that only this user can open; set TMPDIR")
 
 
-def _await_files(folder: Path, layout: Layout, timeout: datetime.timedelta) -> None:
-    """Wait until all ranks have joined: by a file each, because opening the store may block."""
-    (folder / f"present-{layout.rank}").touch()
-    _await_ranks(layout, timeout, lambda rank: (folder / f"present-{rank}").exists())
-
-
-def _await_ranks(
-    layout: Layout, timeout: datetime.timedelta, is_present: Callable[[int], bool]
-) -> None:
-    deadline = time.monotonic() + timeout.total_seconds()
-    missing = list(range(layout.world_size))
-    while missing := [rank for rank in missing if not is_present(rank)]:
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"rank {', '.join(map(str, missing))} did not join within "
-                f"{timeout.total_seconds():g} s (timeout_seconds of the strategy): it ended, or "
-                "hangs, before the trainer was reached"
-            )
-        time.sleep(_POLL_SECONDS)
-
-
-# --- TCP -----------------------------------------------------------------------------------------
-
-
 def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dist.Store:
     """Wait until all ranks have joined, and return the part of the store for these processes.
 
-    After a restart, torchelastic gives the ranks the store of the previous ones, whose addresses
-    must not be used again. Ranks do not know which restart they belong to: each node counts its
-    own. So each rank sends a new random token, and rank 0 replies with another.
+    After a restart by torchelastic, the store contains addresses of the previous ranks, and no rank
+    knows which restart it belongs to. So each sends a new token, and rank 0 replies with another.
     """
     token = uuid.uuid4().hex
     store.set(f"asked/{layout.rank}", token)
@@ -135,42 +106,49 @@ def _join(store: dist.Store, layout: Layout, timeout: datetime.timedelta) -> dis
     return dist.PrefixStore(token, store)
 
 
-def _shared_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
-    served_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    port = layout.main_port
-    if port == 0:
-        path = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{layout.launch_id}"
-        if layout.is_main:
-            store = _serve(layout, 0, timeout)
-            atexit.register(path.unlink, missing_ok=True)
-            files.write_private(path, str(store.port))
-            return store
+def _await_ranks(
+    layout: Layout, timeout: datetime.timedelta, is_present: Callable[[int], bool]
+) -> None:
+    deadline = time.monotonic() + timeout.total_seconds()
+    missing = list(range(layout.world_size))
+    while missing := [rank for rank in missing if not is_present(rank)]:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"rank {', '.join(map(str, missing))} did not join within "
+                f"{timeout.total_seconds():g} s (timeout_seconds of the strategy): it ended, or "
+                "hangs, before the trainer was reached"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _tcp_store(layout: Layout, timeout: datetime.timedelta) -> dist.Store:
+    """Serve the store on rank 0, or connect to it; on one node it listens on 127.0.0.1 only."""
+    address, port, descriptor = layout.main_address, layout.main_port, None
+    is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
+    serves = layout.is_main and not (is_served and port)
+    path = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")) / f".rendezvous-{layout.launch_id}"
+    if not serves and port == 0:
         port = int(_await_address(path, timeout))
-    elif layout.is_main and not served_by_launcher:
-        return _serve(layout, port, timeout)
-    # On one node the store listens on loopback, whatever the name of the node.
-    is_loopback = layout.num_nodes == 1 and not served_by_launcher
-    address = "127.0.0.1" if is_loopback else layout.main_address
+    if layout.num_nodes == 1 and not is_served:
+        address = "127.0.0.1"
+        if serves:
+            descriptor = socket.create_server((address, port), backlog=1024).detach()
     try:
-        return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+        store = dist.TCPStore(
+            address,
+            port,
+            is_master=serves,
+            wait_for_workers=False,
+            timeout=timeout,
+            master_listen_fd=descriptor,
+        )
     except dist.DistNetworkError as error:
-        raise UserError(f"rank 0 was not found at {address}:{port}: {error}") from error
-
-
-def _serve(layout: Layout, port: int, timeout: datetime.timedelta) -> dist.TCPStore:
-    """Serve the store: on 127.0.0.1 on one node, else on every interface."""
-    descriptor = None
-    if layout.num_nodes == 1:
-        listener = socket.create_server(("127.0.0.1", port), backlog=1024)
-        descriptor = listener.detach()
-    return dist.TCPStore(
-        layout.main_address if descriptor is None else "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=descriptor,
-    )
+        problem = "cannot be served" if serves else "was not found"
+        raise UserError(f"the store of rank 0 {problem} at {address}:{port}: {error}") from error
+    if serves and port == 0:
+        atexit.register(path.unlink, missing_ok=True)
+        files.write_private(path, str(store.port))
+    return store
 
 
 def _await_address(path: Path, timeout: datetime.timedelta) -> str:
@@ -181,7 +159,7 @@ def _await_address(path: Path, timeout: datetime.timedelta) -> str:
                 f"rank 0 did not write its port to {path} within {timeout.total_seconds():g} s; "
                 "set MASTER_PORT if the nodes do not share this directory"
             )
-        time.sleep(0.05)
+        time.sleep(_POLL_SECONDS)
     if (owner := path.stat().st_uid) != os.geteuid():
         raise UserError(f"{path} was written by another user (id {owner}); remove it")
     return path.read_text()
@@ -193,8 +171,7 @@ def _await_address(path: Path, timeout: datetime.timedelta) -> str:
 def stay_on_loopback() -> None:
     """Select the loopback interface for gloo and NCCL, unless the user has set one."""
     names = [name for _, name in socket.if_nameindex()]
-    interface = next((name for name in ("lo", "lo0") if name in names), None)
-    if interface is not None:
+    for interface in [name for name in ("lo", "lo0") if name in names]:
         os.environ.setdefault(_INTERFACE, interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
@@ -214,11 +191,9 @@ def avoid_loopback(main_address: str) -> None:
     is_set = _INTERFACE in os.environ or not sys.platform.startswith("linux")
     if is_set or _is_loopback(main_address):  # then all nodes are this host
         return
-    name = socket.gethostname()
-    try:
+    name, listens_at = socket.gethostname(), "127.0.0.1"
+    with contextlib.suppress(OSError):
         listens_at = socket.gethostbyname(name)
-    except OSError:
-        listens_at = "127.0.0.1"
     if not _is_loopback(listens_at):
         return
     # Routes of the kernel: interface, destination (0: the default route), …

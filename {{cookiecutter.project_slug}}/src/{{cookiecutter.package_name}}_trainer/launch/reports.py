@@ -1,13 +1,12 @@
 """What a rank tells its launcher: its state, and why it failed; files in the launcher's folder.
 
-Why not torchelastic's ``record`` and ``ErrorHandler`` (the template's
-``tests/trainer/test_error_files.py``): their times are whole seconds, so the rank that failed first
-cannot be told from those that lost it in the same second. Their files contain no exit code and the
-traceback of a ``UserError``, and are not written atomically.
+Not torchelastic's error files (the template's ``tests/trainer/test_error_files.py``): their times
+are whole seconds, so the rank that failed first cannot be told from those that lost it.
 """
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import re
@@ -15,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -35,6 +34,10 @@ _SECONDS_FOR_PEER = 8.0
 _SECONDS_AT_EXIT = 5.0
 _USER_ERROR = 2
 _INTERRUPTED = "interrupted.json"
+_TRAINER = Path(__file__).parents[1]
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
+# Of torch/utils/data/dataloader.py, and of its handler of SIGCHLD, which raises anywhere.
+_WORKER = re.compile(r"DataLoader worker \(pid[^)]*(?:\(s\) [^)]*)?\) [^.]*")
 
 State = Literal["", "started", "working", "expendable"]
 """``started``: it handles SIGINT; ``working``: it must not end, even with exit code 0;
@@ -53,8 +56,8 @@ class Failure:
     rank: int
     code: int
     message: str
-    is_user_error: bool = False
-    """Whether the error is a ``UserError``, which is shown without a traceback."""
+    problems: Sequence[str] = ()
+    """Those of a ``UserError``, which is shown without a traceback."""
     time: float = 0.0
     reason: str = ""
     """The first sentence of an error that only reports a lost peer."""
@@ -63,61 +66,38 @@ class Failure:
     interrupted: Interrupted | None = None
     """The interrupt (SIGINT) that ended the run, if the ranks saved a checkpoint."""
 
-    @property
-    def lines(self) -> list[str]:
-        """The lines of the message, without the prefix ``rank N: error:``."""
-        prefix = f"rank {self.rank}: error: "
-        return [line.removeprefix(prefix) for line in self.message.splitlines()]
-
 
 # --- a rank --------------------------------------------------------------------------------------
 
 
 def report_start() -> None:
-    """Report to our launcher that this rank handles SIGINT; the launcher prints the message.
-
-    Before that, a rank would print the traceback of its imports on SIGINT.
-    """
+    """Report to our launcher that this rank handles SIGINT, without a traceback of imports."""
     if directory := _directory():
         os.environ[RANK_PROCESS] = str(os.getpid())
-        signals.hide_traceback(lambda error: isinstance(error, KeyboardInterrupt))
+        signals.hide_traceback(KeyboardInterrupt)
         # A script may catch an error and train again; then the old report must not be shown.
-        _report(directory, os.environ["RANK"]).unlink(missing_ok=True)
-        _set_state("started")
+        (directory / f"rank-{_rank()}.json").unlink(missing_ok=True)
+        set_state("started")
         signals.unblock_sigint()
 
 
-@contextlib.contextmanager
-def working() -> Iterator[None]:
-    """Tell our launcher that this rank must not end in this context, even with exit code 0."""
-    _set_state("working")
-    try:
-        yield
-    finally:
-        _set_state("started")
+def set_state(state: State) -> None:
+    """Tell our launcher the state of this rank."""
+    if directory := _directory():
+        with contextlib.suppress(OSError):  # the launcher has ended, and its directory
+            (directory / f"state-{_rank()}").write_text(state)
 
 
 def allow_loss() -> None:
     """Tell our launcher that the other ranks continue if this one is killed while it works."""
-    _set_state("expendable")
-
-
-def _set_state(state: State) -> None:
-    if directory := _directory():
-        with contextlib.suppress(OSError):  # the launcher has ended, and its directory
-            (directory / f"state-{os.environ['RANK']}").write_text(state)
+    set_state("expendable")
 
 
 def watch_for_hangs(seconds: float) -> None:
-    """Print this rank's stack if it hangs or ends by a fault, for our launcher if there is one.
-
-    Args:
-        seconds: Timeout of a collective; see :class:`~.hangs.HangTimer`.
-    """
+    """Print this rank's stack if it hangs or ends by a fault; see :meth:`.hangs.HangTimer.arm`."""
     if collectives.world_size() > 1:
         directory = _directory()
-        path = stack_file(directory, collectives.rank()) if directory else None
-        hangs.timer.arm(seconds, path)
+        hangs.timer.arm(seconds, stack_file(directory, _rank()) if directory else None)
 
 
 def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> None:
@@ -128,32 +108,32 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> None:
         lost_peer: Names of an engine's exceptions that only report the loss of a peer.
     """
     hangs.timer.pause()
-    if isinstance(error, Interrupted) and collectives.rank() == 0 and (directory := _directory()):
+    directory, rank, is_ours = _directory(), _rank(), is_reported()
+    if isinstance(error, Interrupted) and rank == 0 and directory:
         saved = [error.step, error.directory, error.is_command]
         files.write_atomically(directory / _INTERRUPTED, json.dumps(saved))
     is_requested = isinstance(error, KeyboardInterrupt | Preempted)
     if is_requested or (isinstance(error, SystemExit) and not error.code):
         return
     is_lost = collectives.world_size() > 1 and is_lost_peer(error, lost_peer)
-    if is_lost and not is_reported():
+    if is_lost and not is_ours:
         time.sleep(_SECONDS_FOR_PEER)
-    rank = _rank()
     message = describe(error, f"rank {rank}: ")
-    if not (is_lost and is_reported()):  # our launcher knows which peer was lost
+    if not (is_lost and is_ours):  # our launcher knows which peer was lost
         outcome.write_failure(message)
-    if directory := _directory():
+    if directory:
+        problems = error.problems if isinstance(error, UserError) else ()
         failure = Failure(
             rank=rank,
             code=_code(error),
             message=message,
-            is_user_error=isinstance(error, UserError),
+            problems=[redaction.message(each) for each in problems],
             time=time.time(),
             reason=reason(error),
             lost_at=hangs.of_error(error) if is_lost else "",
         )
-        text = json.dumps(asdict(failure))
-        files.write_atomically(_report(directory, rank), text)
-        signals.hide_traceback(lambda other: other is error)
+        files.write_atomically(directory / f"rank-{rank}.json", json.dumps(asdict(failure)))
+        signals.hide_traceback(error)
     elif file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
@@ -164,8 +144,8 @@ def report_failure(error: BaseException, lost_peer: Sequence[str] = ()) -> None:
 def end_failed(error: BaseException, lost_peer: Sequence[str] = ()) -> NoReturn:
     """Report a rank's failure and end its process without destroying its process group.
 
-    With NCCL, destroying it would wait for peers, which wait in a collective for this rank. Only
-    functions registered with ``atexit`` are called, for some seconds at most.
+    With NCCL, that would wait for peers, which wait for this rank. Only functions registered with
+    ``atexit`` are called, for some seconds at most.
     """
     report_failure(error, lost_peer)
     if not is_reported():
@@ -186,6 +166,17 @@ def write_error(text: str) -> None:
         sys.stderr.flush()
 
 
+def is_reported() -> bool:
+    """Whether our launcher prints this process' failure; it does not for a rank's own children."""
+    return _directory() is not None and os.environ.get(PARENT) == str(os.getppid())
+
+
+def _directory() -> Path | None:
+    """Directory of failure reports, if one of our launchers started this rank."""
+    name = os.environ.get(DIRECTORY)
+    return Path(name) if name and PARENT in os.environ and Path(name).is_dir() else None
+
+
 def _rank() -> int:
     own = os.environ.get("RANK", "")
     return int(own) if own.isdecimal() else collectives.rank()
@@ -195,20 +186,6 @@ def _code(error: BaseException) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
     return _USER_ERROR if isinstance(error, UserError) else 1
-
-
-def is_reported() -> bool:
-    """Whether our launcher prints this rank's failure, so that the rank need not.
-
-    False if the variables were inherited from a rank: the launcher does not print for commands.
-    """
-    return _directory() is not None and os.environ.get(PARENT) == str(os.getppid())
-
-
-def _directory() -> Path | None:
-    """Directory of failure reports, if one of our launchers started this rank."""
-    name = os.environ.get(DIRECTORY)
-    return Path(name) if name and PARENT in os.environ and Path(name).is_dir() else None
 
 
 # --- the launcher --------------------------------------------------------------------------------
@@ -237,18 +214,11 @@ def stack_file(directory: Path, rank: int) -> Path:
     return directory / f"stack-{rank}"
 
 
-def _report(directory: Path, rank: int | str) -> Path:
-    return directory / f"rank-{rank}.json"
-
-
 # --- errors --------------------------------------------------------------------------------------
 
 
 def describe(error: BaseException, prefix: str = "") -> str:
-    """Format an error: one line per problem for a ``UserError``, else the traceback.
-
-    Secrets inside it are redacted.
-    """
+    """Format an error without secrets: a line per problem of a ``UserError``, or the traceback."""
     if isinstance(error, UserError | EarlyExit):
         lines = error.problems if isinstance(error, UserError) else [str(error)]
         text = "\n".join(f"{prefix}error: {line}" for line in lines)
@@ -265,15 +235,30 @@ def describe(error: BaseException, prefix: str = "") -> str:
 def is_lost_peer(error: BaseException, kinds: Sequence[str] = ()) -> bool:
     """Whether an error only reports a lost peer: the cause is in the peer, not here."""
     cause = hangs.root(error)
-    if not isinstance(cause, RuntimeError):
-        return False
-    text = str(cause)
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
     kinds = ("DistNetworkError", "DistStoreError", *kinds)
-    return type(cause).__name__ in kinds or any(sign in text for sign in signs)
+    return isinstance(cause, RuntimeError) and (
+        type(cause).__name__ in kinds or any(sign in str(cause) for sign in _LOST)
+    )
 
 
 def reason(error: BaseException) -> str:
     """The first sentence of an error of gloo, NCCL or the store, without its C++ location."""
     text = re.sub(r"^\[[^]]*\]\s*", "", str(hangs.root(error)).strip())
     return re.split(r"\.\s|\n", text, maxsplit=1)[0][:200]
+
+
+def failure_of_machine(error: BaseException, directory: Path) -> str | None:
+    """One line for a full disk, or a loader's worker that was killed; ``None`` for other errors.
+
+    The trainer writes in ``directory``.
+    """
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    if isinstance(error, OSError) and error.errno in full:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        is_ours = Path(last.filename).is_relative_to(_TRAINER)
+        place = str(directory) if is_ours else f"{last.filename}, line {last.lineno}"
+        return f"{error.strerror}: {error.filename or place}"
+    worker = _WORKER.match(str(error)) if isinstance(error, RuntimeError) else None
+    if worker is None:
+        return None
+    return f"{worker[0]}; if nobody killed it, memory ran out: give the loader fewer num_workers"

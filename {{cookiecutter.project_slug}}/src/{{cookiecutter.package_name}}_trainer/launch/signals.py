@@ -1,40 +1,34 @@
 """Signals: ranks agree on one, save a checkpoint after the same step, and end.
 
 The signal handler only sets a flag: a collective or a save in it would interfere with the step's.
-After SIGINT (Ctrl-C) one line tells the command that resumes the run.
+After SIGINT (Ctrl-C) one line says how to resume the run.
 """
 
 import contextlib
 import os
-import shlex
 import signal
 import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing import resource_tracker
-from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
 
 from ..errors import ConfigurationError
-from ..options import redaction
 from . import cluster, collectives
-from .cluster import Layout
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 INTERRUPTED_CODE = 128 + signal.SIGINT
 INTERRUPTED = "interrupted"
 # Requested like a signal, but above the numbers of signals.
 STOP = 65
-_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 _SHOW_CURSOR = b"\x1b[?25h"
 # Approximate time until all ranks know of a signal, in addition to the current step.
 _SECONDS = 1.0
 _MOST_STEPS = 1000
-_RESUME = ("--trainer.resume", "--trainer.resume_from_checkpoint")
 
 
 class Preempted(SystemExit):
@@ -55,19 +49,17 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, step: int, directory: str, is_command: bool) -> None:
-        how = _resume_command(directory) if is_command else f"Trainer(resume={directory!r})"
+        option = f"the same command and --trainer.resume {directory}"
+        how = option if is_command else f"Trainer(resume={directory!r})"
         super().__init__(f"{INTERRUPTED}: saved after step {step}; resume with: {how}")
-        self.step = step
-        self.directory = directory
-        self.is_command = is_command
+        self.step, self.directory, self.is_command = step, directory, is_command
 
 
 class Preemption:
     """Records the :data:`SIGNALS` and makes all ranks act on them after the same step.
 
-    Ranks agree by one all-reduce about every second. They also agree on the number of steps until
-    the next one, so that the cost does not depend on the speed of steps. The reduction runs on the
-    CPU: no rank waits for its GPU.
+    Ranks agree about every second by an all-reduce on the CPU, in which they also agree on the
+    number of steps until the next one.
 
     Create it when the ranks are connected.
 
@@ -87,32 +79,26 @@ class Preemption:
         """Record the signals in this context; keep handlers that the program has set.
 
         A second SIGINT (Ctrl-C) ends the process at once; in an interactive session it raises
-        KeyboardInterrupt. On exit, a signal that the ranks have not acted on is raised again with
-        its default handler. If they have acted on it, a repeated signal does not disturb the
-        shutdown.
+        KeyboardInterrupt. On exit, a signal that the ranks have not acted on is raised again; after
+        one that they have acted on, a repeated signal does not disturb the shutdown.
         """
+        defaults = (signal.SIG_DFL, signal.default_int_handler)
         # Python accepts signal handlers only from the main thread.
         is_main = threading.current_thread() is threading.main_thread()
-        replaced = {
-            each: handler
-            for each in SIGNALS
-            if is_main and (handler := signal.getsignal(each)) in _DEFAULTS
-        }
-        for each in replaced:
-            signal.signal(each, self._record_signal)
+        replaced = {number: signal.getsignal(number) for number in SIGNALS if is_main}
+        replaced = {n: handler for n, handler in replaced.items() if handler in defaults}
+        for number in replaced:
+            signal.signal(number, self._record_signal)
         try:
             yield
-        except Preempted as requested:
-            self._received = 0
-            if requested.signal != signal.SIGINT:
+        except BaseException as error:
+            self._received = 0  # the ranks have acted on it, or the run failed for another reason
+            if isinstance(error, Preempted) and error.signal != signal.SIGINT:
                 replaced = {}
             raise
-        except BaseException:
-            self._received = 0  # the run failed: report the error, not the signal
-            raise
         finally:
-            for each, handler in replaced.items():
-                signal.signal(each, handler)
+            for number, handler in replaced.items():
+                signal.signal(number, handler)
             if self._received not in (0, STOP):
                 signal.raise_signal(self._received)
 
@@ -164,10 +150,9 @@ class Preemption:
 
 @contextlib.contextmanager
 def block_sigint_in_children(method: str = "fork") -> Iterator[None]:
-    """Block SIGINT (Ctrl-C) in processes started in this context, and delay it in this process.
+    """Block SIGINT (Ctrl-C) in processes that are started in this context by a method.
 
-    Args:
-        method: The multiprocessing start method.
+    In this process it is delayed. The method is one of multiprocessing.
     """
     if method != "fork":
         # It is otherwise started with the first process, and would unblock SIGINT.
@@ -194,83 +179,41 @@ def redirect_lost_terminal() -> None:
     """Redirect output to ``/dev/null`` if the terminal is gone: printing would raise an error."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):  # the program has closed it
-            is_device = stat.S_ISCHR(os.fstat(descriptor).st_mode)
-            if is_device and not os.isatty(descriptor):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, descriptor)
                 os.close(nowhere)
 
 
-# --- the message of SIGINT -----------------------------------------------------------------------
+# --- what an error prints when it ends a process -------------------------------------------------
 
 
-def is_main_rank() -> bool:
-    """Whether this process is the main rank, according to the environment."""
-    return _layout().is_main
+def hide_traceback(
+    hidden: BaseException | type[BaseException], line: str = "", code: int | None = None
+) -> None:
+    """Print only a line, or nothing, if an error, or one of a class, ends this process.
 
-
-def hide_traceback(is_hidden: Callable[[BaseException], bool]) -> None:
-    """Print nothing for some errors if they end this process: another process prints them."""
+    Args:
+        hidden: The error or the class.
+        line: What to print; empty: another process prints it.
+        code: The exit code; default: Python's.
+    """
     print_error = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if not is_hidden(value):
+        if value is not hidden and not (isinstance(hidden, type) and isinstance(value, hidden)):
             print_error(kind, value, trace)
+            return
+        if line:
+            print(line, file=sys.stderr, flush=True)
+        if code is not None:
+            sys.exit(code)
 
     sys.excepthook = hook
 
 
-def show_as_one_line(interrupted: Interrupted, prints: bool) -> None:
-    """Print an interrupt as one line, without a traceback, if it ends this process.
-
-    Args:
-        interrupted: The error.
-        prints: False prints nothing: another process prints the line.
-    """
-
-    def end(error: BaseException) -> bool:
-        if error is not interrupted:
-            return False
-        if prints:
-            print(error, file=sys.stderr, flush=True)
-        # Python does so for KeyboardInterrupt itself, not for subclasses.
-        sys.exit(INTERRUPTED_CODE)
-
-    hide_traceback(end)
-
-
-def _resume_command(directory: str) -> str:
-    words, same = list(sys.orig_argv), ""
-    layout = _layout()
-    if layout.source == "torchelastic":
-        # The parent process is torchrun.
-        with contextlib.suppress(OSError):  # then the words of this rank are shown
-            content = Path(f"/proc/{os.getppid()}/cmdline").read_text()
-            words = content.rstrip("\0").split("\0")
-    elif layout.started_outside:
-        same = "the same launcher and "
-    return same + shlex.join(redaction.command(resuming(words, directory)))
-
-
-def resuming(words: Sequence[str], directory: str) -> list[str]:
-    """Turn the command of a run into the command that resumes it.
-
-    Args:
-        words: The original command.
-        directory: The run directory; replaces the value of an earlier resume option.
-    """
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        name, has_value, _ = word.partition("=")
-        if name not in _RESUME:
-            kept.append(word)
-        elif not has_value:
-            next(rest, None)
-    return [*kept, _RESUME[0], directory]
-
-
-def _layout() -> Layout:
+def is_main_rank() -> bool:
+    """Whether this process is the main rank, according to the environment."""
     with contextlib.suppress(ConfigurationError):  # reported already where a run begins
-        return cluster.detect()
-    return Layout()
+        return cluster.detect().is_main
+    return True

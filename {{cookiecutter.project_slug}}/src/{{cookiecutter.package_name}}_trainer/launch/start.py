@@ -6,6 +6,8 @@ work in :func:`run_external`.
 
 import atexit
 import ctypes
+import functools
+import gc
 import multiprocessing
 import multiprocessing.util
 import os
@@ -15,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -35,8 +36,6 @@ from .watch import Place, Watcher
 Result = TypeVar("Result")
 Method = Literal["spawn", "fork"]
 
-# Exit code of a spawned process that tries to start the run again; used for nothing else.
-_NO_MAIN_GUARD = 113
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Variables of launchers that set RANK themselves.
 _OTHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
@@ -55,32 +54,35 @@ def run_external(
     """Run as one rank of an external launch, or as the only rank.
 
     Args:
-        run: The work of this rank. Its failure is written where the launcher looks for it, so that
-            the failure of the first rank is shown.
+        run: The work of this rank. Its failure is written where the launcher looks for it.
         teardown: Called after ``run``: until then, peers must not notice that this rank has ended.
-            After a failure, it is skipped if it would wait for peers forever.
+            After a failure, it is skipped if it would wait for peers forever; the process ends.
         lost_peer: Names of an engine's exceptions that only report the loss of a peer.
     """
     _die_with_parent()
+    _freeze_garbage_in_children()
     reports.report_start()
-    with reports.working():
+    reports.set_state("working")
+    try:
+        result = run()
+    except BaseException as error:
+        # After a save, all ranks have agreed to stop, and reach the teardown together.
+        has_saved = isinstance(error, Interrupted | Preempted)
+        if collectives.end_waits() and not has_saved:
+            if isinstance(error, KeyboardInterrupt):
+                raise  # SIGINT ends all ranks
+            reports.end_failed(error, lost_peer)
+        reports.report_failure(error, lost_peer)
         try:
-            result = run()
-        except BaseException as error:
-            # After a save, all ranks have agreed to stop, and reach the teardown together.
-            has_saved = isinstance(error, Interrupted | Preempted)
-            if collectives.end_waits() and not has_saved:
-                if isinstance(error, KeyboardInterrupt):
-                    raise  # SIGINT ends all ranks
-                reports.end_failed(error, lost_peer)
-            reports.report_failure(error, lost_peer)
-            try:
-                teardown()
-            except Exception as another:  # must not replace the original error
-                error.add_note(f"then the teardown failed: {type(another).__name__}: {another}")
-            raise
+            teardown()
+        except Exception as another:  # must not replace the original error
+            error.add_note(f"then the teardown failed: {type(another).__name__}: {another}")
+        raise
+    else:
         teardown()
         return result
+    finally:
+        reports.set_state("started")
 
 
 def _die_with_parent() -> None:
@@ -93,6 +95,16 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit("the process that started this rank has ended")
+
+
+@functools.cache  # once in a process
+def _freeze_garbage_in_children() -> None:
+    """Keep forked processes, such as loader workers, from destroying objects of this one.
+
+    To destroy an earlier run's process group, if it is in a reference cycle, hangs in a forked
+    process: gloo waits for a thread that exists only in the parent.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def drop_inherited_variables() -> None:
@@ -112,9 +124,9 @@ def drop_inherited_variables() -> None:
     for name in (*Place(1, Path()).variables(0), outcome.FILE):
         if name.startswith("TRAINER_") or not is_started_otherwise:
             os.environ.pop(name, None)
-    sys.stderr.write(
+    reports.write_error(
         f"note: rank {rank} of another run has started this process; that run's launch variables "
-        "are ignored\n"
+        "are ignored"
     )
 
 
@@ -126,15 +138,13 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1")
 
 
-def threads_each(processes: int) -> str:
+def threads_each(processes: int) -> int:
     """Threads per process, as in torchrun: processes that each use every core slow down."""
-    return str(max(1, (os.cpu_count() or 1) // processes))
+    return max(1, (os.cpu_count() or 1) // processes)
 
 
 def supervise_copies(processes: int, layout: Layout, directory: Path) -> NoReturn:
-    """Start the current command once per rank, monitor the ranks, and exit with their result.
-
-    When a rank fails, terminate the others, print the first failure, and exit with its exit code.
+    """Start the current command once per rank on this node, watch the ranks, and exit like them.
 
     Args:
         processes: Number of ranks to start on this node.
@@ -166,7 +176,7 @@ def _start_copies(place: Place, directory: Path) -> "Iterator[subprocess.Popen[b
     command = [sys.executable, *sys.orig_argv[1:]]
     for local_rank in range(place.processes):
         variables = {**os.environ, **place.variables(local_rank)}
-        variables.setdefault("OMP_NUM_THREADS", threads_each(place.processes))
+        variables.setdefault("OMP_NUM_THREADS", str(threads_each(place.processes)))
         # A separate process group, so that a rank's loader workers are terminated with it.
         yield subprocess.Popen(command, env=variables, cwd=directory, process_group=0)
 
@@ -177,17 +187,13 @@ def _start_copies(place: Place, directory: Path) -> "Iterator[subprocess.Popen[b
 def run_in_processes(
     method: Method, processes: int, work: Callable[[], Result], names: dict[str, Any]
 ) -> Result:
-    """Run a function once per rank, each in its own process, and monitor the processes.
+    """Run a function once per rank, each in its own process; return the value of rank 0.
 
     Args:
         method: ``"spawn"`` pickles the function; ``"fork"`` copies this process.
         processes: Number of ranks to start on this node.
-        work: The function to run. Environment variables give each rank its place. The function
-            writes its own failure report (:func:`run_external`).
+        work: The function; it runs in :func:`run_external`.
         names: Objects that ``work`` refers to, by the user's names; used in pickling errors.
-
-    Returns:
-        The return value of ``work`` on rank 0.
 
     Raises:
         UserError: The processes cannot be started this way, or a rank raised a ``UserError``.
@@ -195,7 +201,8 @@ def run_in_processes(
         KeyboardInterrupt: This process received SIGINT and the ranks have ended: an
             :class:`~..signals.Interrupted` if they have saved a checkpoint.
     """
-    _check_can_start(method, names)
+    if method == "fork":
+        _check_can_fork(names)
     # Readable by this user only: it contains the store of the ranks, and what is pickled.
     with tempfile.TemporaryDirectory(prefix="trainer-launch-") as private:
         place, result = Place(processes, Path(private)), Path(private) / "result"
@@ -211,11 +218,7 @@ def run_in_processes(
         return returned
 
 
-def _check_can_start(method: Method, names: dict[str, Any]) -> None:
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(_NO_MAIN_GUARD)  # the parent process prints the message once for all ranks
-    if method == "spawn":
-        return
+def _check_can_fork(names: dict[str, Any]) -> None:
     if torch.cuda.is_initialized():
         raise UserError(
             "processes cannot be forked: CUDA is initialized in this one already (a .cuda(), "
@@ -259,36 +262,22 @@ def _pickled(value: object, names: dict[str, Any]) -> bytes:
         raise UserError(line or f"cannot be pickled for other processes: {error}") from error
 
 
-@dataclass
 class _Started:
     """A multiprocessing process, with the interface that the watcher needs."""
 
-    process: BaseProcess
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid or 0
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
+    def __init__(self, process: BaseProcess) -> None:
+        process.start()
+        self.pid = process.pid or 0
+        self.poll = lambda: process.exitcode
 
 
 def _start_processes(
     method: Method, given: _Work, place: Place, result: Path
 ) -> Iterator[_Started]:
     context: Any = multiprocessing.get_context(method)
-    sets_threads = method == "spawn" and "OMP_NUM_THREADS" not in os.environ
-    if sets_threads:  # read when a process imports torch
-        os.environ["OMP_NUM_THREADS"] = threads_each(place.processes)
-    try:
-        for rank in range(place.processes):
-            arguments = (given, place.variables(rank), result if rank == 0 else None)
-            process = context.Process(target=_run_rank, args=arguments)
-            process.start()
-            yield _Started(process)
-    finally:
-        if sets_threads:
-            del os.environ["OMP_NUM_THREADS"]
+    for rank in range(place.processes):
+        arguments = (given, place.variables(rank), result if rank == 0 else None)
+        yield _Started(context.Process(target=_run_rank, args=arguments))
 
 
 def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> None:
@@ -297,14 +286,20 @@ def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> N
     if os.getppid() != int(variables[PARENT]):
         sys.exit("the process that started this rank has ended")
     os.environ.update(variables)
-    if not isinstance(given, Path):
+    if isinstance(given, Path):
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(threads_each(int(variables["LOCAL_WORLD_SIZE"])))
+    else:
         # OpenMP threads do not survive a fork: a region with more than one thread would hang.
         torch.set_num_threads(1)
         # Drop the parent's atexit handlers: multiprocessing does this itself from Python 3.13 on.
         atexit._clear()
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     try:
-        returned = run_external(lambda: _load_work(given))()
+        # Safe: the parent process pickled this file itself.
+        returned = run_external(
+            lambda: pickle.loads(given.read_bytes()) if isinstance(given, Path) else given  # noqa: S301
+        )()
         if result is not None:
             run_external(lambda: result.write_bytes(_pickled(returned, {"outcome": returned})))
     except SystemExit:
@@ -316,25 +311,10 @@ def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> N
         sys.exit(1)
 
 
-def _load_work(given: _Work) -> Callable[[], object]:
-    if not isinstance(given, Path):
-        return given
-    # Safe: the parent process pickled this file itself.
-    found: Callable[[], object] = pickle.loads(given.read_bytes())  # noqa: S301
-    return found
-
-
 def _exception(failure: Failure) -> BaseException:
     if failure.interrupted is not None:
         return failure.interrupted
     if failure.rank < 0:
         # Behave as if there were no watcher: run Python's default handler, or the user's.
         signal.raise_signal(failure.code - 128)
-    if failure.code == _NO_MAIN_GUARD:
-        return UserError(
-            "the script starts processes while it is being imported by one of them; put the call "
-            "under: if __name__ == '__main__':"
-        )
-    if failure.is_user_error:
-        return UserError(failure.lines)
-    return RankError(failure.message)
+    return UserError(failure.problems) if failure.problems else RankError(failure.message)

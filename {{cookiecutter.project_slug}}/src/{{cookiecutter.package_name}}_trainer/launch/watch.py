@@ -37,8 +37,7 @@ class Rank(Protocol):
 class Place:
     """The ranks that a launcher starts on this node.
 
-    ``directory``: for failure reports, and for the store if there is one node; ``layout``: of the
-    nodes, where this command was started once per node.
+    ``directory``: of reports, and of the store if there is one node; ``layout``: of the nodes.
     """
 
     processes: int
@@ -53,7 +52,8 @@ class Place:
     def variables(self, local_rank: int) -> dict[str, str]:
         """Environment variables of a rank, named as torchrun names them."""
         layout = self.layout
-        variables = {
+        store = {cluster.STORE: str(self.directory / cluster.STORE_FILE)}
+        return {
             "RANK": str(self.first_rank + local_rank),
             "LOCAL_RANK": str(local_rank),
             "WORLD_SIZE": str(self.processes * layout.num_nodes),
@@ -61,19 +61,16 @@ class Place:
             "GROUP_RANK": str(layout.node_rank),
             "GROUP_WORLD_SIZE": str(layout.num_nodes),
             "MASTER_ADDR": layout.main_address,
-            # 0 on one node: no TCP store is used.
+            # 0 on one node: no TCP store is used. With several nodes, rank 0 serves the store.
             "MASTER_PORT": str(layout.main_port),
-            # With several nodes, rank 0 serves the store.
             "TORCHELASTIC_USE_AGENT_STORE": "False",
             # The launcher's own override is not meant for its ranks.
             cluster.OVERRIDE: "environment",
             reports.DIRECTORY: str(self.directory),
             reports.PARENT: str(os.getpid()),
             reports.RANK_PROCESS: "",  # each rank's own
+            **(store if layout.num_nodes == 1 else {}),
         }
-        if layout.num_nodes == 1:
-            variables[cluster.STORE] = str(self.directory / cluster.STORE_FILE)
-        return variables
 
 
 class Watcher:
@@ -113,16 +110,15 @@ class Watcher:
         # Python accepts signal handlers only in the main thread.
         is_main = threading.current_thread() is threading.main_thread()
         forwarded = [each for each in signals.SIGNALS if is_main and not signals.is_ignored(each)]
-        # A SIGINT during the start is forwarded afterward. Ranks that have not yet reached the
-        # trainer are ended by another signal.
         previous: dict[signal.Signals, Any] = {}
         try:
+            # A SIGINT during the start is forwarded afterward.
             with signals.block_sigint_in_children(self._method):
                 for index, rank in enumerate(self._start(), self._place.first_rank):
                     self._ranks[index] = rank
                 previous = {number: signal.signal(number, self._forward) for number in forwarded}
             while None in (codes := self._codes().values()) and time.monotonic() < self._deadline:
-                if any(code not in (None, 0) for code in codes) or self._ended_early() is not None:
+                if any(code not in (None, 0) for code in codes) or self._early_end() is not None:
                     break
                 time.sleep(_POLL_SECONDS)
             return self._conclude()
@@ -150,12 +146,12 @@ class Watcher:
             os.kill(rank.pid, number if handles else signal.SIGTERM)
 
     def _conclude(self) -> Failure | None:
-        codes = list(self._codes().values())
-        if (left := self._ended_early()) is not None and {0, None}.issuperset(codes):
-            return self._describe_early_end(left)
-        if all(code == 0 for code in codes):
+        codes = set(self._codes().values())
+        if codes <= {0, None} and (early := self._early_end()) is not None:
+            return early
+        if codes <= {0}:
             return None
-        if self._forwarded_signal is not None or _PREEMPTED.intersection(codes):
+        if self._forwarded_signal is not None or _PREEMPTED & codes:
             # Ranks that have saved end together. After SIGINT there is nothing else to wait for.
             seconds = self._grace if self._forwarded_signal == signal.SIGINT else 30.0
             self._wait_all(min(seconds, self._deadline - time.monotonic()))
@@ -174,8 +170,8 @@ class Watcher:
         """The signal that ended the ranks, directly or after a save; ``None`` if none did."""
         if self._forwarded_signal == signal.SIGINT or self._running():
             return self._forwarded_signal
-        codes = list(self._codes().values())
-        return next((n for n in signals.SIGNALS if {-n, 128 + n}.intersection(codes)), None)
+        codes = set(self._codes().values())
+        return next((number for number in signals.SIGNALS if {-number, 128 + number} & codes), None)
 
     # --- the first failure -----------------------------------------------------------------------
 
@@ -195,73 +191,62 @@ class Watcher:
         ends = sorted(self._codes().items(), key=lambda end: end[1] == -signal.SIGABRT)
         for number, code in ends:
             if code and number not in lost and not hangs.has_timed_out(self._stack_file(number)):
-                return self._describe_end(number, code)
-        if (left := self._ended_early()) is not None:
-            return self._describe_early_end(left)
-        return self._describe_hang(found, lost)
+                return self._end(number, code)
+        return self._early_end() or self._hang(found, lost)
 
     def _lost_at(self, number: int) -> str:
         """The stack of a rank that its timer, or NCCL, has ended while it waited for a peer."""
-        stack = hangs.printed(self._stack_file(number))
-        code = self._ranks[number].poll()
-        ended_by_a_timeout = code == -signal.SIGABRT or (
-            code and hangs.has_timed_out(self._stack_file(number))
-        )
-        return stack if ended_by_a_timeout and hangs.waits_for_peers(stack) else ""
+        path, code = self._stack_file(number), self._ranks[number].poll()
+        is_ended = code == -signal.SIGABRT or (code and hangs.has_timed_out(path))
+        stack = hangs.printed(path) if is_ended else ""
+        return stack if hangs.waits_for_peers(stack) else ""
 
-    def _describe_hang(self, found: Sequence[Failure], lost: dict[int, str]) -> Failure:
+    def _end(self, number: int, code: int) -> Failure:
+        """A rank that ended without a report, with its stack if it printed one."""
+        if code > 0:
+            return Failure(number, code, f"rank {number} exited with code {code}")
+        hint = "; if nobody sent it, memory ran out" if code == -signal.SIGKILL else ""
+        stack = hangs.printed(self._stack_file(number))
+        where = f"rank {number} stood at:\n{stack}\n" if stack else ""
+        message = f"{where}rank {number} was killed by {signal.Signals(-code).name}{hint}"
+        return Failure(number, 128 - code, message)
+
+    def _early_end(self) -> Failure | None:
+        """A rank that ended with exit code 0 before its work was done."""
+        for number, rank in self._ranks.items():
+            if rank.poll() == 0 and reports.state(self._directory, number) in reports.AT_WORK:
+                # Not sys.exit, which the rank would have reported.
+                line = f"rank {number} ended with exit code 0 before its work was done: user code, "
+                return Failure(number, 1, f"{line}or a library, called os._exit(0)")
+        return None
+
+    def _hang(self, found: Sequence[Failure], lost: dict[int, str]) -> Failure:
+        """A rank that hangs while others wait for it, with the stacks of all."""
         lines = [f"rank {number} waited at:\n{stack}" for number, stack in sorted(lost.items())]
         hung = []
         for number, code in self._codes().items():
             if number in lost or code == 0:
                 continue
-            rank, verb = self._ranks[number], "hangs"
-            stack = hangs.printed(self._stack_file(number))
-            if rank.poll() is None:
-                verb = "is stopped" if hangs.is_stopped(rank.pid) else "stands"
-                stack = hangs.request(rank.pid, self._stack_file(number))
-            lines.append(f"rank {number} (process {rank.pid}) {verb} at:\n{stack}")
+            pid, path = self._ranks[number].pid, self._stack_file(number)
+            verb = "hangs" if code is not None else "stands"
+            if code is None and hangs.is_stopped(pid):
+                verb = "is stopped"
+            stack = hangs.printed(path) if code is not None else hangs.request(pid, path)
+            lines.append(f"rank {number} (process {pid}) {verb} at:\n{stack}")
             # A rank that entered the collective late has not waited long enough for its timeout.
             if verb == "is stopped" or not hangs.waits_for_peers(stack):
                 hung.append(number)
-        if not hung:
-            return self._describe_lost(found, lost, lines)
-        why = f"{found[0].reason}; the " if found else "no batch ended in time; the "
-        why += "strategy's timeout_seconds sets how long"
-        waited = f"{_names(sorted(lost))} timed out ({why})" if lost else why
-        return Failure(hung[0], 1, "\n".join([*lines, f"{_names(hung, 'hangs')}: {waited}"]))
-
-    def _describe_lost(
-        self, found: Sequence[Failure], lost: dict[int, str], lines: list[str]
-    ) -> Failure:
-        """Describe a loss for which no rank on this node is the reason."""
+        if hung:
+            why = f"{found[0].reason}; the " if found else "no batch ended in time; the "
+            why += "strategy's timeout_seconds sets how long"
+            waited = f"{_names(sorted(lost))} timed out ({why})" if lost else why
+            return Failure(hung[0], 1, "\n".join([*lines, f"{_names(hung, 'hangs')}: {waited}"]))
         if found:
-            nodes = self._place.layout.num_nodes
-            hint = "\nno rank on this node hangs: look at the other nodes" if nodes > 1 else ""
-            return Failure(found[0].rank, found[0].code, found[0].message + hint)
-        number = min(lost)
-        last = f"rank {number} waited for peers until a timeout ended it"
-        return Failure(number, 1, "\n".join([*lines, last]))
-
-    def _describe_end(self, number: int, code: int) -> Failure:
-        """Describe a rank that ended without a report, with its stack if it printed one."""
-        if code > 0:
-            return Failure(number, code, f"rank {number} exited with code {code}")
-        hint = "; if nobody sent it, memory ran out" if code == -signal.SIGKILL else ""
-        last = f"rank {number} was killed by {signal.Signals(-code).name}{hint}"
-        stack = hangs.printed(self._stack_file(number))
-        return Failure(
-            number, 128 - code, f"rank {number} stood at:\n{stack}\n{last}" if stack else last
-        )
-
-    def _describe_early_end(self, number: int) -> Failure:
-        # Not sys.exit, which the rank would have reported.
-        return Failure(
-            number,
-            1,
-            f"rank {number} ended with exit code 0 before its work was done: user code, or a "
-            "library, called os._exit(0)",
-        )
+            hint = "\nno rank on this node hangs: look at the other nodes"
+            several = self._place.layout.num_nodes > 1
+            return Failure(found[0].rank, found[0].code, found[0].message + hint * several)
+        last = f"rank {min(lost)} waited for peers until a timeout ended it"
+        return Failure(min(lost), 1, "\n".join([*lines, last]))
 
     def _stack_file(self, number: int) -> Path:
         return reports.stack_file(self._directory, number)
@@ -277,12 +262,6 @@ class Watcher:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.pid, number)
 
-    def _ended_early(self) -> int | None:
-        """A rank that ended with exit code 0 before its work was done."""
-        ended = (number for number, rank in self._ranks.items() if rank.poll() == 0)
-        is_early = (n for n in ended if reports.state(self._directory, n) in reports.AT_WORK)
-        return next(is_early, None)
-
     def _codes(self) -> dict[int, int | None]:
         """Exit code of each rank, without lost ranks that the others can do without.
 
@@ -294,7 +273,7 @@ class Watcher:
             for number, code in codes.items()
             if reports.state(self._directory, number) != "expendable"
         }
-        if needed and all(code == 0 for code in needed.values()):
+        if needed and set(needed.values()) == {0}:
             return needed
         return {n: code for n, code in codes.items() if n in needed or (code or 0) >= 0}
 

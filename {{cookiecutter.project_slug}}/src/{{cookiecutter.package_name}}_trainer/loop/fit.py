@@ -409,7 +409,8 @@ class FitLoop:
         self._nonfinite.check()
         with self._speed.paused():
             state = saving.state(self.fit)
-            self._nonfinite.check_weights(state["model"])
+            if self._nonfinite.check_weights(state["model"]):
+                state = saving.state(self.fit)
             position.saved_at = position.global_step
             if not self.fit.options.fast_dev_run:
                 own = saving.rank_local_state(self.fit)

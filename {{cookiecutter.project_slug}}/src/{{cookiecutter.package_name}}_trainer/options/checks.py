@@ -23,6 +23,11 @@ def check(options: Options, problems: Problems) -> None:
             "cudnn_benchmark=True with deterministic=True: which algorithm is fastest differs from "
             "run to run, and so do the last bits; leave cudnn_benchmark out"
         )
+    if options.nonfinite_loss == "rollback" and options.precision == "16-mixed":
+        problems.add(
+            "nonfinite_loss='rollback': with precision='16-mixed' a gradient scaler skips steps "
+            "whose gradients are not finite; use 'stop'"
+        )
     if options.weights is None and not options.weights_strict:
         problems.add("weights_strict=False: only with weights, and none are given")
     with problems:

@@ -7,7 +7,7 @@ from pathlib import Path
 from .. import launch
 from ..checkpoint import run_directory
 from ..errors import nearest
-from ..launch.devices import gpu_backends, hidden_gpus
+from ..launch import devices
 from ..logging import closed_output
 from ..loop import FitLoop
 from .plan import Plan
@@ -87,7 +87,7 @@ def warn_of_hidden_gpus(plan: Plan) -> None:
     # Our launcher has printed it for its ranks.
     is_ours_to_say = plan.layout.is_main and not launch.is_reported()
     if is_ours_to_say and plan.options.accelerator == "auto" and plan.device.type == "cpu":
-        hidden_gpus.warn()
+        devices.warn_of_hidden()
 
 
 def _settings(plan: Plan, loop: FitLoop, total_steps: int | None) -> list[str]:
@@ -99,7 +99,7 @@ def _settings(plan: Plan, loop: FitLoop, total_steps: int | None) -> list[str]:
     ]
     if options.compile:
         lines.append("compile: the first step compiles the model, which may take minutes")
-    lines += gpu_backends.notes(plan.device.type, plan.precision.name)
+    lines += devices.precision_notes(plan.device.type, plan.precision.name)
     if feed.samples_per_step:
         replicas, accumulate, own = plan.strategy.data.replicas, feed.accumulate, len(plan.devices)
         reader = "device" if own == 1 else f"process of {own} devices"

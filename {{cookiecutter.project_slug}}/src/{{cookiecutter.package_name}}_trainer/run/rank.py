@@ -21,7 +21,7 @@ from ..data import (
     sources,
 )
 from ..errors import CheckpointError, UserError
-from ..launch import collectives, files, forks
+from ..launch import collectives, files
 from ..logging import Recorder
 from ..loop import FitLoop, ManualOptimization, Position, evaluate, predict, trials
 from ..memory import activation_checkpointing
@@ -64,7 +64,6 @@ class RankRun(Run):
 
     def connect(self) -> None:
         """Join the process group, and seed this rank."""
-        forks.freeze_garbage_in_children()
         plan, strategy = self.plan, self.strategy
         if plan.layout.source != "none":
             self.console.say(plan.layout.receipt())

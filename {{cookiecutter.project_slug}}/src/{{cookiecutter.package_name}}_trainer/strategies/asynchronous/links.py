@@ -158,25 +158,25 @@ class Peers:
         number, last = self.stop
         return number if number and self._steps >= last else 0
 
-    def exchange(self, content: bytes) -> dict[int, bytes]:
+    def exchange(self, content: Tensor) -> dict[int, Tensor]:
         """Give this worker's bytes; receive those of all workers that are not lost, by rank."""
-        _, answer = self._ask(Kind.EXCHANGE, (), from_bytes(content))
-        table, parts = answer.tensor_split([8 * self.world_size])
+        table, parts = self._ask(Kind.EXCHANGE, (), content)[1].tensor_split([8 * self.world_size])
         sizes = table.view(torch.int64).tolist()
         self.living = [rank for rank, size in enumerate(sizes) if size >= 0]
         found = parts.split([sizes[rank] for rank in self.living])
-        return {rank: each.numpy().tobytes() for rank, each in zip(self.living, found, strict=True)}
+        return dict(zip(self.living, found, strict=True))
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all workers that are not lost, in rank order; first dimensions differ."""
+        shape = (-1, *tensor.shape[1:]) if tensor.dim() else ()
+        found = [each.clone() for each in self.exchange(pack([tensor.cpu()])).values()]  # aligned
+        return [each.view(tensor.dtype).reshape(shape).to(tensor.device) for each in found]
 
     def leave(self) -> None:
         """Tell the server that this worker ends as intended, unless the server has ended."""
         with contextlib.suppress(RuntimeError):
             self._link.send(Kind.LEAVE)
             self._link.flush()
-
-
-def from_bytes(content: bytes) -> Tensor:
-    """Bytes as a tensor."""
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else NOTHING
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

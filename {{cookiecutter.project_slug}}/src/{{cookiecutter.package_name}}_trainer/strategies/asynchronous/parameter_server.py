@@ -30,7 +30,7 @@ from ..limits import Limits
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
-from .links import WORKER, Link, Peers, from_bytes, pack, unpack
+from .links import NOTHING, WORKER, Link, Peers, pack, unpack
 from .server import Server
 
 _ON_SERVER = "optimizers step on the server; use strategy='ddp'"
@@ -60,6 +60,7 @@ class ParameterServer(Strategy):
             "manual_optimization": _ON_SERVER,
             "parameter_averaging": "workers hold weights of different steps; use strategy='ddp'",
             "skipped_batches": "each step needs a gradient of each worker; use strategy='ddp'",
+            "rollback": _ON_SERVER,
             "skipping": _ON_SERVER,
             "sync_batchnorm": "there is no process group over which to synchronize; use "
             "strategy='ddp'",
@@ -172,9 +173,9 @@ class ParameterServer(Strategy):
 
     def _start_equal(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast rank 0's parameters or buffers."""
-        own = pack(tensors).numpy().tobytes() if self._layout.is_main else b""
-        received = from_bytes(self._connected.exchange(own)[0])
-        for each, new in zip(tensors, unpack(received, tensors), strict=True):
+        own = pack(tensors) if self._layout.is_main else NOTHING
+        received = unpack(self._connected.exchange(own)[0], tensors)
+        for each, new in zip(tensors, received, strict=True):
             each.detach().copy_(new)
 
     def _refresh(self) -> None:

@@ -1,24 +1,14 @@
 """The deepspeed launcher as a source of the layout."""
 
-from ...launch.cluster import Environment, Layout, Source, check_filled, read_size
+from ...launch.cluster import Environment, Layout, Names, Source, check_filled, read_named
+
+_NAMES = Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 def _read(env: Environment) -> Layout | None:
     if not {"CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "MASTER_ADDR"} <= env.keys():
         return None
-    return check_filled(
-        Layout(
-            rank=int(env["RANK"]),
-            local_rank=int(env["LOCAL_RANK"]),
-            world_size=int(env["WORLD_SIZE"]),
-            local_world_size=read_size("LOCAL_SIZE", env["LOCAL_SIZE"]),
-            node_rank=int(env["CROSS_RANK"]),
-            num_nodes=int(env["CROSS_SIZE"]),
-            main_address=env["MASTER_ADDR"],
-            main_port=int(env["MASTER_PORT"]),
-            source="deepspeed",
-        )
-    )
+    return check_filled(read_named(env, "deepspeed", _NAMES))
 
 
 def _appended(env: Environment) -> list[str]:

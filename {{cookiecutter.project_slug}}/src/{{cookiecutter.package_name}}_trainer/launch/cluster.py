@@ -1,0 +1,360 @@
+"""The rank of this process: read once from the environment, never guessed.
+
+:data:`SOURCES` has the launches that are known; ``TRAINER_CLUSTER`` overrides their precedence. A
+SLURM job id without a step means an interactive allocation or a batch script, not a launch.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ..errors import ConfigurationError, nearest, one_line, shown
+
+OVERRIDE = "TRAINER_CLUSTER"
+# Set by our launcher on one node: path of the file store of its ranks.
+STORE = "TRAINER_STORE"
+STORE_FILE = "store"
+NODES = "nodes"
+
+Environment = Mapping[str, str]
+
+# Of a larger number, ranks would wait in vain.
+_MOST_PROCESSES = 2**20
+# Step ids that SLURM reserves for other steps than srun's: pending, extern, batch, interactive.
+_FIRST_RESERVED_STEP = 0xFFFFFFF0
+_NUMBERS = re.compile("RANK|SIZE|PORT|NODE|TASKS|ID$")
+# Python converts at least so many digits, and does not show a number that has too many.
+_DIGITS = 640
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rank of this process, and the number of processes and nodes.
+
+    ``launch_id``: identifies a launch on all its ranks; may be empty. ``main_port`` 0: rank 0
+    selects a port and publishes it in a file with ``launch_id`` in its name.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    num_nodes: int = 1
+    main_address: str = "127.0.0.1"
+    main_port: int = 0
+    source: str = "none"
+    launch_id: str = ""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the main rank, which prints, logs and names the run."""
+        return self.rank == 0
+
+    @property
+    def started_outside(self) -> bool:
+        """Whether an external launcher started this process as one of several ranks."""
+        return self.source not in ("none", NODES)
+
+    def receipt(self) -> str:
+        """One line: the layout, its source, and how to override it."""
+        main = f"main {self.main_address}:{self.main_port or 'to be chosen'}, "
+        if self.num_nodes == 1 and self.main_port == 0:
+            main = ""  # the ranks use a file store
+        return (
+            f"layout: {self.world_size} process{'es' * (self.world_size > 1)} on {self.num_nodes} "
+            f"node{'s' * (self.num_nodes > 1)}, this one rank {self.rank} "
+            f"(local {self.local_rank} of {self.local_world_size}), {main}"
+            f"read from {self.source} ({OVERRIDE} overrides)"
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of launch from which a layout can be read.
+
+    Args:
+        name: Its name in :data:`OVERRIDE`.
+        precedence: Sources are tried in ascending order. Launchers whose daemons start the ranks
+            come before srun, whose variables their ranks inherit in a SLURM job.
+        read: Reads the layout; returns ``None`` if this launch has not started the process.
+        appended: Words that the launcher appends to the command line of each process.
+    """
+
+    name: str
+    precedence: int
+    read: Callable[[Environment], Layout | None]
+    appended: Callable[[Environment], Sequence[str]] = lambda environment: ()
+
+
+def register(source: Source) -> None:
+    """Register a source for :func:`detect`, in the order of precedence."""
+    SOURCES.append(source)
+    SOURCES.sort(key=lambda each: each.precedence)
+
+
+def without_appended(words: Sequence[str]) -> list[str]:
+    """A command line without the words that launchers append to it."""
+    appended = {word for source in SOURCES for word in source.appended(os.environ)}
+    return [word for word in words if word not in appended]
+
+
+def detect(environment: Environment | None = None, num_nodes: int | None = None) -> Layout:
+    """Detect this process' layout.
+
+    Args:
+        environment: Environment variables; default: ``os.environ``.
+        num_nodes: The user's number of nodes; used if no variable gives it.
+
+    Raises:
+        ConfigurationError: The override names a source that is unknown or without variables here,
+            or variables of a launch are missing or contradict each other.
+    """
+    environment = os.environ if environment is None else environment
+    if isinstance(num_nodes, int):
+        environment = {"NNODES": str(num_nodes), **environment}
+    chosen = environment.get(OVERRIDE)
+    known = {source.name: source for source in SOURCES}
+    if chosen is not None and chosen not in known:
+        raise ConfigurationError(f"{OVERRIDE}={chosen}: no such source{nearest(chosen, known)}")
+    for source in SOURCES if chosen is None else [known[chosen]]:
+        layout = _read(source, environment)
+        if layout is not None:
+            return layout
+    raise ConfigurationError(f"{OVERRIDE}={chosen}: its variables are not set here")
+
+
+def _read(source: Source, environment: Environment) -> Layout | None:
+    try:
+        layout = source.read(environment)
+    except KeyError as error:
+        problem = f"{error.args[0]} is not set"
+    except ValueError as error:
+        wrong = [
+            f"{name}={shown(value)}"
+            for name, value in sorted(environment.items())
+            if _NUMBERS.search(name)
+            if str(error).endswith(f": {value!r}") or (value.isdecimal() and len(value) > _DIGITS)
+        ]
+        problem = f"{' and '.join(wrong) or one_line(error)} is not a number"
+    else:
+        if layout is None or _is_possible(layout):
+            return layout
+        problem = (
+            f"rank {layout.rank} of {layout.world_size}, local rank {layout.local_rank} of "
+            f"{layout.local_world_size}, node {layout.node_rank} of {layout.num_nodes} (counted "
+            f"from 0) are impossible (at most {_MOST_PROCESSES} processes)"
+        )
+    raise ConfigurationError(f"{source.name}: {problem}; the launch is broken")
+
+
+def _is_possible(layout: Layout) -> bool:
+    return (
+        0 <= layout.rank < layout.world_size <= _MOST_PROCESSES
+        and 0 <= layout.local_rank < layout.local_world_size <= layout.world_size
+        and 0 <= layout.node_rank < layout.num_nodes <= layout.world_size
+    )
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of a launcher's variables; what concerns the node is computed if it is not set."""
+
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    node_rank: str = ""
+    num_nodes: str = ""
+
+
+def read_named(
+    env: Environment,
+    source: str,
+    names: Names,
+    main_address: str = "127.0.0.1",
+    launch_id: str = "",
+) -> Layout:
+    """Read a layout from a launcher's variables; ``MASTER_ADDR`` overrides ``main_address``."""
+    rank, world_size, local_rank, on_node = (
+        int(env[name])
+        for name in (names.rank, names.world_size, names.local_rank, names.local_world_size)
+    )
+    nodes = -(-world_size // on_node) if on_node > 0 else 0  # 0 is refused, with all numbers
+    return Layout(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=on_node,
+        node_rank=int(env.get(names.node_rank, rank // on_node if nodes else 0)),
+        num_nodes=int(env.get(names.num_nodes, nodes)),
+        main_address=env.get("MASTER_ADDR", main_address),
+        main_port=int(env.get("MASTER_PORT", 0)),
+        source=source,
+        launch_id=launch_id,
+    )
+
+
+def check_filled(layout: Layout) -> Layout:
+    """Return the layout, or raise ConfigurationError if nodes are not filled one by one, equally.
+
+    Only then are the variables of launchers such as mpirun sufficient.
+    """
+    on_node = layout.local_world_size
+    if (
+        layout.world_size != layout.num_nodes * on_node
+        or layout.rank != layout.node_rank * on_node + layout.local_rank
+    ):
+        raise ConfigurationError(
+            f"{layout.source}: rank {layout.rank} of {layout.world_size} is {layout.local_rank} of "
+            f"{on_node} on its node, one of {layout.num_nodes}; start as many processes on each "
+            "node, and fill one node after the other"
+        )
+    return layout
+
+
+# --- RANK and WORLD_SIZE: torchelastic, our own launcher, Kubernetes -----------------------------
+
+_RANKS = Names(
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"
+)
+
+_COMMANDS = Names("NODE_RANK", "NUM_NODES", "LOCAL_RANK", "number of commands on this node")
+
+
+def _torchelastic(env: Environment) -> Layout | None:
+    return _ranks(env, "torchelastic") if "TORCHELASTIC_RUN_ID" in env else None
+
+
+def _environment(env: Environment) -> Layout | None:
+    # As older Lightning starts its ranks. With a number of nodes, it is one command per node.
+    is_older = {"NODE_RANK", "LOCAL_RANK"} <= env.keys()
+    if is_older and not {"RANK", "NUM_NODES", "NNODES"} & env.keys():
+        on_node = int(env.get("LOCAL_WORLD_SIZE", "1"))
+        env = {**env, "RANK": str(int(env["NODE_RANK"]) * on_node + int(env["LOCAL_RANK"]))}
+    return _ranks(env, "environment") if {"RANK", "WORLD_SIZE"} <= env.keys() else None
+
+
+def _ranks(env: Environment, source: str) -> Layout:
+    address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    if port == 0 and STORE not in env:
+        raise ConfigurationError(f"{source}: MASTER_PORT is 0, so that no rank knows the port")
+    node = {"GROUP_RANK": env["NODE_RANK"]} if "NODE_RANK" in env else {}
+    defaults = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **node}
+    return read_named({**defaults, **env}, source, _RANKS, address)
+
+
+def _nodes(env: Environment) -> Layout | None:
+    """One command per node, started by the user; it starts the ranks of its node."""
+    count = env.get("NUM_NODES", env.get("NNODES"))
+    several = count is not None and int(count) > 1
+    if count == "1" or not ("NODE_RANK" in env or (several and "MASTER_ADDR" in env)):
+        return None
+    # Each command is the first process of its node.
+    given = {"LOCAL_RANK": "0", _COMMANDS.local_world_size: "1", **env}
+    if several:
+        given["NUM_NODES"] = str(count)
+    for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NUM_NODES"):
+        if name not in given:
+            raise ConfigurationError(
+                f"nodes: {name} is not set; a command that is started once on each node needs "
+                "NODE_RANK, MASTER_ADDR, MASTER_PORT and NUM_NODES (or num_nodes of the trainer); "
+                f"set {OVERRIDE}=none to ignore them"
+            )
+    return read_named(given, NODES, _COMMANDS)
+
+
+# --- srun ----------------------------------------------------------------------------------------
+
+_STEP = Names(
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "number of tasks on this node",
+    "SLURM_NODEID",
+    "SLURM_STEP_NUM_NODES",
+)
+
+
+def _in_step(env: Environment) -> bool:
+    """Whether srun has started this process; a job alone may be an allocation or a script."""
+    return int(env.get("SLURM_STEP_ID", _FIRST_RESERVED_STEP)) < _FIRST_RESERVED_STEP
+
+
+def _srun(env: Environment) -> Layout | None:
+    if not _in_step(env):
+        return None
+    node_rank = int(env["SLURM_NODEID"])
+    # Numbers of tasks, each with the number of nodes: "2(x3),1" is [(2, 3), (1, 1)].
+    parts = [part.partition("(x") for part in env["SLURM_STEP_TASKS_PER_NODE"].split(",")]
+    tasks = [(int(count), int(times.rstrip(")") or 1)) for count, _, times in parts]
+    ends = zip(tasks, accumulate(times for _, times in tasks), strict=True)
+    on_node = next((count for (count, _), end in ends if node_rank < end), 0)
+    step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return read_named(
+        {**env, _STEP.local_world_size: str(on_node)},
+        "srun",
+        _STEP,
+        main_address=first_host(env["SLURM_STEP_NODELIST"]),
+        launch_id=".".join(env.get(name, "0") for name in step),
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """First name of a SLURM host list: ``"gpu[07-09,12],login1"`` is ``"gpu07"``."""
+    prefix, ranges = re.findall(r"^([^\[,]*)(?:\[([^\]]*)\])?", nodelist)[0]
+    return str(prefix + re.split(r"[-,]", ranges)[0])
+
+
+# --- MPI: Open MPI's mpirun, and hydra, the mpiexec of MPICH and Intel MPI -----------------------
+
+# OMPI_COMM_WORLD_NODE_RANK is the rank within its node. Open MPI 5 sets no number of nodes.
+_OPEN_MPI = Names(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    num_nodes="OMPI_MCA_orte_num_nodes",
+)
+_HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def _open_mpi(env: Environment) -> Layout | None:
+    if _OPEN_MPI.rank not in env:
+        return None
+    # In Open MPI 4, the first is a small number that is reused; the second one is random.
+    launch = (env["PMIX_NAMESPACE"], env.get("OMPI_MCA_orte_precondition_transports", ""))
+    layout = read_named(env, "openmpi", _OPEN_MPI, launch_id="-".join(filter(None, launch)))
+    if layout.num_nodes > 1 and "MASTER_ADDR" not in env:
+        raise ConfigurationError(
+            f"openmpi: {layout.num_nodes} nodes, but the address of rank 0 is unknown; start them "
+            "with mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500"
+        )
+    return check_filled(layout)
+
+
+def _hydra(env: Environment) -> Layout | None:
+    # srun's PMI plugins set the first two variables too.
+    is_started = _HYDRA.rank in env and env.get(_HYDRA.world_size, "1") != "1" and not _in_step(env)
+    if not is_started and _HYDRA.local_rank not in env:
+        return None
+    layout = check_filled(read_named(env, "hydra", _HYDRA))
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():  # nothing else identifies a launch
+        raise ConfigurationError(
+            "hydra: the address of rank 0 is unknown; start the ranks with "
+            "mpiexec -genv MASTER_ADDR HOST_OF_RANK_0 -genv MASTER_PORT 29500"
+        )
+    return layout
+
+
+SOURCES = [
+    Source("torchelastic", 10, _torchelastic),
+    Source("openmpi", 30, _open_mpi),
+    Source("hydra", 40, _hydra),
+    Source("srun", 60, _srun),
+    Source("environment", 70, _environment),
+    Source(NODES, 80, _nodes),
+    Source("none", 90, lambda environment: Layout()),
+]

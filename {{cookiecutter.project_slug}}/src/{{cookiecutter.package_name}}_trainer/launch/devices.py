@@ -1,0 +1,316 @@
+"""Devices of this machine: which there are, which are idle, and why torch cannot use some."""
+
+import contextlib
+import functools
+import importlib
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigurationError, nearest, one_line, shown
+from ..options import Options
+
+# torch would initialize CUDA to check for a GPU, and no process forked afterward could use it. With
+# this variable, torch queries the driver through NVML instead, if it is available.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+Accelerator = str
+"""``"cpu"``, ``"cuda"``, or the name of a :class:`Hardware`."""
+_ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+# A mistyped number must not start that many processes; no node has more GPUs or cores.
+_MOST_DEVICES = 1024
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+_DEVICES = Path("/dev")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """An accelerator that an engine adds.
+
+    Args:
+        strategy: The strategy that ``"auto"`` selects on it, on any number of devices.
+        count: Counts the devices of this node without opening them; ``None`` if the engine is not
+            installed, which the check of its strategy reports.
+        device_type: Type of its devices in torch.
+    """
+
+    strategy: str
+    count: Callable[[], int | None]
+    device_type: str
+
+
+ADDED: dict[str, Hardware] = {}
+"""Accelerators of engines by name; their folders add them."""
+
+
+def choose_accelerator(name: str) -> Accelerator:
+    """Select an accelerator: ``"auto"``, ``"cpu"``, ``"gpu"``, ``"cuda"``, or an engine's.
+
+    Raises:
+        ConfigurationError: Unknown name, or there is no such device.
+    """
+    if name in ADDED:
+        if ADDED[name].count() == 0:
+            raise ConfigurationError(
+                f"accelerator={name!r}: this machine has none; use 'cpu' or 'auto'"
+            )
+        return name
+    if name not in _ACCELERATORS:
+        known = (*_ACCELERATORS, *ADDED)
+        raise ConfigurationError(f"accelerator={shown(name)} is unknown{nearest(str(name), known)}")
+    if name != "cpu" and torch.cuda.is_available():
+        return "cuda"
+    if name == "auto":
+        return next((each for each, hardware in ADDED.items() if hardware.count()), "cpu")
+    if name != "cpu":
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        none = f"torch {torch.__version__} ({built}) sees no GPU; use 'cpu' or 'auto'"
+        raise ConfigurationError(f"accelerator={name!r}: {why_hidden() or none}")
+    return "cpu"
+
+
+def count(accelerator: Accelerator) -> int | None:
+    """Number of devices visible to this process; ``None`` if any number is possible."""
+    if accelerator == "cpu":
+        return None
+    if accelerator in ADDED:
+        return ADDED[accelerator].count()
+    found: int = torch.get_device_module(accelerator).device_count()
+    return found
+
+
+def parse_devices(value: int | str | list[int] | None, available: int | None) -> list[int]:
+    """Parse a value of ``devices`` into device indices.
+
+    Args:
+        value: ``3`` or ``"3"``: the first three; ``-1``, ``"-1"``, ``"auto"``: all;
+            ``[1, 3]``, ``"1, 3"``: these; ``"0,"``: device 0.
+        available: Number of devices; ``None`` if any number is possible (CPU processes), and
+            "all" means one.
+
+    Raises:
+        ConfigurationError: Another value, a duplicate, or an index that does not exist.
+    """
+    where = f"devices={shown(value)}"
+    indices = _indices(value, where, 1 if available is None else available)
+    if not indices:
+        raise ConfigurationError(f"{where} is not a device; a run needs at least one")
+    if len(indices) > _MOST_DEVICES:
+        raise ConfigurationError(
+            f"{where}: a node has at most {_MOST_DEVICES}; give a smaller number"
+        )
+    if (lowest := min(indices)) < 0:
+        raise ConfigurationError(f"{where}: {lowest} is not a device; only -1 alone means all")
+    if len(set(indices)) < len(indices):
+        twice = next(index for index in indices if indices.count(index) > 1)
+        raise ConfigurationError(f"{where} names device {twice} more than once")
+    if available is not None and max(indices) >= available:
+        there = f"0 to {available - 1}" if available else "none"
+        raise ConfigurationError(
+            f"{where}: there is no device {max(indices)} here (known: {there})"
+        )
+    return indices
+
+
+def _indices(value: int | str | list[int] | None, where: str, all_of: int) -> list[int]:
+    given: object = -1 if value is None else value
+    if isinstance(value, str):
+        text = "-1" if value.strip() == "auto" else value.strip()
+        if text == "0":
+            raise ConfigurationError(
+                f"{where} may mean no device or device 0; say [0] for device 0"
+            )
+        with contextlib.suppress(ValueError):  # refused below
+            parts = [int(part) for part in text.split(",") if part.strip()]
+            given = parts if "," in text else int(text)
+    if type(given) is int:
+        if given == -1:
+            return list(range(all_of))
+        return [given] if given < 0 else list(range(min(given, _MOST_DEVICES + 1)))
+    if isinstance(given, list) and all(type(index) is int for index in given):
+        return given
+    raise ConfigurationError(f"{where}: give a number, a list of indices, or 'auto'")
+
+
+# --- GPUs that torch cannot use: a run would silently use the CPU --------------------------------
+
+
+def why_hidden() -> str | None:
+    """If torch sees no GPU: how many there are, why, and what to do; ``None`` if there are none."""
+    nodes = [path for path in sorted(_DEVICES.glob("nvidia*")) if path.name[6:].isdecimal()]
+    count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(nodes)
+    if count == 0:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if torch.version.cuda is None:
+        built = "built for ROCm" if torch.version.hip else "a CPU build"
+        reason = f"torch {torch.__version__} is {built}; install the one for CUDA "
+        reason += "(make setup VARIANT=cuda)"
+    elif visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
+        reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides them; unset it (in a SLURM job, ask for "
+        reason += "GPUs by --gpus-per-node)"
+    elif not nodes:
+        reason = f"there is no {_DEVICES}/nvidia0 in this container; start it with GPUs "
+        reason += "(docker run --gpus all, apptainer exec --nv)"
+    elif not any(os.access(path, os.R_OK | os.W_OK) for path in nodes):
+        reason = f"{nodes[0]} cannot be opened; in a SLURM job ask for GPUs by --gpus-per-node, "
+        reason += "elsewhere for permission"
+    else:
+        reason = "CUDA gives no reason; update its driver"
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            reason = one_line(error)
+    return (
+        f"this machine has {count} GPU{'s' * (count > 1)}, which torch cannot use: {reason}, or "
+        "set accelerator='cpu'"
+    )
+
+
+@functools.cache  # once in a process
+def warn_of_hidden() -> None:
+    """Print a warning if there are GPUs that torch cannot use."""
+    if (line := why_hidden()) is not None:
+        sys.stderr.write(f"warning: this run is on the CPU: {line}\n")
+
+
+# --- auto_select_gpus: idle GPUs on a shared machine ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A GPU: its index in torch, its state, and the number of compute processes running on it."""
+
+    index: int
+    name: str
+    compute_mode: str
+    processes: int
+    free_bytes: int
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot be used; empty if it can."""
+        if self.compute_mode == "prohibited":
+            return f"; GPU {self.index} ({self.name}) is in prohibited mode"
+        is_taken = self.compute_mode == "exclusive" and self.processes > 0
+        return f"; GPU {self.index} ({self.name}) is in exclusive mode and occupied" * is_taken
+
+
+def choose_idle(gpus: Sequence[GPU], count: int) -> list[int]:
+    """Indices of the best GPUs: idle ones first, then by free memory.
+
+    Raises:
+        ConfigurationError: Too few GPUs can be used; the message gives the reason for each other.
+    """
+    usable = [gpu for gpu in gpus if not gpu.obstacle]
+    if len(usable) < count:
+        obstacles = "".join(gpu.obstacle for gpu in gpus)
+        raise ConfigurationError(
+            f"auto_select_gpus: {count} wanted, {len(usable)} of {len(gpus)} can be used"
+            f"{obstacles}; ask for fewer{' or wait' if obstacles else ''}"
+        )
+    usable.sort(key=lambda gpu: (gpu.processes > 0, -gpu.free_bytes, gpu.index))
+    return [gpu.index for gpu in usable[:count]]
+
+
+def read_gpus() -> list[GPU]:
+    """Read the GPUs visible to torch through NVML, without initializing CUDA.
+
+    In a container, the driver may hide the processes of others; their memory counts as used.
+
+    Raises:
+        ConfigurationError: NVML is missing or fails, or its GPUs cannot be mapped to torch's.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        raise ConfigurationError(
+            "auto_select_gpus needs a package that is not installed: pip install nvidia-ml-py"
+        ) from None
+    try:
+        gpus = [_read(nvml, index) for index in range(torch.cuda.device_count())]
+    except (nvml.NVMLError, RuntimeError) as error:  # also for MIG instances
+        raise ConfigurationError(
+            f"auto_select_gpus: the GPUs cannot be read ({error}); select GPUs with devices=[…]"
+        ) from None
+    names = sorted({gpu.name for gpu in gpus})
+    is_by_uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("GPU-")
+    if len(names) > 1 and not is_by_uuid and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        raise ConfigurationError(
+            f"auto_select_gpus: of different GPUs ({', '.join(names)}) CUDA counts the fastest "
+            "first, and which one that is is unknown; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    return gpus
+
+
+def _read(nvml: Any, index: int) -> GPU:
+    handle = torch.cuda._get_pynvml_handler(index)  # maps torch's index to NVML's
+    modes = {
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive",
+        nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
+        nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+    }
+    return GPU(
+        index=index,
+        name=nvml.nvmlDeviceGetName(handle),
+        compute_mode=modes.get(nvml.nvmlDeviceGetComputeMode(handle), "default"),
+        processes=len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        free_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).free,
+    )
+
+
+# --- torch's settings ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def backends_set(device_type: str, options: Options) -> Iterator[None]:
+    """Set the matmul precision and cuDNN's benchmark on GPUs, and restore them on exit.
+
+    torch has two APIs for this precision, and torch.compile reads both. The older one sets both
+    settings of the newer one, and can be read only if they agree. Source:
+    https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html
+    """
+    if device_type != "cuda":
+        yield
+        return
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    newer = [each.fp32_precision for each in backends]
+    older = "highest"  # the only value at which both APIs can disagree
+    with contextlib.suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision()
+    benchmark, wanted = torch.backends.cudnn.benchmark, options.matmul_precision
+    torch.backends.cudnn.benchmark = (
+        not options.deterministic if options.cudnn_benchmark is None else options.cudnn_benchmark
+    )
+    if wanted is not None or str(newer[0]) == "none":  # the program has not set it
+        _set_matmul_precision(wanted or "high")
+    try:
+        yield
+    finally:
+        _set_matmul_precision(older)
+        for backend, precision in zip(backends, newer, strict=True):
+            backend.fp32_precision = precision
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def precision_notes(device_type: str, precision: str) -> list[str]:
+    """One line if the run's float32 matrix products are computed in lower precision."""
+    if device_type != "cuda" or precision != "32-true":
+        return []
+    if torch.backends.cuda.matmul.fp32_precision != "tf32":
+        return []
+    return ["float32 matrix products in TF32 (matmul_precision 'highest': in float32)"]
+
+
+def _set_matmul_precision(precision: str) -> None:
+    with warnings.catch_warnings():
+        # Some versions of torch recommend the newer API, which torch.compile does not support.
+        warnings.filterwarnings("ignore", "Please use the new API settings")
+        torch.set_float32_matmul_precision(precision)

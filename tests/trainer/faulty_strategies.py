@@ -26,7 +26,7 @@ class SumForMean(ddp.DDP):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, **options: Any
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         weight *= self.data.replicas
         return super().forward_backward(batch, batch_idx, weight=weight, **options)
 
@@ -36,7 +36,7 @@ class SkippedSynchronization(ddp.DDP):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         return super().forward_backward(batch, batch_idx, weight=weight, synchronize=False)
 
 

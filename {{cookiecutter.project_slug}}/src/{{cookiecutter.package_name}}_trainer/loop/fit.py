@@ -53,8 +53,6 @@ from .first_gradients import FirstGradients
 from .nonfinite import NonfinitePolicy
 from .parts import FitParts, gathered, read, speed_of
 
-_AS_IT_IS = nullcontext()
-
 
 class FitLoop:
     """Trains a module that a strategy has set up.
@@ -63,7 +61,6 @@ class FitLoop:
         fit: The parts of the fit.
         checkpoints: Writes checkpoints.
         validate: Runs a validation; ``None``: no validation.
-        check_validation: Runs some validation batches, whose values are not logged; or ``None``.
         rate_factor: Factor of the learning rates at a step, counted from 0; ``None``: always 1.
     """
 
@@ -72,11 +69,10 @@ class FitLoop:
         fit: FitParts,
         checkpoints: Checkpoints,
         validate: Callable[[], dict[str, float]] | None,
-        check_validation: Callable[[], dict[str, float]] | None,
         rate_factor: Callable[[int], float] | None,
     ) -> None:
         self.fit, self.checkpoints, self.rate_factor = fit, checkpoints, rate_factor
-        self.validate, self.check_validation = validate, check_validation
+        self.validate = validate
         self.preemption = Preemption(steps_together=fit.strategy.limits.steps_together)
         self.samples_per_second: float | None = None
         self._speed = speed_of(fit)
@@ -87,11 +83,8 @@ class FitLoop:
         self._last_rates: list[float | Tensor] = []
         """Before the schedulers stepped, if there are any."""
         self._has_gradients = False
-        """Whether a batch of the current step was not skipped."""
-        manual = fit.manual
-        self._first_gradients = (
-            manual.first_gradients if manual else FirstGradients(fit.strategy, fit.optimization)
-        )
+        parts = (fit.strategy, fit.optimization)
+        self._first_gradients = fit.manual.first_gradients if fit.manual else FirstGradients(*parts)
         self._skipped_batches = 0
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
@@ -137,10 +130,9 @@ class FitLoop:
             self._save_if_requested()
         finally:
             outputs.progress.stop()
-        if self.fit.feed.samples_per_step:
-            steps = position.global_step - first_step
-            samples = steps * self.fit.feed.samples_per_step
-            self.samples_per_second = samples / max(time.monotonic() - started, 1e-9)
+        if samples := self.fit.feed.samples_per_step:
+            rate = (position.global_step - first_step) / max(time.monotonic() - started, 1e-9)
+            self.samples_per_second = rate * samples
 
     def close(self) -> None:
         """Wait for pending checkpoints, and close the loggers."""
@@ -158,9 +150,8 @@ class FitLoop:
             fit.outputs.recorder.enter(BatchContext(level="epoch"))
             for call in fit.calls.on_train_epoch_start:
                 call()
-        at = (position.epoch, position.batch)
         # In no variable: the traceback of a step that raises would keep the loader's workers alive.
-        for batch in read(fit.strategy, fit.feed, *at, self._speed):
+        for batch in read(fit.strategy, fit.feed, position.epoch, position.batch, self._speed):
             context = self._context(batch)
             fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
@@ -214,12 +205,11 @@ class FitLoop:
         number = self.preemption.requested()
         if number == STOP:
             position.is_stopped = True
-            return True
-        if number:
+        elif number:
             self._save_once()
             self.checkpoints.wait()
             raise Preempted(number)
-        return False
+        return position.is_stopped
 
     def _end_epoch(self) -> None:
         self._tell_skipped_batches()
@@ -251,37 +241,30 @@ class FitLoop:
 
     def _run_batch(self, batch: MicroBatch, context: BatchContext) -> list[Any]:
         """Run a micro-batch; return what ``training_step`` returned."""
-        strategy, manual, note_loss = self.fit.strategy, self.fit.manual, self._nonfinite.note_loss
-        if manual is not None:
-            outputs = strategy.forward("training", batch.data, batch.number)
-            losses = manual.end_batch()
-            if note_loss is not None:
-                for loss in losses:
-                    note_loss(loss)
-            if self._first_gradients.is_waiting:
-                self._first_gradients.check(together=False)
-            return [outputs]
-        # The last batch of a step may be skipped, and so cannot average those before it.
-        sync = context.ends_step or self.fit.module.may_skip_batches
+        strategy, manual, given = self.fit.strategy, self.fit.manual, (batch.data, batch.number)
         try:
-            found = strategy.forward_backward(
-                batch.data, batch.number, weight=context.weight, synchronize=sync
-            )
+            if manual is None:
+                # The last batch of a step may be skipped, and so cannot average those before it.
+                sync = context.ends_step or self.fit.module.may_skip_batches
+                found = strategy.forward_backward(*given, weight=context.weight, synchronize=sync)
+            else:
+                found = manual.run(*given)
         except BatchSkipped:
             self._skipped_batches += 1
             return []
         self._has_gradients = True
-        if note_loss is not None:
-            for each in found:
-                note_loss(each.loss)
-        return [each.outputs for each in found]
+        if self._nonfinite.note_loss is not None:
+            for loss in found.losses:
+                self._nonfinite.note_loss(loss)
+        if manual is not None and self._first_gradients.is_waiting:
+            self._first_gradients.check(together=False)
+        return found.outputs
 
     def _tell_skipped_batches(self) -> None:
         count, self._skipped_batches = self._skipped_batches, 0
         if count and collectives.rank() == 0:
-            what = f"batches skipped because training_step returned None: {count}"
-            epoch = self.fit.position.epoch + 1
-            print(f"note: epoch {epoch}: {what}", file=sys.stderr, flush=True)
+            why = f"batches skipped because training_step returned None: {count}"
+            print(f"note: epoch {self.fit.position.epoch + 1}: {why}", file=sys.stderr, flush=True)
 
     def _optimize(self, context: BatchContext) -> None:
         strategy, optimization = self.fit.strategy, self.fit.optimization
@@ -298,15 +281,15 @@ class FitLoop:
             strategy.precision.note_skipped_step()
             for optimizer in optimization.optimizers:
                 optimizer.zero_grad()
-        else:
-            if calls := self.fit.calls.on_before_optimizer_step:
-                strategy.precision.unscale(optimization.optimizers)
-                for optimizer in optimization.optimizers:
-                    for call in calls:
-                        call(optimizer)
-            factor = context.rate_factor
-            with _AS_IT_IS if factor == 1.0 else optimization.rates_multiplied(factor):
-                self._read_values = strategy.step(optimization)
+            return
+        if calls := self.fit.calls.on_before_optimizer_step:
+            strategy.precision.unscale(optimization.optimizers)
+            for optimizer in optimization.optimizers:
+                for call in calls:
+                    call(optimizer)
+        factor = context.rate_factor
+        with nullcontext() if factor == 1.0 else optimization.rates_multiplied(factor):
+            self._read_values = strategy.step(optimization)
 
     def _clip(self, is_recorded: bool) -> None:
         """Clip the gradients; keep their norm before that, if it is known or to be logged."""

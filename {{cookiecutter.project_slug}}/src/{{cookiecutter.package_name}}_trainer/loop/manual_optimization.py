@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..checkpoint import dtensors, stored_tensors
 from ..logging import BatchContext
 from ..strategies import Strategy
-from ..strategies.base import check_loss
+from ..strategies.base import StepOutput, check_loss
 from ..strategies.gradients import sparse
 from ..strategies.optimizers import Optimization
 from .first_gradients import FirstGradients
@@ -86,17 +86,14 @@ class ManualOptimization:
             parameter.grad = torch.empty_like(parameter, requires_grad=False)
             stored_tensors.fill(parameter.grad, value)
 
-    def end_batch(self) -> list[Tensor]:
-        """Update the gradient scale after a training step, if an optimizer has stepped.
-
-        Returns:
-            The losses of the batch.
-        """
+    def run(self, batch: Any, batch_idx: int) -> StepOutput:
+        """Run the user's step, which calls the other methods, and end it if it has stepped."""
+        outputs = self.strategy.forward("training", batch, batch_idx)
         if self.has_stepped:
             self.has_stepped = False
             self.strategy.step(Optimization([], []))
         losses, self._losses = self._losses, []
-        return losses
+        return StepOutput(losses, [outputs])
 
 
 class ManualOptimizer:

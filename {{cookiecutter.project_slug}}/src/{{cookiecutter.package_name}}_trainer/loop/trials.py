@@ -120,8 +120,7 @@ def _try(trial: Trial, loader: DataLoader[Any], size: int) -> None:
     waiting = moving.move(batch, alone.device, alone.precision.parameter_dtype)
     for number in range(2):
         if manual is not None:
-            alone.forward("training", batch, number)
-            manual.end_batch()
+            manual.run(batch, number)
             continue
         try:
             alone.forward_backward(batch, number, weight=1.0, synchronize=True)
@@ -252,7 +251,7 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
     devices, given = trained.data.devices, (batch.data, batch.number)
     state = randomness.full_state(devices)
     try:
-        (found,) = trained.forward_backward(*given, weight=batch.weight, synchronize=True)
+        found = trained.forward_backward(*given, weight=batch.weight, synchronize=True)
     except BatchSkipped:
         raise UserError(
             f"find_learning_rate: training_step returned None for batch {batch.number}: leave such "
@@ -261,7 +260,7 @@ def _losses(trained: Strategy, untrained: Strategy, batch: MicroBatch) -> Tensor
     randomness.set_full_state(state, devices)
     with torch.no_grad():
         initial = read_loss(untrained.forward("training", *given))
-    losses = (found.loss, initial)
+    losses = (*found.losses, initial)
     return torch.stack([each.detach().reshape(()) for each in losses]) * batch.weight
 
 

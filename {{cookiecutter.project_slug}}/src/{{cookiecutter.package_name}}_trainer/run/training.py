@@ -93,6 +93,7 @@ class _Fit:
         self._module, self._feed, self._loaders = module, feed, loaders
         self._chosen, self._directory = chosen, chosen.directory
         self._has_record = False
+        self._check: Validate | None = None
 
     def train(self) -> None:
         """Set the module up, resume, and run the loop; the record says how it ended."""
@@ -129,7 +130,8 @@ class _Fit:
         target *= replicas if strategy.limits.scales_learning_rate else 1
         factor = None if target == 1.0 else partial(plan.learning_rate.factor, target)
         validate = self._validation() if self._loaders else None
-        return FitLoop(parts, checkpoints, validate, self._validation_check(), factor)
+        self._check = self._validation_check()
+        return FitLoop(parts, checkpoints, validate, factor)
 
     def _set_up(self) -> FitParts:
         """Set the module up under the strategy."""
@@ -201,7 +203,7 @@ class _Fit:
         if layout.is_main:
             self._write_records(loop)
         self._console.begin(loop, run.total_steps, self._directory)
-        check, loop.check_validation = loop.check_validation, None  # and its workers
+        check, self._check = self._check, None  # and its workers
         if chosen.checkpoint is None and check is not None:
             self._console.note_unlogged(loop, check())
 

@@ -55,10 +55,13 @@ class DataLayout:
 
 
 class StepOutput(NamedTuple):
-    """The loss of a training step, and what it and its ``training_step_end`` returned."""
+    """Of a micro-batch: its losses, before they are weighted, and what the user's steps returned.
 
-    loss: Tensor
-    outputs: Any
+    Several if the strategy divides it; none on the first processes of a pipeline.
+    """
+
+    losses: list[Tensor]
+    outputs: list[Any]
 
 
 class BatchSkipped(Exception):
@@ -180,7 +183,7 @@ class Strategy:
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         """Run the user's ``training_step`` on a micro-batch, then backward.
 
         Args:
@@ -189,10 +192,6 @@ class Strategy:
             weight: Factor of the loss, so that the average over replicas, summed over a step's
                 micro-batches, is the mean over the global batch.
             synchronize: False while gradients are accumulated and need not be averaged yet.
-
-        Returns:
-            The losses, before they are weighted, and what the step returned. Several if the
-            strategy divides the batch; none on other processes of a pipeline.
 
         Raises:
             BatchSkipped: On every rank, if the step returned ``None`` on one: no rank has gradients
@@ -205,7 +204,7 @@ class Strategy:
         loss = self._read_loss(outputs)
         check_loss(loss, "training_step")
         self.backward(loss if weight == 1.0 else loss * weight, synchronize=synchronize)
-        return [StepOutput(loss, outputs)]
+        return StepOutput([loss], [outputs])
 
     def _skips(self, asks: bool) -> bool:
         """Whether all ranks skip a batch, since one asks for it."""

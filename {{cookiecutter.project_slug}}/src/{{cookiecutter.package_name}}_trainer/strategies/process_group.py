@@ -114,7 +114,7 @@ class ProcessGroupStrategy(Strategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         # In forward, the engine decides whether the following backward averages gradients.
         waits = self._wrapped is not None and not synchronize
         with self._wrapped.no_sync() if waits else nullcontext():

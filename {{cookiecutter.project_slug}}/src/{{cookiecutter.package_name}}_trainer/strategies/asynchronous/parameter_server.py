@@ -195,7 +195,7 @@ class ParameterServer(Strategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         if not self._has_weights:
             self._connected.pull(self._parameters, to_train=True)
             self._has_weights = True

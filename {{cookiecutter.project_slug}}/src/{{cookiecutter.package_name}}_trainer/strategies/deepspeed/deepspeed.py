@@ -244,7 +244,7 @@ class DeepSpeed(ProcessGroupStrategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         if not self._accumulates:  # the first micro-batch of a step
             self._check_trained()
         self.engine.set_gradient_accumulation_boundary(synchronize)

@@ -158,7 +158,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if synchronize:
             self._root.cut()

@@ -108,7 +108,7 @@ class DDPSharded(ProcessGroupStrategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if self._wrapped is not None and synchronize:
             self._check_all_averaged(self._wrapped)

@@ -145,7 +145,7 @@ class Horovod(ProcessGroupStrategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         self._averaged.clear()
         self._synchronizes = synchronize
         # Hooks count down and average at 0: with 1 they average now, with 2 they wait.

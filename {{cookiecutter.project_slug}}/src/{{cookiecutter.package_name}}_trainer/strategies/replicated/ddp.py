@@ -113,7 +113,7 @@ class DDP(ProcessGroupStrategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         # DDP records a static graph in its first backward, which must synchronize. Averaging
         # averaged gradients again changes nothing.
         learns = self.static_graph and not self._has_learnt

@@ -186,7 +186,7 @@ class Mesh(OnMesh, FSDP):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
+    ) -> StepOutput:
         # In backward too: activation checkpointing computes parts of the step again.
         with sequence.sliced(self.slices):
             return super().forward_backward(

@@ -214,13 +214,14 @@ class Sequential(ProcessGroupStrategy):
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
-    ) -> list[StepOutput]:
-        run, found = self.module.trainer_state.run, list[StepOutput]()
+    ) -> StepOutput:
+        run, found = self.module.trainer_state.run, StepOutput([], [])
 
         def scaled_loss(outputs: Any) -> Tensor:
             loss = self._read_loss(outputs)
             check_loss(loss, "training_step")
-            found.append(StepOutput(loss.detach(), outputs))
+            found.losses.append(loss.detach())
+            found.outputs.append(outputs)
             return self.precision.scale(loss * (weight / len(sizes)))
 
         sizes = self._part_sizes(batch_length(batch, run.batch_samples if run else None))

@@ -14,7 +14,7 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
     "callbacks": 965,
-    "checkpoint": 1692,
+    "checkpoint": 1537,
     "cli": 1439,
     "data": 2162,
     "errors.py": 111,

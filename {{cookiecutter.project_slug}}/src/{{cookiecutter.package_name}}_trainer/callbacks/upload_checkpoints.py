@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..checkpoint import BEST, DIRECTORY, complete, copy_linked
-from ..checkpoint.run_directory import OVERWRITTEN
+from ..checkpoint.run_directory import is_run
 from ..checkpoint.state_file import FILE
 from ..errors import ConfigurationError, one_line
 from ..module import Run, TrainingModule
@@ -70,7 +70,7 @@ class UploadCheckpoints(Callback):
         if not trainer.is_global_zero:
             return
         run = trainer.run_directory
-        self._is_own = bool(complete(run / DIRECTORY)) or (run / OVERWRITTEN).exists()
+        self._is_own = is_run(run)
         self._ended, self._uploaded = threading.Event(), set()
         self._thread = threading.Thread(target=self._keep_uploading, args=[run], daemon=True)
         self._thread.start()

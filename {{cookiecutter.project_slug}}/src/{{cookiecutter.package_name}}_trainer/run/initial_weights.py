@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, StoredTensors, read_all, resolve, run_choice
+from ..checkpoint import Checkpoint, find_tensors, read_all, resolve, run_choice
 from ..errors import CheckpointError, ConfigurationError, Problems, shown
 from ..launch import collectives, files
 from ..module import TrainingModule
@@ -85,7 +85,7 @@ def _read(source: Path) -> tuple[dict[str, Any], list[str]]:
     """Weights by name, not read yet, and lines to print."""
     try:
         if _has_files(source):
-            return dict(StoredTensors(source)), []
+            return dict(find_tensors(source)), []
         return Checkpoint(source).weights()
     except CheckpointError as error:
         raise ConfigurationError([f"weights: {line}" for line in error.problems]) from None

@@ -142,7 +142,6 @@ class RankRun(RunInterface):
             if isinstance(error, Exception | Preempted | Interrupted):
                 loop.fit.calls.failed(error)
             self._record_end(f"failed {type(error).__name__}", chosen.directory)
-            self._note_overwritten(chosen.directory)
             raise
         self._metrics = dict(loop.fit.outputs.latest)
         self._console.note(*announcements.early_end(loop))
@@ -209,11 +208,8 @@ class RankRun(RunInterface):
             aside = set_aside(directory / DIRECTORY, chosen.checkpoint)
             shown = [plan.shown(path) for path in aside]
             self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
-        elif plan.options.overwrite:
-            run_directory.set_aside(directory)
         else:
-            run_directory.clear(directory, with_records=False)
-        self._note_overwritten(directory)
+            run_directory.clear(directory, with_records=plan.options.overwrite)
         facts = {
             "resumed_from": str(chosen.checkpoint) if chosen.checkpoint else None,
             "weights": plan.options.weights if chosen.checkpoint is None else None,
@@ -231,11 +227,6 @@ class RankRun(RunInterface):
         run = LoggedRun.of(directory, plan.options, self._configuration)
         resumed_at = self.global_step if chosen.is_same_run else None
         loop.fit.outputs.log_to(plan.loggers, run, resumed_at)
-
-    def _note_overwritten(self, directory: Path) -> None:
-        if (kept := directory / run_directory.OVERWRITTEN).is_dir():
-            shown = self.plan.shown(kept)
-            self._console.note(f"the run that was there is in {shown} until a checkpoint is saved")
 
     def _train(self, loop: FitLoop, directory: Path) -> None:
         """Run the loop; Ctrl-C ends it with the command to resume."""

@@ -13,7 +13,7 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
-    "callbacks": 965,
+    "callbacks": 889,
     "checkpoint": 1537,
     "cli": 1439,
     "data": 2162,

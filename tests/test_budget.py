@@ -20,7 +20,7 @@ LINES = {
     "errors.py": 111,
     "launch": 3051,
     "legacy": 621,
-    "logging": 1304,
+    "logging": 1243,
     "loop": 2160,
     "memory": 399,
     "module": 686,

@@ -53,9 +53,8 @@ def _named(directory: Path) -> list[Path]:
 def candidates(path: str | Path) -> list[Path]:
     """The checkpoints that a path may refer to, best first.
 
-    Args:
-        path: A checkpoint; or a run directory or its directory of checkpoints, which give all
-            checkpoints, newest first, even without ``state.json``.
+    A run directory, or its directory of checkpoints, gives all checkpoints, newest first, even
+    without ``state.json``.
 
     Raises:
         CheckpointError: There is none.
@@ -174,14 +173,10 @@ class Checkpoint:
         return state
 
     def weights(self, averaged: bool = True) -> tuple[dict[str, Any], list[str]]:
-        """The state of the model, with tensors not read yet.
+        """The state of the model by name, with tensors not read yet, and a line about an average.
 
-        Args:
-            averaged: Use the average of a callback, such as EMA, where the checkpoint has one: the
-                validations of the fit used it.
-
-        Returns:
-            The state by name, and a line that names the callback.
+        ``averaged``: use the average of a callback, such as EMA, where the checkpoint has one: the
+        validations of the fit used it.
         """
         state = self.stored_state()
         try:

@@ -98,12 +98,7 @@ def refuse_existing(request: Request) -> None:
 
 
 def choose(request: Request, layout: Layout, lock: RunLock) -> Chosen:
-    """Select the run directory and the checkpoint on all ranks, and lock the directory.
-
-    Args:
-        request: The user's options.
-        layout: Layout of the processes; rank 0 selects.
-        lock: Acquired by rank 0.
+    """Select the run directory and the checkpoint on rank 0, for all, and lock the directory.
 
     Raises:
         UserError: There is no valid checkpoint, the directory cannot be created, or another run

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import platform
@@ -46,29 +47,23 @@ def check_name(name: str | None) -> None:
 
 
 def create(root: Path, name: str | None) -> Path:
-    """Create a run directory.
-
-    Args:
-        root: Directory that contains run directories.
-        name: Name of the run; an existing directory is reused. Default: a new name with the time.
+    """Create a run directory, or reuse that of a name; by default the name is new: the time.
 
     Raises:
-        ConfigurationError: The directory cannot be created.
+        ConfigurationError: It cannot be created.
     """
     base = name or time.strftime("%Y%m%d-%H%M%S")
-    attempt = 1
-    while True:
+    for attempt in itertools.count(1):
         path = root / (base if attempt == 1 else f"{base}-{attempt}")
         try:
             path.mkdir(parents=True, exist_ok=name is not None)
+            break
         except FileExistsError:
             if not path.is_dir():
                 raise ConfigurationError(f"{path} is a file; it cannot contain runs") from None
-            attempt += 1
         except OSError as error:
             raise ConfigurationError(f"{path}: cannot be created ({error.strerror})") from None
-        else:
-            return path
+    return path
 
 
 def holds_run(directory: Path) -> bool:
@@ -85,9 +80,7 @@ def is_run(directory: Path) -> bool:
 def clear(directory: Path, with_records: bool) -> None:
     """Remove the files of an earlier training run, except the output of its ranks.
 
-    Args:
-        directory: The run directory.
-        with_records: False keeps ``run.json`` and the other records of earlier attempts.
+    ``with_records=False`` keeps ``run.json`` and the other records of earlier attempts.
     """
     for pattern in _OUTPUTS + (_RECORDS if with_records else ()):
         for path in directory.glob(pattern):
@@ -111,11 +104,7 @@ def point(link: Path, target: Path) -> None:
 
 
 def find_link(run: Path, name: str) -> Path:
-    """The link to the best or the last checkpoint of a run.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
+    """The link to the best or the last checkpoint of a run; ConfigurationError if none."""
     link = run / name
     if link.is_dir():
         return link
@@ -134,14 +123,9 @@ def write_record(
 ) -> None:
     """Add an attempt to ``run.json``, with what is needed to reproduce it.
 
-    Environment variables, and options whose name suggests a secret, are not recorded.
-
-    Args:
-        directory: The run directory.
-        layout: Layout of the processes.
-        facts: Further entries.
-        configuration: The complete configuration as YAML, for ``config.yaml``; if it differs, that
-            of an earlier attempt is kept as ``config.N.yaml``.
+    Environment variables, and options whose name suggests a secret, are not recorded. ``facts``:
+    further entries; ``configuration``: the complete one as YAML, for ``config.yaml``; if it
+    differs, that of an earlier attempt is kept as ``config.N.yaml``.
     """
     attempts = _attempts(directory)
     if configuration is not None:
@@ -175,14 +159,12 @@ def record_end(directory: Path, how: str) -> None:
 
 def was_cut_off(directory: Path) -> bool:
     """Whether the last attempt could not record its end: it was killed, or called ``os._exit``."""
-    attempts = _attempts(directory)
-    return bool(attempts) and "ended" not in attempts[-1]
+    return any("ended" not in attempt for attempt in _attempts(directory)[-1:])
 
 
 def first_resumed(directory: Path) -> str | None:
     """The checkpoint from which a run started, according to its record; ``None`` if none."""
-    attempts = _attempts(directory)
-    found = attempts[0].get("resumed_from") if attempts else None
+    found = next(iter(_attempts(directory)), {}).get("resumed_from")
     return found if isinstance(found, str) else None
 
 

@@ -30,21 +30,16 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Write a safetensors file directly from tensor memory, and fsync it.
+    """Write a safetensors file directly from tensor memory, fsync it, and return its checksum.
 
-    Args:
-        path: The file; an existing one is replaced.
-        tensors: Tensors by name; they may share memory.
-        metadata: Text for the file's header.
-
-    Returns:
-        The checksum of the file's content.
+    An existing file is replaced; tensors may share memory; ``metadata`` is text for the header.
 
     Raises:
         CheckpointError: A tensor has a dtype that such files cannot hold.
         OSError: The file cannot be written.
     """
-    parts = {name: _in_memory(each) for name, each in tensors.items()}
+    plain = {name: each.detach().cpu().resolve_conj() for name, each in tensors.items()}
+    parts = {name: each.resolve_neg().contiguous() for name, each in plain.items()}
     specs = {name: _spec(name, each) for name, each in parts.items()}
     path.touch()
     mode = path.stat().st_mode  # safetensors replaces the file by one that only this user can read
@@ -62,10 +57,6 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     return crc32
 
 
-def _in_memory(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-
-
 def _spec(name: str, tensor: Tensor) -> TensorSpec:
     dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
     try:
@@ -79,11 +70,7 @@ def _spec(name: str, tensor: Tensor) -> TensorSpec:
 
 
 def checksum(path: Path) -> str:
-    """The CRC-32 of a file's content.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """The CRC-32 of a file's content."""
     buffer = memoryview(bytearray(_BYTES_AT_ONCE))
     crc32 = 0
     with path.open("rb", buffering=0) as file:
@@ -107,7 +94,7 @@ class _Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor in safetensors files, whose values are not read yet; ``shape``: the full one."""
+    """A tensor of safetensors files, whose values are not read yet; ``shape``: the full one."""
 
     path: Path
     name: str

@@ -70,7 +70,7 @@ class Checkpoints:
         Args:
             step: Number of optimizer steps.
             state: The same on every rank: numbers, strings and tensors in dicts and lists.
-            own: Rank-local tensors (random number generators).
+            own: Rank-local tensors, such as random states.
 
         Raises:
             CheckpointError: On every rank: the state contains an unsupported type, or cannot be
@@ -209,13 +209,8 @@ def _sync_directory(path: Path) -> None:
 def set_aside(directory: Path, resumed: Path) -> list[Path]:
     """Make a checkpoint the newest of its run: move those of an abandoned attempt away.
 
-    Args:
-        directory: Directory of the run's checkpoints.
-        resumed: The checkpoint from which training resumes. It is moved back if it was set aside
-            before.
-
-    Returns:
-        The new paths of the other checkpoints.
+    ``resumed``, from which training resumes, is moved back if it was set aside before. Return the
+    new paths of the other checkpoints.
     """
     others, is_inside = complete(directory), resumed.parent.resolve() == directory.resolve()
     if is_inside:

@@ -13,14 +13,14 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
-    "callbacks": 965,
-    "checkpoint": 1692,
+    "callbacks": 889,
+    "checkpoint": 1503,
     "cli": 1439,
     "data": 1839,
     "errors.py": 116,
     "launch": 2622,
     "legacy": 621,
-    "logging": 1304,
+    "logging": 1232,
     "loop": 2061,
     "memory": 386,
     "module": 654,

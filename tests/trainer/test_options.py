@@ -9,6 +9,7 @@ from typing import Any
 import my_project_trainer as trainer
 import pytest
 from my_project_trainer import launch
+from my_project_trainer.launch import devices
 from my_project_trainer.options import Options
 from my_project_trainer.run import placement
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from my_project_trainer import strategies
+from my_project_trainer.cli import arguments as command_line
 from my_project_trainer.cli import command as cli
 from my_project_trainer.cli.strategy_help import describe
 from my_project_trainer.options.reading import older as legacy
@@ -91,6 +92,26 @@ def test_a_class_of_the_user_s_own_by_its_path() -> None:
         *("--trainer.max_steps", "1"),
     )
     assert (found.model.width, found.model.depth, found.data.size) == (3, 1, 4)
+
+
+def test_a_class_that_replaces_another_one_keeps_the_arguments_that_it_takes(
+    tmp_path: Path,
+) -> None:
+    given = {"class_path": f"{PACKAGE}.tasks.text.TextFiles", "init_args": {"path": str(tmp_path)}}
+    later = write(tmp_path / "later.yaml", {"data": given})
+    (tmp_path / "words.py").write_text("a" * 20000)
+    options = ("--data.batch_size=8", f"--data={PACKAGE}.tasks.digits.Digits")
+    found = resolved(read(*DIGITS, "--config", later))["data"]["init_args"]
+    assert (found["batch_size"], found["path"]) == (64, str(tmp_path))
+    assert "shift" not in found
+    again = resolved(read(*DIGITS, "--config", later, *options))["data"]["init_args"]
+    assert again == {"batch_size": 8, "shift": 1, "num_workers": 0}
+
+
+def test_an_option_does_not_change_what_an_alias_repeats() -> None:
+    shared = {"a": {"b": 1}}
+    assert command_line.merged(shared, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
+    assert shared == {"a": {"b": 1}}
 
 
 def test_options_of_a_strategy() -> None:

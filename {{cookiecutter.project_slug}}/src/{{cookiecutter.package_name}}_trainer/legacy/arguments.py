@@ -26,7 +26,7 @@ TYPES: _Values = {
     "num_sanity_val_steps": int | None,
     "amp_backend": str | None,
     "resume_from_checkpoint": str | os.PathLike[str] | None,
-    "logger": Any,
+    "logger": bool | Any,
 }
 _RENAMED = {
     "replace_sampler_ddp": "use_distributed_sampler",

@@ -105,7 +105,7 @@ def test_a_class_that_replaces_another_one_keeps_the_arguments_that_it_takes(
     assert (found["batch_size"], found["path"]) == (64, str(tmp_path))
     assert "shift" not in found
     again = resolved(read(*DIGITS, "--config", later, *options))["data"]["init_args"]
-    assert again == {"batch_size": 8, "shift": 1, "num_workers": 0}
+    assert again == {"batch_size": 8, "shift": 0, "num_workers": 0}
 
 
 def test_an_option_does_not_change_what_an_alias_repeats() -> None:

@@ -45,14 +45,14 @@ def resolved(found: Any) -> dict[str, Any]:
     return content
 
 
-def test_options_win_over_files_wherever_they_stand() -> None:
+def test_a_later_option_or_file_wins() -> None:
     for arguments in (
         [*DIGITS, "--trainer.max_epochs", "2", "--data.batch_size=8", "--model.width", "4"],
         ["--trainer.max_epochs=2", *DIGITS, "--data.batch_size", "8", "--model.width=4"],
     ):
         content = resolved(read(*arguments))
-        if arguments[0] == "--config":
-            assert content["trainer"]["max_epochs"] == 2
+        epochs = 2 if arguments[0] == "--config" else 25
+        assert content["trainer"]["max_epochs"] == epochs
         assert content["trainer"]["global_batch_size"] == 64
         assert content["data"]["init_args"] == {"batch_size": 8, "shift": 1, "num_workers": 0}
         assert content["model"]["init_args"]["width"] == 4
@@ -252,14 +252,14 @@ def test_the_help_has_no_older_spelling(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_configuration_is_written_in_today_s_spelling(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    older = ("--trainer.num_processes", "2", "--trainer.distributed_backend", "ddp")
+    older = ("--trainer.devices", "2", "--trainer.accelerator", "ddp")
     older += ("--trainer.precision", "bf16", "--trainer.logger", "csv")
     content = resolved(read(*DIGITS, *older))
     shown = yaml.safe_load(printed(capsys, "fit", *DIGITS, *older, "--print_config"))
     for name in ("run_name", "resume", "overwrite"):  # not recorded
         assert not shown["trainer"].pop(name)
     assert content == shown
-    newer = {"devices": 2, "accelerator": "cpu", "strategy": "ddp", "precision": "bf16-mixed"}
+    newer = {"devices": 2, "accelerator": "auto", "strategy": "ddp", "precision": "bf16-mixed"}
     assert {name: content["trainer"][name] for name in newer} == newer
     assert content["trainer"]["loggers"] == ["csv"]
     assert content["trainer"].keys().isdisjoint(legacy.types)

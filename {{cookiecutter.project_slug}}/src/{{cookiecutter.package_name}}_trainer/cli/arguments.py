@@ -1,6 +1,6 @@
 """Merge the options of a command line and its files into one dict of sections."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError, Problems, nearest, shorten
@@ -32,9 +32,9 @@ def split(words: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]
 
 
 def gather(
-    options: Sequence[tuple[str, str]], sections: Collection[str], problems: Problems
+    options: Iterable[tuple[str, str]], sections: Collection[str], problems: Problems
 ) -> dict[str, Any]:
-    """Merge files and options by section; options win over files, wherever they are.
+    """Merge files and options by section; a later one wins.
 
     Args:
         options: Keys and values of the command line. Values that are no lists or dicts are kept as
@@ -47,20 +47,27 @@ def gather(
     """
     given: dict[str, Any] = {}
     unreadable = Problems()
-    for key, file in options:
+    for key, text in _ordered(options):
         if key == "config":
             with unreadable:
-                for name, value in config_files.read(file).items():
+                for name, value in config_files.read(text).items():
                     with problems:
                         _add(given, str(name), value, sections)
-    unreadable.raise_any()
-    classes = [f"{each}{key}" for each in CLASSES for key in ("", ".class_path")]
-    # A class before its arguments.
-    for key, text in sorted(options, key=lambda option: option[0] not in classes):
-        if key not in ("config", PRINT):
+        elif key != PRINT:
             with problems:
                 _add_option(given, key, text, sections)
+    unreadable.raise_any()
     return given
+
+
+def _ordered(options: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The options in their order, but between two files a class before its arguments."""
+    names = {f"{name}{key}" for name in CLASSES for key in ("", ".class_path")}
+    places, files = [], 0
+    for option in options:
+        files += option[0] == "config"
+        places.append((files, option[0] != "config", option[0] not in names, option))
+    return [place[-1] for place in sorted(places, key=lambda place: place[:-1])]
 
 
 def _add_option(given: dict[str, Any], key: str, text: str, sections: Collection[str]) -> None:

@@ -15,7 +15,7 @@ LINES = {
     "__init__.py": 34,
     "callbacks": 965,
     "checkpoint": 1692,
-    "cli": 1321,
+    "cli": 1264,
     "data": 2162,
     "errors.py": 111,
     "launch": 3051,

@@ -1,7 +1,8 @@
 """The process groups of a mesh, and of the metrics of its ranks."""
 
+import contextlib
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-Lines = list[list[int]]
 
-
-def new_group(lines: Lines, timeout: datetime.timedelta) -> dist.ProcessGroup:
-    """Create a group for each list of ranks, and return this process' own."""
+def new_group(size: int, stride: int, timeout: datetime.timedelta) -> dist.ProcessGroup:
+    """Create groups of so many ranks, each a stride above the one before; return this process'."""
+    ranks = torch.arange(dist.get_world_size()).view(-1, size, stride)
+    lines = ranks.movedim(1, -1).reshape(-1, size).tolist()
     group, _ = dist.new_subgroups_by_enumeration(lines, timeout=timeout)
     own: dist.ProcessGroup = group
     return own
@@ -31,11 +32,11 @@ def device_mesh(
         timeout: Timeout of collectives.
     """
     ranks = torch.arange(dist.get_world_size()).view(-1, *sizes.values())
-    groups = [
-        new_group(ranks.movedim(dimension, -1).reshape(-1, size).tolist(), timeout)
-        for dimension, size in enumerate(sizes.values(), start=1)
-    ]
     own = ranks[dist.get_rank() // ranks[0].numel()]
+    groups = [
+        new_group(size, stride, timeout)
+        for size, stride in zip(own.shape, own.stride(), strict=True)
+    ]
     return DeviceMesh.from_group(groups, device_type, own, mesh_dim_names=tuple(sizes))
 
 
@@ -44,26 +45,26 @@ def close(mesh: DeviceMesh) -> None:
     getattr(mesh, "_pg_registry", {}).clear()
 
 
-class CountedOnce:
-    """Makes torchmetrics reduce over one rank of each replica, whose ranks see the same samples.
+@contextlib.contextmanager
+def counted_once(module: nn.Module, tensor: int, timeout: datetime.timedelta) -> Iterator[None]:
+    """Make torchmetrics reduce over one rank of each tensor group, whose ranks see the same.
 
     Args:
         module: The user's module. Metrics with a process group of their own keep it.
-        ranks: For each place in a replica, the ranks at this place.
+        tensor: Number of ranks of a tensor group.
+        timeout: Timeout of collectives.
     """
-
-    def __init__(self, module: nn.Module, ranks: Lines) -> None:
-        self._changed: list[Any] = [
-            each
-            for each in module.modules()
-            if hasattr(each, "metric_state") and getattr(each, "process_group", self) is None
-        ]
-        if self._changed:
-            group, _ = dist.new_subgroups_by_enumeration(ranks)
-            for each in self._changed:
-                each.process_group = group
-
-    def close(self) -> None:
-        """Undo it, before the process group is destroyed."""
-        for each in self._changed:
+    metrics: list[Any] = [
+        each
+        for each in module.modules()
+        if hasattr(each, "metric_state") and getattr(each, "process_group", module) is None
+    ]
+    if metrics:
+        group = new_group(dist.get_world_size() // tensor, tensor, timeout)
+        for each in metrics:
+            each.process_group = group
+    try:
+        yield
+    finally:
+        for each in metrics:
             each.process_group = None

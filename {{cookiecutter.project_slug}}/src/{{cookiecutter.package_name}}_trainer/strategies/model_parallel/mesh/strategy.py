@@ -8,10 +8,8 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import loss_parallel
 
 from ....checkpoint import dtensors
 from ....data import sequence
@@ -29,10 +27,9 @@ from ...limits import Limits
 from ...optimizers import Optimization
 from ...step import Stage
 from . import context, groups, plan
-from .by_mesh import OnMesh, check_equal, settle
+from .on_mesh import OnMesh
 from .pipelined import PipelinedMesh
 from .sizes import Sizes
-from .styles import LossParallel
 
 
 class Mesh(OnMesh, FSDP):
@@ -66,7 +63,6 @@ class Mesh(OnMesh, FSDP):
 
     whole_mesh: DeviceMesh
     slices: context.Context | None = None
-    _is_checked = False
 
     def __init__(
         self,
@@ -103,7 +99,7 @@ class Mesh(OnMesh, FSDP):
             raise ConfigurationError(lines)
         self.has_units = shard != 1
         self._of_units = [name for name in options if name != "timeout_seconds"]
-        self._until_teardown = contextlib.ExitStack()
+        self.until_teardown = contextlib.ExitStack()
 
     @classmethod
     def make(cls, **options: Any) -> Strategy:
@@ -150,13 +146,14 @@ class Mesh(OnMesh, FSDP):
         """Create the mesh of all dimensions, and return that over which units are sharded."""
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
         self.slices = context.connect(self.sizes, timeout)
-        of_parameters = self.sizes.of_parameters(has_units=self.has_units)
-        sizes = {name: size for name, size in of_parameters if size > 1}
-        if self.has_units or not sizes:
-            sizes = {name: size for name, size in of_parameters if size > 1 or name == "shard"}
+        # The ranks of a context group have the same parameters and other parts of their gradients:
+        # they are shards if there are units, and replicas otherwise.
+        outer = "shard" if self.has_units else "data"
+        sizes = {name: getattr(self.sizes, name) for name in ("data", "shard", "tensor")}
+        sizes[outer] *= self.sizes.context
+        sizes = {name: size for name, size in sizes.items() if size > 1 or name == outer}
         self.whole_mesh = groups.device_mesh(sizes, self.device.type, timeout)
-        of_units = [name for name in ("data", "shard") if name in sizes]
-        return self.whole_mesh[tuple(of_units)] if of_units else self.whole_mesh
+        return self.whole_mesh[tuple(name for name in sizes if name != "tensor")]
 
     def shard_units(self, module: TrainingModule) -> None:
         if self.sizes.tensor > 1:
@@ -165,17 +162,13 @@ class Mesh(OnMesh, FSDP):
                 raise UserError(problems)
             found = plan.layers(module, plan.read(module, self.sizes))
             plan.apply(found, self.whole_mesh["tensor"], self.materialize)
-            if any(isinstance(layer.style, LossParallel) for layer in found):
-                self._until_teardown.enter_context(loss_parallel())
-            self._count_once(module)
+            self.compute_in_loss_parallel(found)
+            # Each rank of a context group counts its own slice.
+            timeout = datetime.timedelta(seconds=self.timeout_seconds)
+            counted = groups.counted_once(module, self.sizes.tensor, timeout)
+            self.until_teardown.enter_context(counted)
         if self.has_units:
             super().shard_units(module)
-
-    def _count_once(self, module: TrainingModule) -> None:
-        # Each rank of a context group counts its own slice.
-        ranks = torch.arange(self.layout.world_size).view(-1, self.sizes.tensor)
-        counted = groups.CountedOnce(module, ranks.T.tolist())
-        self._until_teardown.callback(counted.close)
 
     def whole_parameters(self) -> list[nn.Parameter]:
         if self.has_units:
@@ -210,13 +203,7 @@ class Mesh(OnMesh, FSDP):
         synchronize = synchronize or not self.module.automatic_optimization
         super().backward(loss, synchronize=synchronize)
         if synchronize:
-            settle(self.module.parameters())
-            self._check_once()
-
-    def _check_once(self) -> None:
-        if self.sizes.tensor > 1 and not self._is_checked:
-            self._is_checked = True
-            check_equal(self.module.named_parameters(), self.whole_mesh.get_group("tensor"))
+            self.complete_gradients(self.module.named_parameters(), self.whole_mesh)
 
     # --- a step --------------------------------------------------------------------------------
 
@@ -235,7 +222,6 @@ class Mesh(OnMesh, FSDP):
         return reduced / copies if how == "sum" else reduced
 
     def teardown(self) -> None:
-        self._until_teardown.close()
         self.slices = None
         if hasattr(self, "whole_mesh"):
             groups.close(self.whole_mesh)

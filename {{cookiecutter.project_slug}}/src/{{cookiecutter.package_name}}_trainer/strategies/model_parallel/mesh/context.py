@@ -1,18 +1,12 @@
 """Context parallelism: each process of a group holds a slice of every sequence.
 
-Keys and values of all slices are gathered in each attention, and their gradients are summed and
-scattered in its backward. (torch's ``context_parallel`` passes them round in a ring. It does not
-run on CPUs, and needs lengths that are divisible by twice the number of processes.)
-
-Gradients are those of the mean of all processes' losses, as in data parallelism: the backward of
-each operation here is its adjoint over all processes. So gradients of parameters are averaged over
-this group like over replicas, whatever part of the step is computed on slices.
-
-Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html
+Keys and values of all slices are gathered in each attention. (torch's ``context_parallel`` does not
+run on CPUs, and needs lengths that are divisible by twice the number of processes.) The backward of
+each operation here is its adjoint over all processes: so gradients of parameters are those of the
+mean of all processes' losses, and are averaged over this group like over replicas.
 """
 
 import contextlib
-import datetime
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,28 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from ....checkpoint import dtensors
 from ....data import sequence
 from ....errors import UserError
-from ....module import TrainingModule
 from ...step import Stage
-from . import groups
 from .refusals import refuse_second_order
-from .sizes import Sizes
-
-
-def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
-    """One line if a module does not split its sequences, although there is a context group."""
-    if sizes.context == 1 or module.splits_sequences:
-        return []
-    return [
-        f"strategy_options.context={sizes.context}: {type(module).__name__} does not split its "
-        "sequences; use trainer.sequence in it and set splits_sequences = True, or set context=1"
-    ]
-
-
-def connect(sizes: Sizes, timeout: datetime.timedelta) -> "Context | None":
-    """Create the context groups of a mesh, and return this process'; ``None`` if there is none."""
-    if sizes.context == 1:
-        return None
-    return Context(groups.new_group(sizes.context, sizes.tensor, timeout))
 
 
 class Context:
@@ -158,10 +132,7 @@ def _lower_right(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """Causal attention whose last query sees the last key, on GPUs: no mask is stored.
-
-    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.bias.CausalBias.html
-    """
+    """Causal attention whose last query sees the last key, on GPUs: no mask is stored."""
     # Importing it imports torch's compiler, which takes seconds.
     from torch.nn.attention.bias import causal_lower_right
 

@@ -1,11 +1,13 @@
-"""What strategies on a mesh share: who reads which part of a batch, and DTensors in steps."""
+"""What strategies on a mesh share: its process groups, and DTensors in steps."""
 
 import contextlib
-from collections.abc import Iterable
+import datetime
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
@@ -24,6 +26,56 @@ from .styles import LossParallel
 # Relative difference of the norms of two gradients that should be equal; not 0: a kernel of a GPU
 # may sum in any order.
 _TOLERANCE = 1e-2
+
+
+def new_group(size: int, stride: int, timeout: datetime.timedelta) -> dist.ProcessGroup:
+    """Create groups of so many ranks, each a stride above the one before; return this process'."""
+    ranks = torch.arange(dist.get_world_size()).view(-1, size, stride)
+    lines = ranks.movedim(1, -1).reshape(-1, size).tolist()
+    group, _ = dist.new_subgroups_by_enumeration(lines, timeout=timeout)
+    own: dist.ProcessGroup = group
+    return own
+
+
+def device_mesh(
+    sizes: Mapping[str, int], device_type: str, timeout: datetime.timedelta
+) -> DeviceMesh:
+    """Create the groups of all dimensions, and return the mesh that contains this process.
+
+    The dimensions are outermost first. There is one mesh for each so many neighboring ranks: the
+    processes of a pipeline's stage, or all.
+    """
+    ranks = torch.arange(dist.get_world_size()).view(-1, *sizes.values())
+    own = ranks[dist.get_rank() // ranks[0].numel()]
+    groups = [
+        new_group(size, stride, timeout)
+        for size, stride in zip(own.shape, own.stride(), strict=True)
+    ]
+    return DeviceMesh.from_group(groups, device_type, own, mesh_dim_names=tuple(sizes))
+
+
+def drop_mesh(mesh: DeviceMesh) -> None:
+    """Drop a mesh's references to its groups, and so gloo's threads."""
+    getattr(mesh, "_pg_registry", {}).clear()
+
+
+@contextlib.contextmanager
+def counted_once(module: nn.Module, tensor: int, timeout: datetime.timedelta) -> Iterator[None]:
+    """Make torchmetrics reduce over one of the ``tensor`` ranks of each tensor group."""
+    metrics: list[Any] = [
+        each
+        for each in module.modules()
+        if hasattr(each, "metric_state") and getattr(each, "process_group", module) is None
+    ]
+    if metrics:
+        group = new_group(dist.get_world_size() // tensor, tensor, timeout)
+        for each in metrics:
+            each.process_group = group
+    try:
+        yield
+    finally:
+        for each in metrics:
+            each.process_group = None
 
 
 class OnMesh(Strategy):

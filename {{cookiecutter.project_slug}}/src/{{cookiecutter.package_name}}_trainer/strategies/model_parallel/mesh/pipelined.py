@@ -19,8 +19,8 @@ from ....module import TrainingModule
 from ...fsdp.fsdp import FSDP, drop_groups
 from ..pipeline.partition import ATTRIBUTE, Processes
 from ..pipeline.strategy import Sequential
-from . import groups, plan
-from .on_mesh import OnMesh
+from . import plan
+from .on_mesh import OnMesh, device_mesh, drop_mesh, new_group
 from .sizes import Sizes
 
 # Options of FSDP's units, of which a stage is one.
@@ -34,12 +34,7 @@ class PipelinedMesh(OnMesh, Sequential):
     of a process are one FSDP unit: they are gathered when the first micro-batch of a batch begins,
     and their gradients are reduced after the last one of an optimizer step.
 
-    Args:
-        data, shard, tensor, pipeline, context: Sizes of the dimensions, as in :class:`Mesh`.
-        options: As in :class:`Sequential`; those of FSDP have no effect.
-
-    Raises:
-        ConfigurationError: Options that are invalid or contradict each other; one line each.
+    The options are those of :class:`Sequential`; those of FSDP have no effect.
     """
 
     _unit: "_Unit | None" = None
@@ -87,9 +82,8 @@ class PipelinedMesh(OnMesh, Sequential):
         return lines + [
             f"{plan.ATTRIBUTE}[{layer.key!r}] is a {type(layer.style).__name__} of what a pipeline "
             f"divides; give styles to the children of {ATTRIBUTE}"
-            for layer in plan.layers(module, plan.read(module, self.sizes))
+            for layer in plan.layers(module, self.sizes)
             if any(each is sequential for each in layer.module.modules())
-            and not (layer.module is sequential and layer.inner is None)
         ]
 
     # --- before the first step -----------------------------------------------------------------
@@ -98,12 +92,10 @@ class PipelinedMesh(OnMesh, Sequential):
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
         sizes = {name: getattr(self.sizes, name) for name in ("data", "shard", "tensor")}
         names = [name for name, size in sizes.items() if size > 1] or ["data"]
-        self._mesh = groups.device_mesh(
-            {name: sizes[name] for name in names}, self.device.type, timeout
-        )
+        self._mesh = device_mesh({name: sizes[name] for name in names}, self.device.type, timeout)
         self._data: dist.ProcessGroup | None = None
         if self.sizes.replicas > 1:
-            self._data = groups.new_group(self.sizes.replicas, self.sizes.tensor, timeout)
+            self._data = new_group(self.sizes.replicas, self.sizes.tensor, timeout)
         rank, world_size, rounds = self.layout.rank, self.layout.world_size, self.shape.rounds
         return Processes(rank, world_size, count, rounds, self.timeout_seconds, are_neighbors=False)
 
@@ -111,11 +103,8 @@ class PipelinedMesh(OnMesh, Sequential):
         own = self.ownership
         if self.sizes.tensor > 1:
             # Each process has created and moved the parameters of its stages already.
-            found = plan.layers(module, plan.read(module, self.sizes))
-            sequential = getattr(module, ATTRIBUTE)
-            self._random = [layer.style for layer in found if layer.module is sequential]
-            inner = [each for each in found if each.module is not sequential]
-            layers = [each for each in inner if own.has_layer(each.module)]
+            found = plan.layers(module, self.sizes)
+            layers = [each for each in found if own.has_layer(each.module)]
             plan.apply(layers, self._mesh["tensor"], lambda _: None)
             self.compute_in_loss_parallel(layers)
             own.refresh()
@@ -130,11 +119,6 @@ class PipelinedMesh(OnMesh, Sequential):
             )
             own.refresh()
         self._own = [each for each in module.named_parameters() if own.is_own(each[1])]
-
-    def prepare_parts(self, parts: Sequence[nn.Sequential]) -> None:
-        for style in self._random if self.sizes.tensor > 1 else []:
-            for each in parts:
-                style._apply(each, self._mesh["tensor"])
 
     def replicated(
         self, parameters: Sequence[Tensor]
@@ -184,7 +168,7 @@ class PipelinedMesh(OnMesh, Sequential):
             drop_groups(self._unit)
         self._unit, self._data = None, None
         if hasattr(self, "_mesh"):
-            groups.close(self._mesh)
+            drop_mesh(self._mesh)
         super().teardown()
 
 

@@ -61,12 +61,8 @@ class Layer(NamedTuple):
         return [] if is_plain else list(self.module.parameters())
 
 
-def read(module: TrainingModule, sizes: Sizes) -> dict[str, ParallelStyle]:
-    """The plan of a module: its attribute, or what its method returns for a mesh of some sizes.
-
-    Raises:
-        UserError: The module has none, or refuses the sizes.
-    """
+def _read(module: TrainingModule, sizes: Sizes) -> dict[str, ParallelStyle]:
+    """The plan of a module: its attribute, or what its method returns for a mesh of some sizes."""
     plan: Any = getattr(module, ATTRIBUTE, None)
     plan = plan(sizes) if callable(plan) else plan
     if not isinstance(plan, Mapping) or not plan:
@@ -78,19 +74,22 @@ def read(module: TrainingModule, sizes: Sizes) -> dict[str, ParallelStyle]:
     return dict(plan)
 
 
-def layers(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> list[Layer]:
-    """The modules that a plan names, in its order; ``*`` in a name stands for a part of it."""
+def layers(module: TrainingModule, sizes: Sizes) -> list[Layer]:
+    """The modules that the plan of a module names, in its order.
+
+    Raises:
+        UserError: The module has no plan, or refuses the sizes.
+    """
     named = dict(module.named_modules())
     return [
         Layer(key, name, each, style)
-        for key, style in plan.items()
+        for key, style in _read(module, sizes).items()
         for name, each in named.items()
-        if _matches(name, key)
+        if _matches(name.split("."), key.split("."))
     ]
 
 
-def _matches(name: str, key: str) -> bool:
-    parts, patterns = name.split("."), key.split(".")
+def _matches(parts: list[str], patterns: list[str]) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
@@ -99,7 +98,7 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
     if sizes.tensor == 1:
         return []
     try:
-        plan = read(module, sizes)
+        plan, found = _read(module, sizes), layers(module, sizes)
     except UserError as error:
         return error.problems
     lines = [
@@ -108,7 +107,6 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
         for key, style in plan.items()
         if not isinstance(style, ParallelStyle)
     ]
-    found = layers(module, plan)
     names = [name for name, _ in module.named_modules() if name]
     lines += [
         f"{ATTRIBUTE} names {key!r}, and {type(module).__name__} has no such module"
@@ -162,13 +160,7 @@ def _of_shared(module: nn.Module, found: list[Layer]) -> list[str]:
 
 
 def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module], None]) -> None:
-    """Shard layers over a tensor group.
-
-    Args:
-        found: The layers of the plan.
-        mesh: The mesh of the tensor group.
-        materialize: Creates and moves the parameters of a layer, equal on all ranks.
-    """
+    """Shard layers over a tensor group; ``materialize`` creates and moves a layer's parameters."""
     for layer in found:
         if layer.parameters:
             materialize(layer.module)

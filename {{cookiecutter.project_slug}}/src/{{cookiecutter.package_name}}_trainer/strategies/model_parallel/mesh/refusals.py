@@ -26,9 +26,8 @@ _Layouts = Iterable[Placement | None]
 def watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int) -> None:
     """Refuse activations that a style would shard unevenly; called before the style is applied.
 
-    torch's styles pass shards on as plain tensors, and the next style takes the length of its own
-    shard times the number of ranks for the whole length. With uneven shards the ranks would
-    disagree about it: on gloo they would wait for each other until the timeout.
+    torch's styles pass shards on as plain tensors, and take the length of a shard times the number
+    of ranks for the whole length. Ranks would disagree about it, and wait until the timeout.
 
     Args:
         name: Name of the module.

@@ -26,10 +26,12 @@ from ...gradients.averaging import GradientAverage
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...step import Stage
-from . import context, groups, plan
-from .on_mesh import OnMesh
+from . import context, plan
+from .on_mesh import OnMesh, counted_once, device_mesh, drop_mesh, new_group
 from .pipelined import PipelinedMesh
 from .sizes import Sizes
+
+_OF_PIPELINES = ("balance", "microbatches", "schedule", "checkpoint", "stages_per_process")
 
 
 class Mesh(OnMesh, FSDP):
@@ -56,11 +58,8 @@ class Mesh(OnMesh, FSDP):
     """
 
     limits: Limits = Limits(
-        refused={
-            "compile": "compiled modules have not been tested on DTensors; use strategy='fsdp'",
-        }
+        refused={"compile": "compiled modules are not tested on DTensors; use strategy='fsdp'"}
     )
-
     whole_mesh: DeviceMesh
     slices: context.Context | None = None
 
@@ -80,17 +79,11 @@ class Mesh(OnMesh, FSDP):
     ) -> None:
         super().__init__(**options)
         self.sizes = Sizes(data, shard, tensor, pipeline, context)
-        of_pipeline = {
-            "balance": balance,
-            "microbatches": microbatches,
-            "schedule": schedule,
-            "checkpoint": checkpoint,
-            "stages_per_process": stages_per_process,
-        }
+        of_pipeline = (balance, microbatches, schedule, checkpoint, stages_per_process)
         lines = self.sizes.problems() + [
             f"strategy_options.{name} has no effect with pipeline=1, which has no stages; remove "
             "it, or set strategy_options.pipeline of strategy='mesh'"
-            for name, value in of_pipeline.items()
+            for name, value in zip(_OF_PIPELINES, of_pipeline, strict=True)
             if value is not None
         ]
         if pipeline != 1:
@@ -138,21 +131,29 @@ class Mesh(OnMesh, FSDP):
         else:
             lines = sparse.problems_of(module, "a mesh averages dense gradients")
         lines += plan.problems_of(module, self.sizes)
-        return lines + context.problems_of(module, self.sizes)
+        if self.sizes.context > 1 and not module.splits_sequences:
+            lines.append(
+                f"strategy_options.context={self.sizes.context}: {type(module).__name__} does not "
+                "split its sequences; use trainer.sequence in it and set splits_sequences = True, "
+                "or set context=1"
+            )
+        return lines
 
     # --- before the first step -----------------------------------------------------------------
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        self.slices = context.connect(self.sizes, timeout)
+        if self.sizes.context > 1:
+            group = new_group(self.sizes.context, self.sizes.tensor, timeout)
+            self.slices = context.Context(group)
         # The ranks of a context group have the same parameters and other parts of their gradients:
         # they are shards if there are units, and replicas otherwise.
         outer = "shard" if self.has_units else "data"
         sizes = {name: getattr(self.sizes, name) for name in ("data", "shard", "tensor")}
         sizes[outer] *= self.sizes.context
         sizes = {name: size for name, size in sizes.items() if size > 1 or name == outer}
-        self.whole_mesh = groups.device_mesh(sizes, self.device.type, timeout)
+        self.whole_mesh = device_mesh(sizes, self.device.type, timeout)
         return self.whole_mesh[tuple(name for name in sizes if name != "tensor")]
 
     def shard_units(self, module: TrainingModule) -> None:
@@ -160,12 +161,12 @@ class Mesh(OnMesh, FSDP):
             problems = plan.problems_of(module, self.sizes)  # not checked yet without training
             if problems:
                 raise UserError(problems)
-            found = plan.layers(module, plan.read(module, self.sizes))
+            found = plan.layers(module, self.sizes)
             plan.apply(found, self.whole_mesh["tensor"], self.materialize)
             self.compute_in_loss_parallel(found)
             # Each rank of a context group counts its own slice.
             timeout = datetime.timedelta(seconds=self.timeout_seconds)
-            counted = groups.counted_once(module, self.sizes.tensor, timeout)
+            counted = counted_once(module, self.sizes.tensor, timeout)
             self.until_teardown.enter_context(counted)
         if self.has_units:
             super().shard_units(module)
@@ -224,5 +225,5 @@ class Mesh(OnMesh, FSDP):
     def teardown(self) -> None:
         self.slices = None
         if hasattr(self, "whole_mesh"):
-            groups.close(self.whole_mesh)
+            drop_mesh(self.whole_mesh)
         super().teardown()

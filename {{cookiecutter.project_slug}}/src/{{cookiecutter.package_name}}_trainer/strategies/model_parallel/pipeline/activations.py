@@ -6,7 +6,7 @@ all of this, whatever a stage gives: transposed tensors, integers, or a tuple of
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ class TensorSpec(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """The data type."""
-        found: torch.dtype = getattr(torch, self.type)
-        return found
+        return cast("torch.dtype", getattr(torch, self.type))
 
     def length(self, dtype: torch.dtype) -> int:
         """Number of elements of a packed tensor that it takes."""
@@ -83,15 +82,12 @@ class Spec(NamedTuple):
 class _Alias(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, tensor: Tensor, *others: Tensor) -> Tensor:
-        context.others = [(each.shape, each.dtype, each.device) for each in others]
+        context.others = [each.new_zeros(()).expand(each.shape) for each in others]
         return tensor.detach()
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        return gradients[0], *(
-            torch.zeros((), dtype=dtype, device=device).expand(shape)
-            for shape, dtype, device in context.others
-        )
+        return gradients[0], *context.others
 
 
 def alias(tensor: Tensor, *others: Tensor) -> Tensor:

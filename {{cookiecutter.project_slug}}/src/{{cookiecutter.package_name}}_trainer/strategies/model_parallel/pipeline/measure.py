@@ -26,28 +26,22 @@ _COPIES_OF_PARAMETERS = 4
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a child and a micro-batch: seconds of forward and backward, and bytes.
-
-    ``saved``: what its forward keeps for its backward; ``inputs``: what it gets; ``parameters``:
-    with gradients and the states of an optimizer.
-    """
+    """Of a child and a micro-batch: seconds of forward and backward, and bytes."""
 
     seconds: float
     saved: int
+    """What its forward keeps for its backward."""
     inputs: int
     parameters: int
+    """With gradients and the states of an optimizer."""
 
 
 def measure(
     module: TrainingModule, run_step: Callable[[], Any], autocast: Context, device: torch.device
 ) -> list[Measured]:
-    """Measure each child; the module and the random states are the same afterward.
+    """Measure each child on a device, with a step that runs on the CPU, as the whole module does.
 
-    Args:
-        module: The user's module, whole and on the CPU.
-        run_step: Runs the user's step on a micro-batch on the CPU.
-        autocast: Context of a forward.
-        device: Where to measure.
+    The module and the random states are the same afterward.
     """
     meta_device.materialize(module, module)
     sequential: Any = getattr(module, partition.ATTRIBUTE)

@@ -25,11 +25,9 @@ class Processes:
     The first rank of a pipeline has the last stage, because it logs and returns predictions.
 
     Args:
-        rank: Rank of this process.
-        world_size: Number of processes.
+        rank: Rank of this process, of ``world_size``.
         count: Number of processes of a pipeline.
         rounds: Number of stages of a process.
-        timeout_seconds: Timeout of collectives.
         are_neighbors: Whether the processes of a pipeline have neighboring ranks; if not, the
             processes of a stage have.
     """

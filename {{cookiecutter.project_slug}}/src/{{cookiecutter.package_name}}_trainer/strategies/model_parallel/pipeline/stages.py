@@ -39,21 +39,17 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class Step:
-    """The user's step on a micro-batch.
-
-    Args:
-        run: Runs it, and returns its result.
-        loss: Gets what to call backward on from the step's result.
-        seed: Seed of its random numbers before ``sequential_module``; ``None``: not seeded.
-        samples: Its number of samples; ``None``: that of the batch.
-        checkpointed: Whether stages recompute their activations.
-    """
+    """The user's step on a micro-batch."""
 
     run: Callable[[], Any]
     loss: Callable[[Any], Tensor]
+    """Gets what to call backward on from the step's result."""
     seed: int | None = None
+    """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
     samples: int | None = None
+    """Its number of samples; ``None``: that of the batch."""
     checkpointed: bool = False
+    """Whether stages recompute their activations."""
 
 
 class _Stage(nn.Module):
@@ -69,15 +65,7 @@ class _Stage(nn.Module):
 
 
 class Stages:
-    """The stages of this process.
-
-    Args:
-        module: The user's module.
-        parts: The children of its stages, by the stages' indices.
-        processes: The processes of the pipeline.
-        precision: Precision of the run.
-        device: Device of this process.
-    """
+    """The stages of this process: ``parts`` of ``sequential_module``, by the stages' indices."""
 
     def __init__(
         self,
@@ -108,11 +96,6 @@ class Stages:
             steps: The user's step on each micro-batch.
             shapes: Equal for batches with which stages exchange tensors of the same shapes.
         """
-        if self._processes.count == 1:
-            with self._weights_cast_once():
-                for step in steps:
-                    step.loss(self._run(0, None, step)).backward()
-            return
         key = (schedule, len(steps), shapes)
         if key not in self._schedules:
             self._specs = self._exchange_specs(steps[0])
@@ -209,11 +192,7 @@ class Stages:
     # --- evaluation ----------------------------------------------------------------------------
 
     def evaluate(self, step: Step) -> Any:
-        """Run a step on a batch, in the stages of this process.
-
-        Returns:
-            The step's result on the process with the last stage, ``None`` on others.
-        """
+        """Run a step on a batch; return its result on the process with the last stage."""
         for index in self._parts:
             output = self._run(index, self._receive(index), step)
             if index == self._processes.stages - 1:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ....checkpoint import Spread, dtensors, stored_tensors
@@ -197,7 +197,6 @@ class Sequential(ProcessGroupStrategy):
         """Free the other processes' part, and connect the stages."""
         self.ownership.free_others(self.device)
         parts = self.ownership.parts()
-        self.prepare_parts(list(parts.values()))
         self._stages = Stages(module, parts, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
 
@@ -205,9 +204,6 @@ class Sequential(ProcessGroupStrategy):
 
     def shard_stages(self, module: TrainingModule) -> None:
         """Shard this process' parameters, equal so far, before optimizers are created."""
-
-    def prepare_parts(self, parts: Sequence[nn.Sequential]) -> None:
-        """Add to this process' parts of ``sequential_module`` what applies to each of them."""
 
     def gathered(self) -> AbstractContextManager[None]:
         """Context of forwards and backwards, in which modules have the parameters they use."""

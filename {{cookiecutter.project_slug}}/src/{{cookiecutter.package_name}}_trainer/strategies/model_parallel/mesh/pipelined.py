@@ -65,8 +65,6 @@ class PipelinedMesh(OnMesh, Sequential):
             raise ConfigurationError(lines)
         self.until_teardown = contextlib.ExitStack()
 
-    # --- before any process is started ------------------------------------------------------------
-
     def check_processes(self, processes: int) -> None:
         self.sizes = self.sizes.on(processes)
         self.shape = replace(self.shape, stages=self.sizes.pipeline)
@@ -85,8 +83,6 @@ class PipelinedMesh(OnMesh, Sequential):
             for layer in plan.layers(module, self.sizes)
             if any(each is sequential for each in layer.module.modules())
         ]
-
-    # --- before the first step -----------------------------------------------------------------
 
     def make_processes(self, count: int) -> Processes:
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
@@ -124,8 +120,6 @@ class PipelinedMesh(OnMesh, Sequential):
         self, parameters: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], dist.ProcessGroup | None]:
         return [each for each in parameters if self._unit is None or not each.dim()], self._data
-
-    # --- a batch -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:

@@ -100,8 +100,6 @@ class Mesh(OnMesh, FSDP):
             return PipelinedMesh(**options)
         return cls(**options)
 
-    # --- before any process is started ------------------------------------------------------------
-
     def problems(self, options: Options) -> list[str]:
         lines = super().problems(options)
         if not self.has_units:
@@ -138,8 +136,6 @@ class Mesh(OnMesh, FSDP):
                 "or set context=1"
             )
         return lines
-
-    # --- before the first step -----------------------------------------------------------------
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
@@ -183,8 +179,6 @@ class Mesh(OnMesh, FSDP):
             group = self.whole_mesh.get_group("data")
             self.averaged = GradientAverage(self.module.parameters(), group)
 
-    # --- a micro-batch -------------------------------------------------------------------------
-
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
@@ -206,15 +200,11 @@ class Mesh(OnMesh, FSDP):
         if synchronize:
             self.complete_gradients(self.module.named_parameters(), self.whole_mesh)
 
-    # --- a step --------------------------------------------------------------------------------
-
     def clip_gradients(
         self, optimization: Optimization, value: float, algorithm: str
     ) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
         return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
-
-    # --- all processes -------------------------------------------------------------------------
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         # Over all ranks: those of a replica have the same values, and their sum counts once.

@@ -86,8 +86,6 @@ class Stages:
         """The micro-batches that each stage has not begun."""
         self._loss = torch.zeros(())
 
-    # --- training ------------------------------------------------------------------------------
-
     def train(self, schedule: str, steps: Sequence[Step], shapes: Hashable) -> None:
         """Run forward and backward of all micro-batches.
 
@@ -189,8 +187,6 @@ class Stages:
             )
         return alias(pack(output, spec, self._device), source)
 
-    # --- evaluation ----------------------------------------------------------------------------
-
     def evaluate(self, step: Step) -> Any:
         """Run a step on a batch; return its result on the process with the last stage."""
         for index in self._parts:
@@ -222,8 +218,6 @@ class Stages:
         flat = spec.empty(self._device)
         dist.recv(flat, source, self._group)
         return spec, flat.requires_grad_(torch.is_grad_enabled())
-
-    # --- a stage -------------------------------------------------------------------------------
 
     def _name(self, index: int) -> str:
         return f"{partition.ATTRIBUTE}.{list(self._parts[index]._modules)[-1]}"

@@ -137,7 +137,7 @@ def test_a_kill_while_the_run_is_set_aside_loses_nothing(root: Path) -> None:
     before, run = relative(root / "run"), root / "run"
     (run / ".overwritten").mkdir()
     (run / "checkpoints").rename(run / ".overwritten" / "checkpoints")
-    run_directory.set_aside(run)
+    run_directory.keep_overwritten(run)
     assert relative(run / "overwritten") == before
     assert relative(run) == {}
 

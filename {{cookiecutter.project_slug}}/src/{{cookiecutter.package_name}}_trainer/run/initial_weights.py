@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, StoredTensors, read_all, resolve, run_choice
+from ..checkpoint import Checkpoint, find_tensors, read_all, resolve, run_choice
 from ..errors import CheckpointError, ConfigurationError, Problems, shown
 from ..launch import collectives, files
 from ..module import TrainingModule
@@ -71,7 +71,7 @@ def _read(source: Path) -> tuple[dict[str, Any], list[str]]:
     """Weights by name, not read yet, and lines to print."""
     with _naming_the_option():
         if _has_files(source):
-            return dict(StoredTensors(source)), []
+            return dict(find_tensors(source)), []
         return Checkpoint(source).weights()
 
 

@@ -215,7 +215,7 @@ class _Fit:
             shown = [plan.shown(path) for path in aside]
             self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
         elif plan.options.overwrite:
-            run_directory.set_aside(directory)
+            run_directory.keep_overwritten(directory)
         else:
             run_directory.clear(directory, with_records=False)
         self._note_overwritten()

@@ -28,7 +28,7 @@ LINES = {
     "run": 1912,
     "strategies/*.py": 2093,
     "strategies/asynchronous": 877,
-    "strategies/deepspeed": 1671,
+    "strategies/deepspeed": 1627,
     "strategies/fairscale": 950,
     "strategies/fsdp": 712,
     "strategies/gradients": 510,

@@ -28,7 +28,7 @@ STEPS = -(-SAMPLES // BATCH)
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"strategy_options": {"max_staleness": -1}}, "max_staleness=-1: give at least 0"),
+        ({"strategy_options": {"max_staleness": -1}}, "max_staleness=-1: expected int >= 0"),
         ({"precision": "16-mixed"}, "a gradient scaler must see the gradients of all workers"),
         ({"sync_batchnorm": True}, "workers do not run each forward together"),
         ({"learning_rate_scaling": "linear"}, "set max_staleness=0, or scale the rate in conf"),

@@ -134,8 +134,8 @@ class DeepSpeedPlugin(Plugin):
             arguments must then be left out.
         zero_optimization: Shard by ZeRO; False: stage 0.
         cpu_offload: Keep optimizer states on the CPU; default: with a stage above 0.
-        options: Other options of the strategy: ``stage``, ``overlap_comm``, …; sizes of buckets may
-            be floats such as 5e8.
+        options: Other options of the strategy, such as ``stage``; sizes of buckets may be floats
+            such as 5e8.
     """
 
     strategy = "deepspeed"

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...checkpoint import stored_tensors
-from ...errors import ConfigurationError
 from ...launch import collectives, hangs, rendezvous
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
+from ...options.fields import NonNegativeInt
 from ..gradients import sparse
 from ..limits import Limits
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
@@ -59,13 +59,10 @@ class ParameterServer(ProcessGroupStrategy):
     )
     lacks: ClassVar[Mapping[str, str]] = {"servers": "there is one, on rank 0"}
 
-    def __init__(self, max_staleness: int | None = 8, timeout_seconds: float = 600.0) -> None:
+    def __init__(
+        self, max_staleness: NonNegativeInt | None = 8, timeout_seconds: float = 600.0
+    ) -> None:
         super().__init__(timeout_seconds)
-        if max_staleness is not None and max_staleness < 0:
-            raise ConfigurationError(
-                f"strategy_options.max_staleness={max_staleness}: give at least 0, or None for no "
-                "limit"
-            )
         self.max_staleness, self.steps_together = max_staleness, max_staleness == 0
         self._server: Server | RemoteServer | None = None
         self._reset()

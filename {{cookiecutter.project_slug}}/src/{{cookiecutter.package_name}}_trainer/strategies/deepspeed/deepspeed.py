@@ -60,9 +60,6 @@ class DeepSpeed(ProcessGroupStrategy):
         allgather_bucket_size: Elements per all-gather of weights; stage 3 prefetches this many, and
             keeps twice as many in memory. Default: 5 million on CPUs; on GPUs DeepSpeed's: 500
             million, or in stage 3 a prefetch of 50 million, and a billion kept.
-        contiguous_gradients: Copy gradients into one buffer as they are computed.
-        overlap_comm: Average gradients during backward, which needs a second buffer; default: on
-            GPUs.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
 
     Raises:
@@ -102,8 +99,6 @@ class DeepSpeed(ProcessGroupStrategy):
         offload_parameters: bool = False,
         reduce_bucket_size: int | None = None,
         allgather_bucket_size: int | None = None,
-        contiguous_gradients: bool = True,
-        overlap_comm: bool | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
@@ -116,8 +111,6 @@ class DeepSpeed(ProcessGroupStrategy):
                 offload_parameters,
                 reduce_bucket_size,
                 allgather_bucket_size,
-                contiguous_gradients=contiguous_gradients,
-                overlap_comm=overlap_comm,
             )
         self.config = own
         self.stage = settings.stage(self.config)

@@ -4,7 +4,6 @@ Source of the bounded staleness: Ho et al. 2013 (https://papers.nips.cc/paper/48
 """
 
 import datetime
-import enum
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,9 @@ from torch.optim import Optimizer
 from ...launch import reports
 from ..clipping import clip_gradients
 
+# Requests are tensors: the kind, two numbers, and which parameters were used.
+_PULL, _STEP, _LEAVE = range(3)
+_NUMBERS = 3
 # Workers meet at the end of an epoch, which the slowest may reach long after the others.
 MOST_TO_MEET = datetime.timedelta(days=1)
 
@@ -201,9 +203,9 @@ class Server:
             while True:
                 self._receive(request, rank, group)
                 kind, first, second, *used = request.tolist()
-                if kind == _Kind.LEAVE:
+                if kind == _LEAVE:
                     return
-                if kind == _Kind.PULL:
+                if kind == _PULL:
                     dist.send(self.pull(rank, int(first)), rank, group)
                     continue
                 pairs = zip(self._parameters, used, strict=True)
@@ -240,7 +242,7 @@ class RemoteServer:
     def __init__(self, parameters: Sequence[Tensor], group: Any) -> None:
         self._parameters, self._group = parameters, group
 
-    def _send(self, kind: "_Kind", *numbers: float, used: Sequence[bool] = ()) -> None:
+    def _send(self, kind: int, *numbers: float, used: Sequence[bool] = ()) -> None:
         request = torch.zeros(_NUMBERS + len(self._parameters), dtype=torch.float64)
         sent = torch.tensor([kind, *numbers, *used], dtype=torch.float64)
         request[: len(sent)] = sent
@@ -248,14 +250,14 @@ class RemoteServer:
 
     def pull(self, rank: int, signal: int = 0) -> Tensor:
         """Start a step; return the packed weights."""
-        self._send(_Kind.PULL, signal)
+        self._send(_PULL, signal)
         content = _room(self._parameters)
         dist.recv(content, 0, self._group)
         return content
 
     def step(self, rank: int, gradients: Sequence[Tensor | None], clipping: Clipping) -> Stepped:
         """Return once the gradients have been applied."""
-        self._send(_Kind.STEP, *clipping, used=[each is not None for each in gradients])
+        self._send(_STEP, *clipping, used=[each is not None for each in gradients])
         dist.send(pack([each for each in gradients if each is not None]), 0, self._group)
         answer = torch.empty(3, dtype=torch.float64)
         dist.recv(answer, 0, self._group)
@@ -264,18 +266,7 @@ class RemoteServer:
 
     def leave(self, rank: int) -> None:
         """Tell the server that this worker ends as intended."""
-        self._send(_Kind.LEAVE)
-
-
-class _Kind(enum.IntEnum):
-    """Kinds of requests, each a tensor: the kind, two numbers, and which parameters were used."""
-
-    PULL = enum.auto()
-    STEP = enum.auto()
-    LEAVE = enum.auto()
-
-
-_NUMBERS = 3
+        self._send(_LEAVE)
 
 
 def _average(gradients: Sequence[Tensor | None]) -> Tensor | None:

@@ -27,7 +27,7 @@ LINES = {
     "options": 879,
     "run": 1912,
     "strategies/*.py": 2093,
-    "strategies/asynchronous": 841,
+    "strategies/asynchronous": 840,
     "strategies/deepspeed": 1605,
     "strategies/fairscale": 949,
     "strategies/fsdp": 712,

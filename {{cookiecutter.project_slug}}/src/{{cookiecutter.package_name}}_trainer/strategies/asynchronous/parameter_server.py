@@ -93,12 +93,11 @@ class ParameterServer(ProcessGroupStrategy):
     # --- setup -----------------------------------------------------------------------------------
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
-        seconds = self.timeout_seconds
-        store = rendezvous.connect_store(layout, datetime.timedelta(seconds=seconds))
-        with hangs.limited(seconds):
+        seconds = datetime.timedelta(seconds=self.timeout_seconds)
+        with hangs.limited(2 * self.timeout_seconds):  # to join, then to connect
             dist.init_process_group(
                 "gloo",
-                store=store,
+                store=rendezvous.connect_store(layout, seconds),
                 rank=layout.rank,
                 world_size=layout.world_size,
                 timeout=MOST_TO_MEET,

@@ -15,8 +15,8 @@ from ..launch.devices import (
     ADDED,
     Accelerator,
     choose_accelerator,
-    count,
     choose_idle,
+    count,
     parse_devices,
     read_gpus,
 )

@@ -146,7 +146,16 @@ class _Fit:
         progress = Progress(shows, run.total_steps, feed.samples_per_step)
         outputs, position = Outputs(recorder, progress), run.position
         return FitParts(
-            options, module, strategy, optimization, manual, feed, outputs, position, calls, module.flops_per_sample
+            options,
+            module,
+            strategy,
+            optimization,
+            manual,
+            feed,
+            outputs,
+            position,
+            calls,
+            module.flops_per_sample,
         )
 
     def _validation(self) -> Validate:

@@ -4,7 +4,7 @@
 rank this process is, ``devices/`` which devices it has. Imports ``arguments`` and ``errors``.
 """
 
-from .reports import RankError, allow_loss, describe, is_reported, watch_for_hangs
+from .reports import RankError, describe, is_reported, watch_for_hangs
 from .start import (
     drop_inherited_variables,
     is_interactive,
@@ -15,7 +15,6 @@ from .start import (
 
 __all__ = [
     "RankError",
-    "allow_loss",
     "describe",
     "drop_inherited_variables",
     "is_interactive",

@@ -1,6 +1,6 @@
-"""Collectives over the process group, or over a channel of a strategy that has none.
+"""Collectives over the process group. Without one, each value is already the result.
 
-Without both, each value is already the result. They run on the device of the given tensor; if the
+They run on the device of the given tensor; if the
 process group has no backend for it, through the host's memory. Nothing is pickled: ranks exchange
 tensors or JSON.
 """
@@ -15,32 +15,21 @@ from torch import Tensor
 How = Literal["mean", "sum", "min", "max"]
 
 
-class Channel(Protocol):
-    """Carries collectives where there is no process group, and ranks may be lost.
-
-    ``world_size``: number of ranks at the start. ``ends_last``: whether this rank serves the
-    others, and waits for them at its end.
-    """
-
-    rank: int
-    world_size: int
-    ends_last: bool
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks that are not lost; their first dimensions may differ."""
+class Coordinator(Protocol):
+    """Coordinates ranks that do not take steps together, and waits for all of them at its end."""
 
     def agreed_signal(self, received: int) -> int:
         """See :func:`agreed_signal`."""
         ...
 
 
-_channel: Channel | None = None
+_coordinator: Coordinator | None = None
 
 
-def use(channel: Channel | None) -> None:
-    """Carry collectives over a channel from now on; ``None``: over the process group."""
-    global _channel  # noqa: PLW0603
-    _channel = channel
+def use(coordinator: Coordinator | None) -> None:
+    """Set what coordinates this rank with its peers between collectives."""
+    global _coordinator  # noqa: PLW0603
+    _coordinator = coordinator
 
 
 def is_active() -> bool:
@@ -50,15 +39,11 @@ def is_active() -> bool:
 
 def rank() -> int:
     """The rank of this process; 0 without a process group."""
-    if _channel is not None:
-        return _channel.rank
     return dist.get_rank() if is_active() else 0
 
 
 def world_size() -> int:
-    """The number of processes at the start; 1 without a process group."""
-    if _channel is not None:
-        return _channel.world_size
+    """The number of processes; 1 without a process group."""
     return dist.get_world_size() if is_active() else 1
 
 
@@ -70,15 +55,15 @@ def agreed_signal(received: int) -> int:
     Args:
         received: The signal that this rank received, or 0.
     """
-    return received if _channel is None else _channel.agreed_signal(received)
+    return received if _coordinator is None else _coordinator.agreed_signal(received)
 
 
 def end_waits() -> bool:
     """Whether to end this rank's part in collectives would wait forever if only it has failed."""
-    if _channel is not None:
-        return _channel.ends_last
+    if not is_active() or dist.get_world_size() == 1:
+        return False
     # NCCL's communicators are destroyed only when all work on them has completed.
-    return is_active() and dist.get_world_size() > 1 and "nccl" in dist.get_backend_config()
+    return _coordinator is not None or "nccl" in dist.get_backend_config()
 
 
 def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None = None) -> Tensor:
@@ -92,14 +77,8 @@ def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None
     size = _size(group)
     if size == 1:
         return tensor
-    if _channel is not None:
-        parts = torch.stack(_channel.all_gather(tensor))
-        if how in ("min", "max"):
-            return parts.amin(0) if how == "min" else parts.amax(0)
-        size, result = len(parts), parts.sum(0)
-    else:
-        operation = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(how, dist.ReduceOp.SUM)
-        result = _reduced_in_place(tensor.detach().clone(), operation, group)
+    operation = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(how, dist.ReduceOp.SUM)
+    result = _reduced_in_place(tensor.detach().clone(), operation, group)
     # gloo has no AVG, so compute the mean as a sum and a division: the same on every backend.
     return result / size if how == "mean" else result
 
@@ -124,8 +103,8 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[T
         tensor: Of at least one dimension; all dimensions but the first are equal on every rank.
         group: Process group of all ranks; default: the default group.
     """
-    if world_size() == 1 or _channel is not None:
-        return all_gather_equal(tensor)
+    if world_size() == 1:
+        return [tensor]
     own = torch.tensor([tensor.shape[0]], device=tensor.device)
     lengths = [int(each) for each in all_gather_equal(own, group)]
     padded = tensor.new_zeros((max(lengths), *tensor.shape[1:]))
@@ -138,8 +117,6 @@ def all_gather_equal(tensor: Tensor, group: dist.ProcessGroup | None = None) -> 
     """Like :func:`all_gather`, for tensors of equal shape: the host need not wait for lengths."""
     if world_size() == 1:
         return [tensor]
-    if _channel is not None:
-        return _channel.all_gather(tensor)
     carried = _carried(tensor)
     parts = [torch.empty_like(carried) for _ in range(world_size())]
     dist.all_gather(parts, carried, group)
@@ -152,7 +129,7 @@ def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather every rank's JSON value, in rank order; those of lost ranks are left out."""
+    """Gather every rank's JSON value, in rank order."""
     if world_size() == 1:
         return [value]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

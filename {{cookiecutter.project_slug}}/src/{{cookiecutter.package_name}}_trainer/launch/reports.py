@@ -39,10 +39,8 @@ _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
 # Of torch/utils/data/dataloader.py, and of its handler of SIGCHLD, which raises anywhere.
 _WORKER = re.compile(r"DataLoader worker \(pid[^)]*(?:\(s\) [^)]*)?\) [^.]*")
 
-State = Literal["", "started", "working", "expendable"]
-"""``started``: it handles SIGINT; ``working``: it must not end, even with exit code 0;
-``expendable``: so too, but the other ranks continue if it is killed."""
-AT_WORK = ("working", "expendable")
+State = Literal["", "started", "working"]
+"""``started``: it handles SIGINT; ``working``: it must not end, even with exit code 0."""
 
 
 class RankError(RuntimeError):
@@ -86,11 +84,6 @@ def set_state(state: State) -> None:
     if directory := _directory():
         with contextlib.suppress(OSError):  # the launcher has ended, and its directory
             (directory / f"state-{_rank()}").write_text(state)
-
-
-def allow_loss() -> None:
-    """Tell our launcher that the other ranks continue if this one is killed while it works."""
-    set_state("expendable")
 
 
 def watch_for_hangs(seconds: float) -> None:

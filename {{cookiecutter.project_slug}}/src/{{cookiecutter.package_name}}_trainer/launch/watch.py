@@ -214,7 +214,7 @@ class Watcher:
     def _early_end(self) -> Failure | None:
         """A rank that ended with exit code 0 before its work was done."""
         for number, rank in self._ranks.items():
-            if rank.poll() == 0 and reports.state(self._directory, number) in reports.AT_WORK:
+            if rank.poll() == 0 and reports.state(self._directory, number) == "working":
                 # Not sys.exit, which the rank would have reported.
                 line = f"rank {number} ended with exit code 0 before its work was done: user code, "
                 return Failure(number, 1, f"{line}or a library, called os._exit(0)")
@@ -263,19 +263,8 @@ class Watcher:
                     os.kill(rank.pid, number)
 
     def _codes(self) -> dict[int, int | None]:
-        """Exit code of each rank, without lost ranks that the others can do without.
-
-        These were killed, or still work (hang) when all others have finished.
-        """
-        codes = {number: rank.poll() for number, rank in self._ranks.items()}
-        needed = {
-            number: code
-            for number, code in codes.items()
-            if reports.state(self._directory, number) != "expendable"
-        }
-        if needed and set(needed.values()) == {0}:
-            return needed
-        return {n: code for n, code in codes.items() if n in needed or (code or 0) >= 0}
+        """Exit code of each rank; ``None`` while it runs."""
+        return {number: rank.poll() for number, rank in self._ranks.items()}
 
     def _running(self) -> dict[int, Rank]:
         return {number: rank for number, rank in self._ranks.items() if rank.poll() is None}

@@ -15,5 +15,4 @@ REGISTRATION = Registration(
             "parameter_server:ParameterServer", lacks={"servers": "there is one, on rank 0"}
         ),
     },
-    lost_peer_errors=["LinkError"],
 )

@@ -18,6 +18,7 @@ from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
+from ...options.fields import PositiveInt
 from .. import elementwise
 from ..base import Stage, StepModule, StepOutput
 from ..clipping import clip_distinct_gradients
@@ -72,12 +73,10 @@ class FairScaleFSDP(ProcessGroupStrategy):
     )
     _wrapped: "Unit | None" = None
 
-    def __init__(self, min_num_params: int = 1_000_000, timeout_seconds: float = 600.0) -> None:
+    def __init__(
+        self, min_num_params: PositiveInt = 1_000_000, timeout_seconds: float = 600.0
+    ) -> None:
         super().__init__(timeout_seconds)
-        if min_num_params < 1:
-            raise ConfigurationError(
-                f"strategy_options.min_num_params={min_num_params}; at least 1 is needed"
-            )
         self.min_num_params = min_num_params
         self._around = ExitStack()
 

@@ -66,7 +66,7 @@ def test_values_are_clipped_at_the_scale_of_the_loss() -> None:
     gradient = torch.tensor([1000.0, -1000.0, 100.0])
     slices: Any = SimpleNamespace(are_offloaded=False, gradients=lambda: [gradient])
     strategy.slices, strategy.device = slices, torch.device("cpu")
-    strategy.clip_gradients(Optimization([], []), 0.5, "value")
+    strategy.clip(Optimization([], []), 0.5, "value")
     assert gradient.tolist() == [256.0, -256.0, 100.0]
 
 

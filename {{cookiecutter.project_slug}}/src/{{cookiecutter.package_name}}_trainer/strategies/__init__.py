@@ -6,10 +6,9 @@
 
 from . import registry
 from .base import BatchSkipped, Strategy
-from .creation import create, options_of
 from .limits import Limits, Requested
 from .registration import Entry, Registration
-from .registry import find, names, register
+from .registry import create, find, names, options_of, register
 from .replicated.single_device import SingleDevice
 
 __all__ = [

@@ -18,7 +18,7 @@ LINES = {
     "cli": 1439,
     "data": 2162,
     "errors.py": 111,
-    "launch": 2622,
+    "launch": 2602,
     "legacy": 621,
     "logging": 1304,
     "loop": 2160,

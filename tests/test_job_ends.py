@@ -43,22 +43,15 @@ def folder(project: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def conclude(folder: Path, job: Job) -> tuple[int, list[str]]:
-    """Return the exit code of a job's script, and its calls of scontrol other than `show`."""
-    calls = folder / "calls"
-    calls.touch()
-    lines = [
-        "source slurm/settings.sh; source slurm/job.sh",
-        f"signal={job.signal}",
-        f"if [ -n '{job.outcome}' ]; then echo '{job.outcome}' > \"$TRAINER_OUTCOME\"; fi",
-        f"conclude {job.code}",
-    ]
+def run(folder: Path, job: Job, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Run lines of bash after the scripts of a job."""
+    lines = ("source slurm/settings.sh; source slurm/job.sh", *lines)
     slurm = {
         **{"SUBMIT_DIR": str(folder), "JOB_ID": "1", "JOB_NAME": "fit", "JOB_NUM_NODES": "1"},
         "RESTART_COUNT": str(job.restarts),
     }
     variables = {"PATH": f"{folder}/tools:/usr/bin:/bin", "VENV": str(folder / "venv")}
-    variables |= {"CALLS": str(calls), "FACTS": job.facts} | job.variables
+    variables |= {"CALLS": str(folder / "calls"), "FACTS": job.facts} | job.variables
     done = subprocess.run(
         ["bash", "-c", "\n".join(lines)],
         cwd=folder,
@@ -68,6 +61,20 @@ def conclude(folder: Path, job: Job) -> tuple[int, list[str]]:
         timeout=600,
     )
     assert "command not found" not in done.stderr
+    return done
+
+
+def conclude(folder: Path, job: Job) -> tuple[int, list[str]]:
+    """Return the exit code of a job's script, and its calls of scontrol other than `show`."""
+    calls = folder / "calls"
+    calls.touch()
+    done = run(
+        folder,
+        job,
+        f"signal={job.signal}",
+        f"if [ -n '{job.outcome}' ]; then echo '{job.outcome}' > \"$TRAINER_OUTCOME\"; fi",
+        f"conclude {job.code}",
+    )
     asked = calls.read_text(encoding="utf-8").splitlines()
     return done.returncode, [line for line in asked if " show " not in line]
 
@@ -105,3 +112,34 @@ def test_a_job_ends_as_its_run_has_ended(
 def test_a_job_is_requeued_at_most_max_requeues_times(folder: Path, restarts: int) -> None:
     stopped = Job("preempted SIGUSR1 step 5", 1, "USR1", restarts, variables={"MAX_REQUEUES": "2"})
     assert conclude(folder, stopped) == (REQUEUED if restarts < 2 else (1, []))
+
+
+@pytest.mark.parametrize(
+    ("restarts", "has_run", "resumed"),
+    [
+        (0, False, "runs/other"),
+        (0, True, "runs/other"),
+        (1, False, "runs/other"),
+        (1, True, "auto"),
+    ],
+)
+def test_the_user_s_resume_applies_until_the_job_has_a_run_of_its_own(
+    folder: Path, restarts: int, has_run: bool, resumed: str
+) -> None:
+    if has_run:
+        (folder / "runs" / "job-1").mkdir(parents=True)
+        (folder / "runs" / "job-1" / "run.json").touch()
+    given = "set -- --trainer.resume runs/other"
+    variables = {"BASH_ENV": str(folder / "given.sh")}
+    (folder / "given.sh").write_text(given + "\n", encoding="utf-8")
+    done = run(folder, Job(restarts=restarts, variables=variables), 'printf "%s\\n" "${fit[@]}"')
+    words = done.stdout.splitlines()
+    # Of an option that is given several times, the last one counts.
+    given_values = [words[at + 1] for at, word in enumerate(words) if word == "--trainer.resume"]
+    assert given_values[-1] == resumed
+
+
+def test_the_outcome_of_an_earlier_attempt_is_removed(folder: Path) -> None:
+    (folder / "runs").mkdir()
+    (folder / "runs" / ".outcome-1").write_text("finished step 9", encoding="utf-8")
+    assert conclude(folder, Job("", 1)) == (1, [])

@@ -109,7 +109,15 @@ class HourPasses(Callback):
 
     def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
         if trainer.global_step == self.after and trainer.global_rank == self.rank:
-            trainer._position.started -= 3600
+            trainer.position.started -= 3600
+
+
+class StopsAfterValidation(Callback):
+    """Asks on rank 1 to stop after the validation that follows step 4."""
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        if trainer.global_step == 4 and trainer.global_rank == 1:
+            trainer.stop()
 
 
 def named_loaders(module: Net) -> dict[str, Any]:
@@ -124,7 +132,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "fsdp": {"strategy": "fsdp"},
     "pipeline": {"strategy": "pipeline", "global_batch_size": 16},
     "server": {"strategy": "parameter_server"},
-    "time": {"strategy": "ddp", "max_time": "00:00:30:00", "max_epochs": 500},
+    "time": {
+        **{"strategy": "ddp", "max_time": "00:00:30:00", "max_epochs": 500},
+        "callbacks": [HourPasses(after=2, rank=1)],
+    },
+    # In an epoch of 5 steps; the ranks agree on signals after steps 1, 3 and 7.
+    "stop": {
+        **{"strategy": "ddp", "max_epochs": 4, "val_every_n_steps": 1},
+        **{"limit_train_batches": 1.0, "accumulate_grad_batches": 1},
+        "callbacks": [StopsAfterValidation()],
+    },
 }
 
 
@@ -132,8 +149,7 @@ def main(folder: Path) -> None:
     """Fit under each strategy."""
     for name, options in RUNS.items():
         module = Net()
-        callbacks = [HourPasses(after=2, rank=1)] if name == "time" else []
-        shared = {"accelerator": "cpu", "devices": 2, "max_epochs": 2, "callbacks": callbacks}
+        shared = {"accelerator": "cpu", "devices": 2, "max_epochs": 2}
         named = {"default_root_dir": folder, "run_name": name, "enable_progress_bar": False}
         run = Trainer(**shared | named | LIMITS | options)
         rate = run.find_learning_rate(Net(), **SWEEP) if name == "ddp" else None

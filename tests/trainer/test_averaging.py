@@ -166,6 +166,18 @@ def test_training_is_the_same_as_without_an_average(batches: list[Any]) -> None:
         fit(model, ema, EMA(0.5))
 
 
+def test_a_second_fit_does_not_continue_the_average_of_the_first() -> None:
+    ema = EMA(subject.DECAY)
+    for _ in range(2):
+        torch.manual_seed(1)
+        fit(subject.Net(), ema)
+    new = EMA(subject.DECAY)
+    torch.manual_seed(1)
+    fit(subject.Net(), new)
+    assert ema.count == new.count == STEPS
+    assert all(torch.equal(ema.average[name], new.average[name]) for name in new.average)
+
+
 def test_half_precision_is_averaged_in_float32() -> None:
     ema, model = EMA(0.999), subject.Net()
     fit(model, ema, precision="bf16-true")

@@ -103,6 +103,53 @@ def test_the_best_checkpoints_are_kept() -> None:
     assert {path.name for path in (folder / "best").iterdir()} == names
 
 
+class Scripted(subject.Net):
+    """Its validation losses are given."""
+
+    def __init__(self, *losses: float) -> None:
+        super().__init__()
+        self.losses = losses
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.losses[self.current_epoch])
+
+
+def test_nan_is_never_the_best_and_best_is_not_the_newest() -> None:
+    nan = float("nan")
+    best, stopping = BestCheckpoint("val_loss", k=4), EarlyStopping("val_loss", patience=9)
+    options: Any = {"max_epochs": 5, "sanity_check": 0, "run_name": "run"}
+    fit(Scripted(nan, 3.0, 1.0, nan, 2.0), best, stopping, **options)
+    assert best.kept == [(1.0, 12), (2.0, 20), (3.0, 8)]
+    assert Path("runs/run/best").resolve().name == "step-00000012"
+    assert (stopping.best, stopping.waited) == (1.0, 2)
+    assert not stopping.is_better(nan, None)
+    assert not stopping.is_better(nan, nan)
+    assert stopping.is_better(5.0, nan)
+
+
+class Counts(trainer.Callback):
+    """Counts steps from a number on."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+def test_two_callbacks_of_one_class_have_their_own_states() -> None:
+    fit(subject.Net(), Counts(100), Counts(200), max_steps=2, run_name="run")
+    first, second = Counts(), Counts()
+    fit(subject.Net(), first, second, max_steps=3, run_name="run", resume="auto")
+    assert (first.count, second.count) == (103, 203)
+
+
 def test_a_run_that_a_callback_stops_can_be_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     whole, rest = subject.Net(), subject.Net()
     rest.load_state_dict(whole.state_dict())

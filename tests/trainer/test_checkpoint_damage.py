@@ -217,10 +217,7 @@ def test_a_state_of_another_shape_is_refused(tmp_path: Path, state: str) -> None
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path)
     rewrite(path, lambda content: {**content, "head": {**content["head"], "format": 3}})
-    line = f"{path / 'state.json'}: written in format {{}}; this trainer reads 2"
-    assert refused(path) == line.format(3)
-    (path / "state.json").write_text('{"head": {"format": 1, "world_size": 1, "files": {}}}')
-    assert refused(path) == line.format(1)
+    assert refused(path) == f"{path / 'state.json'}: written in format 3; this trainer reads 2"
 
 
 # --- what has changed by itself ----------------------------------------------------------------

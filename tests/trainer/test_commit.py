@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from my_project_trainer.checkpoint import commit
+from my_project_trainer.checkpoint.run_directory import commit
 
 
 def git(*arguments: str, cwd: Path) -> str:
@@ -58,7 +58,7 @@ def test_a_hostile_repository_starts_no_hook_and_no_monitor(
     head = git("rev-parse", "HEAD", cwd=repository)
     started = tmp_path / "started"
     started.unlink(missing_ok=True)
-    assert commit.read() == {"commit": head, "dirty": True}
+    assert commit() == {"commit": head, "dirty": True}
     assert not started.exists(), started.read_text()
     # They are no made-up danger: git itself starts them.
     subprocess.run(["git", "status"], cwd=repository, capture_output=True, check=False)
@@ -73,4 +73,4 @@ def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path
     git("add", "some.low", cwd=repository)
     git("commit", "--quiet", "--message", "third", cwd=repository)
     path.write_text("aBc\n")
-    assert commit.read() == {"commit": git("rev-parse", "HEAD", cwd=repository), "dirty": False}
+    assert commit() == {"commit": git("rev-parse", "HEAD", cwd=repository), "dirty": False}

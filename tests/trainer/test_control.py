@@ -14,6 +14,7 @@ from my_project_trainer.callbacks import BestCheckpoint
 from my_project_trainer.checkpoint import Checkpoint
 from my_project_trainer.loop import evaluation
 from my_project_trainer.options import Options
+from torch.utils.data import DataLoader
 
 import control_subject as subject
 from tests import project
@@ -66,6 +67,15 @@ def test_epochs_end_after_the_limit() -> None:
     assert made.metrics["count"] == 12
     steps = [(step, epoch) for step, epoch, name, _ in logged("run") if name == "loss_step"]
     assert steps == [("1", "0"), ("4", "1")]
+
+
+def test_a_limit_holds_for_a_loader_that_drops_its_last_batch() -> None:
+    model = subject.Net()
+    data = model.train_dataloader().dataset
+    loader = DataLoader(data, batch_size=12, drop_last=True)  # 3 batches of 40 samples
+    made = make(max_epochs=1, limit_train_batches=2, limit_val_batches=0)
+    made.fit(model, loader)
+    assert (made.global_step, len(flat(model.seen["training"]))) == (2, 24)
 
 
 def test_a_resume_within_a_limited_epoch_is_exact() -> None:
@@ -336,6 +346,9 @@ def test_two_processes_read_the_same_samples(tmp_path: Path) -> None:
             assert [each["rate"] for each in ranks] == [rate, rate]
         if name == "time":  # of which only rank 1 knows that it is over
             assert 2 <= ranks[0]["steps"] < 1000
+            continue
+        if name == "stop":
+            assert ranks[0]["steps"] == 4
             continue
         assert ranks[0]["steps"] == made.global_step == 4
         if name != "pipeline":  # whose processes read the same batches

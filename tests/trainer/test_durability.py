@@ -1,7 +1,9 @@
 """A checkpoint is synced to disk before it is complete; asynchronous checkpoints are isolated."""
 
+import errno
 import os
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from my_project_trainer import Trainer, TrainingModule
-from my_project_trainer.checkpoint import writing
+from my_project_trainer.checkpoint import stored_tensors, writing
 from my_project_trainer.checkpoint.reading import Checkpoint, complete
+from my_project_trainer.errors import CheckpointError
 from my_project_trainer.launch import collectives
 from torch import Tensor, nn
 
@@ -48,6 +51,79 @@ def test_all_files_of_a_checkpoint_are_synced_before_it_is_renamed(
         f"{partial} -> step-00000007",
         tmp_path.name,
     ]
+
+
+def test_a_file_that_another_rank_cannot_write_fails_the_save_on_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = ["No space left on device (rank 1)", {}]
+    monkeypatch.setattr(collectives, "gather", lambda value, group=None: [value, failed])
+    checkpoints = writing.Checkpoints(tmp_path)
+    with pytest.raises(CheckpointError) as raised:
+        checkpoints.save(7, {"model": {"weight": torch.ones(3)}}, {})
+    assert raised.value.problems == [
+        f"{tmp_path / 'step-00000007'}: cannot be saved: No space left on device (rank 1); there "
+        "is no checkpoint yet"
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_error_of_an_asynchronous_save_is_raised_by_the_next_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = writing.Checkpoints(tmp_path, asynchronous=True)
+    monkeypatch.setattr(stored_tensors, "write", full)
+    for wait in (checkpoints.wait, checkpoints.close):
+        checkpoints.save(7, {"model": {"weight": torch.ones(3)}}, {})
+        with pytest.raises(CheckpointError, match=r"No space left on device \(rank 0\)"):
+            wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dtype_that_safetensors_cannot_hold_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        writing.Checkpoints(tmp_path).save(1, {"a": [torch.ones(1, dtype=torch.complex128)]}, {})
+    assert raised.value.problems == [
+        f"{tmp_path / 'step-00000001'}: cannot be saved: state/a/0 is a tensor of "
+        "torch.complex128, which safetensors files cannot hold; convert it (rank 0); there is no "
+        "checkpoint yet"
+    ]
+
+
+def test_equal_states_are_equal_files_that_the_umask_allows_to_read(tmp_path: Path) -> None:
+    tensors = {f"{index}": torch.full((index,), 1.5) for index in range(20)}
+    before = os.umask(0o027)
+    try:
+        paths = [tmp_path / name for name in ("one", "other")]
+        checksums = [stored_tensors.write(path, tensors, {"key": "text"}) for path in paths]
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in paths] == [0o640, 0o640]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert checksums == [f"{zlib.crc32(path.read_bytes()):08x}" for path in paths]
+
+
+def test_checkpoints_are_set_aside_from_the_newest_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = writing.Checkpoints(tmp_path, keep=9)
+    for step in range(1, 5):
+        checkpoints.save(step, {}, {})
+    rename, moved = Path.rename, list[str]()
+
+    def killed(path: Path, target: Path) -> Path:
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(path.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        writing.set_aside(tmp_path, tmp_path / "step-00000001")
+    assert [path.name[-1] for path in complete(tmp_path)] == ["1", "2", "3"]
 
 
 class Line(TrainingModule):

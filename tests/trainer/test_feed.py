@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from my_project_trainer import errors
+from my_project_trainer.data import batch_length, feed_creation, randomness
 from my_project_trainer.data import feed as feeds
-from my_project_trainer.data import feed_creation, randomness
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
@@ -352,4 +352,4 @@ class _Record:
     ],
 )
 def test_batch_length(batch: Any, length: int) -> None:
-    assert feeds.batch_length(batch) == length
+    assert batch_length(batch) == length

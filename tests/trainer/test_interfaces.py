@@ -68,6 +68,7 @@ def test_what_the_user_says_stays(host: Any, monkeypatch: pytest.MonkeyPatch) ->
     host("127.0.1.1")
     monkeypatch.setenv(VARIABLE, "ib1")
     rendezvous.avoid_loopback("gpu07")
+    rendezvous.stay_on_loopback()
     assert os.environ[VARIABLE] == "ib1"
 
 

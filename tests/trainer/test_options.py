@@ -11,7 +11,7 @@ import pytest
 from my_project_trainer import launch
 from my_project_trainer.launch import devices
 from my_project_trainer.options import Options
-from my_project_trainer.run import device_choice
+from my_project_trainer.run import placement
 
 
 def test_the_trainer_s_keywords_are_the_fields_with_their_defaults() -> None:
@@ -108,8 +108,8 @@ def test_making_a_trainer_writes_no_variable(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setattr("torch.version.cuda", None)
     gpus = [devices.GPU(index, "GPU", "default", 4 - index, 2**30) for index in range(4)]
-    monkeypatch.setattr(devices, "read_gpus", lambda: gpus)
-    monkeypatch.setattr(devices, "choose_idle", lambda found, count: [3, 1])
+    monkeypatch.setattr(placement, "read_gpus", lambda: gpus)
+    monkeypatch.setattr(placement, "choose_idle", lambda found, count: [3, 1])
     before = dict(os.environ)
     made = trainer.Trainer(accelerator="gpu", devices="2", auto_select_gpus=True, max_steps=1)
     assert [each.index for each in made._plan.node_devices] == [3, 1]
@@ -123,8 +123,8 @@ def test_copies_of_the_command_are_told_which_gpus_were_chosen(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setattr("torch.version.cuda", None)
-    monkeypatch.setattr(devices, "read_gpus", list)
-    monkeypatch.setattr(devices, "choose_idle", lambda found, count: [3, 1])
+    monkeypatch.setattr(placement, "read_gpus", list)
+    monkeypatch.setattr(placement, "choose_idle", lambda found, count: [3, 1])
     made = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
     told = []
 
@@ -136,8 +136,8 @@ def test_copies_of_the_command_are_told_which_gpus_were_chosen(
     with pytest.raises(KeyboardInterrupt):
         made.predict(_Predicts())
     assert told == ["3,1"]
-    monkeypatch.setattr(devices, "choose_idle", None)  # a rank does not choose again
-    monkeypatch.setattr(device_choice.launch, "is_reported", lambda: True)
+    monkeypatch.setattr(placement, "choose_idle", None)  # a rank does not choose again
+    monkeypatch.setattr(placement.launch, "is_reported", lambda: True)
     rank = trainer.Trainer(accelerator="gpu", devices=2, auto_select_gpus=True, max_steps=1)
     assert [each.index for each in rank._plan.node_devices] == [3, 1]
 

@@ -1,5 +1,6 @@
 """A run that is overwritten is kept until the new run has saved a checkpoint."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -136,6 +137,14 @@ def test_a_kill_while_the_run_is_set_aside_loses_nothing(root: Path) -> None:
     before, run = relative(root / "run"), root / "run"
     (run / ".overwritten").mkdir()
     (run / "checkpoints").rename(run / ".overwritten" / "checkpoints")
-    run_directory.set_aside(run)
+    run_directory.keep_overwritten(run)
     assert relative(run / "overwritten") == before
     assert relative(run) == {}
+
+
+def test_a_first_attempt_that_saved_nothing_stays_in_the_record(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="planted"):
+        overwrite(tmp_path, "step", overwrite=False, resume="auto")
+    overwrite(tmp_path, overwrite=False, resume="auto")
+    attempts = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
+    assert [each["ended"] for each in attempts] == ["failed RuntimeError", "finished step 2"]

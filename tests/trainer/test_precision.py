@@ -230,6 +230,39 @@ def test_a_gradient_that_overflowed_is_not_stepped_and_halves_the_scale() -> Non
     assert found.state()["scale"] == 32768.0
 
 
+@pytest.mark.parametrize("gradients", [(0.25, float("inf")), (float("inf"), 0.25)])
+def test_an_overflow_on_one_of_several_meshes_skips_the_step(gradients: tuple[float, ...]) -> None:
+    found = precision.Precision("16-mixed", "cpu")
+    parameters = [nn.Parameter(torch.ones(1)) for _ in gradients]
+    for each in parameters:
+        each.device_mesh = object()  # as a DTensor's: torch's foreach kernels take one mesh
+    losses = [each * gradient for each, gradient in zip(parameters, gradients, strict=True)]
+    found.scale(torch.stack(losses).sum()).backward()
+    found.step(SGD(parameters, lr=1.0))
+    found.update()
+    assert [each.item() for each in parameters] == [1.0, 1.0]
+    assert found.state()["scale"] == 32768.0
+
+
+class _Unscaled(Net):
+    """Reads the gradients before each step: those of a loss that is the sum of the weights."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layer.weight.sum()
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        assert self.layer.weight.grad is not None
+        assert self.layer.weight.grad.unique().tolist() == [1.0]
+
+
+def test_a_hook_before_the_step_reads_unscaled_gradients(tmp_path: Path) -> None:
+    module = _Unscaled()
+    options = {"loggers": [], "enable_progress_bar": False, "default_root_dir": tmp_path}
+    alone = trainer.Trainer(accelerator="cpu", precision="16-mixed", max_steps=2, **options)
+    alone.fit(module)
+    assert alone.global_step == 2
+
+
 def test_the_scaler_s_state_comes_back() -> None:
     _, optimizer, found = make(float("inf"))
     found.step(optimizer)

@@ -1,6 +1,7 @@
 """Traces of a fit: their files, their steps and their ranks."""
 
 import json
+import re
 from pathlib import Path
 
 import my_project_trainer as trainer
@@ -40,18 +41,18 @@ def steps_in(trace: Path) -> set[str]:
 def test_the_steps_of_the_schedule_are_recorded_and_no_others() -> None:
     profile = Profile(wait=1, warmup=1, active=2, repeat=2)
     fit(profile, steps=12)
-    folder = Path("runs/run/profile")
-    assert sorted(each.name for each in folder.iterdir()) == [
-        "rank-00000-2.json",
-        "rank-00000.json",
-    ]
-    assert steps_in(folder / "rank-00000.json") == {"ProfilerStep#2", "ProfilerStep#3"}
-    assert steps_in(folder / "rank-00000-2.json") == {"ProfilerStep#6", "ProfilerStep#7"}
+    first, second = sorted(Path("runs/run/profile").iterdir())
+    assert all(
+        re.fullmatch(r"rank-00000\.\d+\.pt\.trace\.json", each.name) for each in (first, second)
+    )
+    assert steps_in(first) == {"ProfilerStep#2", "ProfilerStep#3"}
+    assert steps_in(second) == {"ProfilerStep#6", "ProfilerStep#7"}
 
 
 def test_a_fit_that_ends_early_keeps_what_it_has() -> None:
     fit(Profile(wait=0, warmup=1, active=5), steps=3)
-    recorded = steps_in(Path("runs/run/profile/rank-00000.json"))
+    (trace,) = Path("runs/run/profile").iterdir()
+    recorded = steps_in(trace)
     assert {"ProfilerStep#1", "ProfilerStep#2"} <= recorded
 
 

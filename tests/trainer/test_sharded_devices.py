@@ -73,7 +73,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_shard_in_main_memory_is_copied_and_filled_there(connect):
     connect(1, 2)
     tensor = sharded(torch.arange(6.0).view(3, 2), 6)
-    chunk = checkpoint_writer._chunk("weight", tensor)
+    chunk = checkpoint_writer._chunk(tensor)
     assert chunk.offsets == [3, 0]
     assert chunk.part.data_ptr() == tensor._local_tensor.data_ptr()
     copy = checkpoint_writer._copy(chunk.part)

@@ -73,9 +73,11 @@ def test_a_folder_that_others_can_open_is_refused(
 ) -> None:
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"trainer-store-{os.geteuid()}-x"
-    folder.mkdir(mode=0o755)
-    with pytest.raises(errors.UserError, match="is not a folder that only this user can open"):
-        rendezvous.connect_store(layout(1, "x"), SOON)
+    folder.mkdir()
+    for mode in (0o755, 0o750, 0o720):
+        folder.chmod(mode)
+        with pytest.raises(errors.UserError, match="is not a folder that only this user can open"):
+            rendezvous.connect_store(layout(1, "x"), SOON)
     folder.chmod(0o700)
     with pytest.raises(errors.UserError, match=r"rank 0 did not join within 0\.2 s"):
         rendezvous.connect_store(layout(1, "x"), SOON)

@@ -1,7 +1,6 @@
-"""System values of a fit: what is logged where, when the thread ends, and what cannot be read."""
+"""System values of a fit: when they are read, where they are logged, and what cannot be read."""
 
 import importlib.util
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import psutil
 import pytest
 import torch
 from my_project_trainer.callbacks import SystemMonitor, system_monitor
-from tests.project import PATIENCE
 from torch import Tensor
 
 import callback_subject as subject
@@ -21,40 +19,26 @@ NAMES = {"system/cpu_percent", "system/memory_percent", "system/disk_free_gib"}
 
 
 class Waits(subject.Net):
-    """Each step waits for a new reading."""
-
-    def __init__(self, monitor: SystemMonitor, error: BaseException | None) -> None:
-        super().__init__()
-        self.monitor, self.error = monitor, error
+    """Each step lasts longer than 10 ms."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        deadline = time.monotonic() + PATIENCE
-        while not self.monitor._newest:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        if self.error is not None:
-            raise self.error
+        time.sleep(0.011)
         return super().training_step(batch, batch_idx)
 
 
-def fit(monitor: SystemMonitor, folder: Path, error: BaseException | None = None) -> Any:
+def fit(monitor: SystemMonitor, folder: Path) -> Any:
     bare = logger_subject.Bare()
     made = trainer.Trainer(
         **{"accelerator": "cpu", "devices": 1, "max_steps": 3, "log_every_n_steps": 2},
         **{"callbacks": [monitor], "loggers": ["csv", bare], "run_name": "run"},
         **{"enable_progress_bar": False, "default_root_dir": folder},
     )
-    made.fit(Waits(monitor, error))
+    made.fit(Waits())
     return made, bare
 
 
-def running() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name == "system-monitor"]
-
-
-def test_values_are_logged_with_the_speed_and_the_thread_ends_with_the_fit(tmp_path: Path) -> None:
+def test_values_are_logged_with_the_speed(tmp_path: Path) -> None:
     made, bare = fit(SystemMonitor(0.01), tmp_path)
-    assert running() == []
     written = [(step, values) for step, _, values in bare.kept if "speed/data_wait" in values]
     assert [step for step, _ in written] == [1, 2, 3]
     for _, values in written:
@@ -68,30 +52,32 @@ def test_values_are_logged_with_the_speed_and_the_thread_ends_with_the_fit(tmp_p
     assert "system/" not in (folder / "metrics.csv").read_text()
 
 
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_the_thread_ends_with_a_fit_that_does_not(
-    tmp_path: Path, error: type[BaseException]
+def test_values_are_not_read_again_before_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(error, match="no more"):
-        fit(SystemMonitor(0.01), tmp_path, error("no more"))
-    deadline = time.monotonic() + PATIENCE
-    while running() and error is not OSError:  # of which callbacks are told
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    assert running() == []
+    now = [0.0]
+    monkeypatch.setattr(system_monitor.time, "monotonic", lambda: now[0])
+    monitor = SystemMonitor(10.0)
+    monitor._readers = {"system/one": lambda: 1.0}
+    found = []
+    for now[0] in (0.0, 9.9, 10.0, 19.9, 25.0, 34.9):
+        found.append(monitor._read())
+    one = {"system/one": 1.0}
+    assert found == [one, {}, one, {}, one, {}]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its values can be read")
 def test_what_cannot_be_read_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    readers = system_monitor._readers(torch.device("cuda", 0), tmp_path)
-    assert len(readers) == 7
-    assert system_monitor._read(readers).keys() == NAMES
+    monitor = SystemMonitor(1e-9)
+    monitor._readers = system_monitor._readers(torch.device("cuda", 0), tmp_path)
+    assert len(monitor._readers) == 7
+    assert monitor._read().keys() == NAMES
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(
         "warning: SystemMonitor does not log system/gpu_percent, system/gpu_memory_gib, "
         "system/gpu_power_watts, system/gpu_temperature: "
     )
-    assert system_monitor._read(readers).keys() == NAMES
+    assert monitor._read().keys() == NAMES
     assert capfd.readouterr().err == ""
 
 
@@ -101,5 +87,5 @@ def test_mistakes_are_refused_and_psutil_is_named(monkeypatch: pytest.MonkeyPatc
         SystemMonitor(float("nan"))
     assert caught.value.problems == [
         "SystemMonitor: every_n_seconds=nan: give a number above 0",
-        "SystemMonitor needs psutil: pip install psutil",
+        "SystemMonitor: psutil is not installed: pip install psutil",
     ]

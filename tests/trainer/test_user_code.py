@@ -156,15 +156,10 @@ class EndsInStream(IterableDataset[Tensor]):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    ("in_order", "line"),
-    [
-        (True, "the dataset raised StopIteration for sample 12: raise IndexError or another"),
-        (False, "the loader ended after 6 of 8 batches: its dataset raised StopIteration, or"),
-    ],
-)
-def test_a_stop_iteration_of_the_data_set_does_not_end_the_epoch(tmp_path, workers, in_order, line):
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_stop_iteration_of_the_data_set_does_not_end_the_epoch(tmp_path, workers, in_order):
     made = make(tmp_path, use_distributed_sampler=in_order)
+    line = r"the loader ended after \d of 8 batches: its dataset raised StopIteration, or"
     with pytest.raises(errors.UserError, match=line) as raised:
         made.fit(Model(), DataLoader(Ends(), 2, num_workers=workers))
     # torch's frames keep the error and the loader's worker, which garbage collection ends 5 s late.

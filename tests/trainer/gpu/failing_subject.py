@@ -13,7 +13,7 @@ from pathlib import Path
 import my_project_trainer as trainer
 import torch
 import torch.distributed as dist
-from my_project_trainer.run import device_choice
+from my_project_trainer.run import placement
 from my_project_trainer.strategies import process_group
 from tests.gpu import device
 from tests.gpu.subject import Sequences
@@ -44,7 +44,7 @@ def share_the_gpu() -> None:
     """Let two ranks use the one GPU, which the trainer refuses: they are to fail, and no more."""
     if device.IS_GPU:
         torch.cuda.device_count = lambda: 2
-        device_choice.torch_device = lambda *_: device.DEVICE
+        placement.torch_device = lambda *_: device.DEVICE
 
 
 def act_as_one_of_several() -> None:

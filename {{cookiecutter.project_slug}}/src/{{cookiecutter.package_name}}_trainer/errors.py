@@ -64,8 +64,13 @@ class Problems:
 
     def raise_any(self) -> None:
         """Raise a :class:`ConfigurationError` with all problems, if there are any."""
-        if self.lines:
-            raise ConfigurationError(self.lines)
+        refuse(self.lines)
+
+
+def refuse(lines: Sequence[str]) -> None:
+    """Raise a :class:`ConfigurationError` with these problems, if there are any."""
+    if lines:
+        raise ConfigurationError(lines)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -4,30 +4,50 @@ The top of the package: the only file that imports all parts.
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
 from . import launch
 from .checkpoint import BEST, LAST, find_link
 from .data import Data, randomness, sources
-from .errors import ConfigurationError, Problems
-from .launch import outcome, signals
-from .launch.signals import Interrupted
-from .loop.trials import Sweep
-from .memory import meta_device
-from .module import Loaders, TrainingModule
+from .errors import ConfigurationError, EarlyExit, Problems, UserError, refuse
+from .launch import hangs, outcome, reports, signals
+from .launch.devices import backends_set
+from .launch.signals import Interrupted, Preempted
+from .loop import Position, trials
+from .module import Loaders, RunFacts, RunProperties, TrainingModule
 from .options import Options, paths, values
 from .options.reading import explains_keywords, takes
-from .run import announcements, device_choice, environment, plan, process
-from .run.process import Command
-from .run.rank import RankRun, RunResult
+from .run import console, environment, placement, plan, training
+from .run.plan import Plan
+from .run.rank import Evaluation, RankRun
+
+Command = partial[Any]
+"""A function of a :class:`~.run.rank.RankRun`, with the user's arguments."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run.
+
+    ``value``: what its command returns; ``weights``: the module's, if another process trained it.
+    """
+
+    value: Any = None
+    position: Position = field(default_factory=Position)
+    metrics: dict[str, float] = field(default_factory=dict)
+    run_directory: Path | None = None
+    weights: Mapping[str, Any] | None = None
 
 
 @explains_keywords
-class Trainer:
+class Trainer(RunProperties):
     """Trains a module with any strategy.
 
     Its keywords are the fields of :class:`~.options.Options`, with their types, defaults and help.
@@ -44,7 +64,7 @@ class Trainer:
         self._plan = plan.make(options, problems)
         self._last = RunResult()
         self.configuration: str | None = None
-        announcements.warn_of_hidden_gpus(self._plan)
+        console.warn_of_hidden_gpus(self._plan)
         randomness.use_deterministic_algorithms(options.deterministic)
         randomness.seed_everything(options.seed)
 
@@ -57,7 +77,7 @@ class Trainer:
                 module = LanguageModel(layers=96)
             trainer.fit(module, data)
         """
-        return meta_device.building() if self._plan.options.meta_device else nullcontext()
+        return self._plan.building()
 
     def fit(
         self, module: TrainingModule, data: Data = None, val_dataloader: Loaders | None = None
@@ -86,12 +106,12 @@ class Trainer:
         sources.check_given(val_dataloader)
         if val_dataloader is not None:
             sources.check(module, "validation_step")
-        command = partial(RankRun.fit, module=module, data=data, val_dataloader=val_dataloader)
+        command = partial(training.fit, module=module, data=data, val_dataloader=val_dataloader)
         try:
             self._last = self._launch(module, command)
         except Interrupted as interrupted:
             directory = self._plan.started_in / interrupted.directory
-            self._last = RunResult(global_step=interrupted.step, run_directory=directory)
+            self._last = RunResult(None, Position(global_step=interrupted.step), {}, directory)
             line = str(interrupted) * (self.is_global_zero and not launch.is_reported())
             signals.hide_traceback(Interrupted, line, signals.INTERRUPTED_CODE)
             raise
@@ -126,13 +146,10 @@ class Trainer:
         Returns:
             The logged values; with loaders in a dict, by names such as ``val_loss/clean``.
         """
-        sources.check(module, "validation_step")
-        sources.check_given(data)
         if not self._plan.options.limit_val_batches:
             raise ConfigurationError("limit_val_batches=0: there is nothing to validate")
-        weights = self._weights(checkpoint, averaged)
-        command = partial(RankRun.evaluate, stage="validation", module=module, data=data, **weights)
-        return cast(dict[str, float], self._result(module, command))
+        metrics = self._evaluate("validation", module, data, checkpoint, averaged)
+        return cast(dict[str, float], metrics)
 
     def test(
         self,
@@ -143,11 +160,8 @@ class Trainer:
         averaged: bool = True,
     ) -> dict[str, float]:
         """Test a module, with arguments and result as in :meth:`validate`."""
-        sources.check(module, "test_step")
-        sources.check_given(data)
-        weights = self._weights(checkpoint, averaged)
-        command = partial(RankRun.evaluate, stage="test", module=module, data=data, **weights)
-        return cast(dict[str, float], self._result(module, command))
+        metrics = self._evaluate("test", module, data, checkpoint, averaged)
+        return cast(dict[str, float], metrics)
 
     def predict(
         self,
@@ -163,11 +177,7 @@ class Trainer:
             A list with one entry per batch, with tensors of all ranks in the dataset's order; with
             loaders in a dict, a dict of such lists.
         """
-        sources.check(module, "predict_step")
-        sources.check_given(data)
-        weights = self._weights(checkpoint, averaged)
-        command = partial(RankRun.predict, module=module, data=data, **weights)
-        return self._result(module, command)
+        return self._evaluate("predict", module, data, checkpoint, averaged)
 
     def find_batch_size(self, module: TrainingModule, data: Data = None) -> int:
         """Find the largest batch on which a device can train, the same on all processes.
@@ -198,22 +208,12 @@ class Trainer:
         Trains a copy of the module at a rate that grows from step to step, until the loss diverges.
         Writes rates and losses to ``learning_rates.csv`` of a run directory.
         """
-        sweep = Sweep(lowest, highest, steps)
+        sweep = trials.Sweep(lowest, highest, steps)
         sources.check(module, "training_step", "configure_optimizers")
         sources.check_given(data, is_training=True)
-        plan.check_sweep(self._plan, module)
+        refuse(trials.problems_of(self._plan.strategy_name, self._plan.strategy, module))
         command = partial(RankRun.find_learning_rate, module=module, data=data, sweep=sweep)
         return cast(float, self._result(module, command))
-
-    @property
-    def global_step(self) -> int:
-        """Number of optimizer steps of the last ``fit``."""
-        return self._last.global_step
-
-    @property
-    def current_epoch(self) -> int:
-        """The epoch at the end of the last ``fit``, counted from 0."""
-        return self._last.current_epoch
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -230,48 +230,55 @@ class Trainer:
         """Directory that contains run directories, with ``~`` and variables expanded."""
         return self._plan.request.root
 
-    @property
-    def global_rank(self) -> int:
-        """The global rank of this process."""
-        return self._plan.layout.rank
+    def _run_facts(self) -> RunFacts:
+        position = self._last.position
+        return RunFacts(self._plan.layout, position.global_step, position.epoch)
 
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is the process with global rank 0."""
-        return self.global_rank == 0
+    def _evaluate(
+        self,
+        kind: Evaluation,
+        module: TrainingModule,
+        data: Data,
+        checkpoint: str | None,
+        averaged: bool,
+    ) -> Any:
+        sources.check(module, f"{kind}_step")
+        sources.check_given(data)
+        path = self._checkpoint(checkpoint, averaged)
+        command = partial(
+            RankRun.evaluate,
+            kind=kind,
+            module=module,
+            data=data,
+            checkpoint=path,
+            averaged=averaged,
+        )
+        return self._result(module, command)
 
-    @property
-    def world_size(self) -> int:
-        """The number of processes."""
-        return self._plan.layout.world_size
-
-    def _weights(self, checkpoint: Any, averaged: Any) -> dict[str, Any]:
-        """The arguments of an evaluation that say which weights it uses, checked."""
+    def _checkpoint(self, checkpoint: Any, averaged: Any) -> str | None:
+        """The absolute path of a checkpoint, because user code may change the directory."""
         if not isinstance(averaged, bool):
             raise ConfigurationError(values.refusal("averaged", averaged, bool))
-        if checkpoint is None and not averaged:
-            raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
         expected = str | os.PathLike[str] | None
         if not values.fits(expected, checkpoint):
             raise ConfigurationError(values.refusal("checkpoint", checkpoint, expected))
-        path: Path | None = None
-        if checkpoint in (BEST, LAST):
-            if self._last.run_directory is None:
-                raise ConfigurationError(
-                    f"checkpoint={checkpoint!r}: nothing was trained here; give the path "
-                    f"runs/RUN/{checkpoint}"
-                )
-            path = find_link(self._last.run_directory, checkpoint)
-        elif checkpoint is not None:
-            path = Path(paths.expand("checkpoint", checkpoint))
-        # Absolute: user code may change the working directory.
-        return {"checkpoint": str(path.absolute()) if path else None, "averaged": averaged}
+        if checkpoint is None:
+            if not averaged:
+                raise ConfigurationError("averaged=False: only for a checkpoint, and none is given")
+            return None
+        if checkpoint not in (BEST, LAST):
+            return str(Path(paths.expand("checkpoint", checkpoint)).absolute())
+        if self._last.run_directory is None:
+            raise ConfigurationError(
+                f"checkpoint={checkpoint!r}: nothing was trained here; give the path "
+                f"runs/RUN/{checkpoint}"
+            )
+        return str(find_link(self._last.run_directory, checkpoint).absolute())
 
     def _result(self, module: TrainingModule, command: Command) -> Any:
         """Run a command other than ``fit``; the state of the last ``fit`` is kept."""
         result = self._launch(module, command)
-        metrics = result.metrics or self._last.metrics
-        self._last = replace(self._last, metrics=metrics)
+        self._last = replace(self._last, metrics=result.metrics or self._last.metrics)
         return result.value
 
     def _launch(self, module: TrainingModule, command: Command) -> RunResult:
@@ -279,13 +286,63 @@ class Trainer:
         outcome.make_path_absolute(own.started_in)
         processes, launcher = own.local_processes, own.strategy.launcher
         if processes == 1 or own.layout.started_outside:
-            return process.run(own, self.configuration, command)
+            return _run(own, self.configuration, command, is_started=False)
         if launcher == "subprocess":
             if own.options.auto_select_gpus:
-                device_choice.pass_to_ranks(own.node_devices)
+                placement.pass_to_ranks(own.node_devices)
             launch.supervise_copies(processes, own.layout, own.started_in)
-        started = partial(process.run_started, own, self.configuration, command, module)
+        started = partial(_run_started, own, self.configuration, command, module)
         names = {"model": module, **command.keywords, "trainer": own}
         result: RunResult = launch.run_in_processes(launcher, processes, started, names)
         module.load_state_dict(result.weights or {})
         return result
+
+
+# --- in the process of a rank --------------------------------------------------------------------
+
+
+def _run(own: Plan, configuration: str | None, command: Command, is_started: bool) -> RunResult:
+    """Run a command as the rank that this process is: connect to the peers, run, disconnect.
+
+    Raises:
+        EarlyExit: User code called ``sys.exit(0)``.
+        UserError: The disk is full, or a loader's worker was killed.
+    """
+    rank, strategy = RankRun(own, configuration, is_started), own.strategy
+
+    def work() -> RunResult:
+        rank.connect()
+        try:
+            value = command(rank)
+        except Preempted:
+            raise
+        except (OSError, RuntimeError) as error:
+            if (line := reports.failure_of_machine(error, own.request.root)) is None:
+                raise
+            raise UserError(line) from None
+        except SystemExit as error:
+            if error.code:
+                raise  # the exit code shows the failure
+            place = hangs.of_error(error).rpartition("\n")[2].strip()
+            raise EarlyExit(
+                f"user code called sys.exit({error.code}) in step {rank.global_step + 1}, before "
+                f"{command.func.__name__} ended ({place}): return instead, or raise an error"
+            ) from error
+        return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
+
+    with backends_set(own.device.type, own.options):
+        return launch.run_external(
+            work, strategy.teardown, strategy.waits_for_peers, strategy.lost_peer_errors
+        )
+
+
+def _run_started(
+    own: Plan, configuration: str | None, command: Command, module: TrainingModule
+) -> RunResult:
+    """Run a command in a process that was started for it; the result includes the weights."""
+    result = _run(own.placed(), configuration, command, is_started=True)
+    weights = {
+        name: value.cpu() if isinstance(value, Tensor) else value
+        for name, value in module.state_dict().items()
+    }
+    return replace(result, weights=weights)

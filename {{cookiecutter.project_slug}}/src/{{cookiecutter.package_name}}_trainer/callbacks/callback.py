@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from torch.optim import Optimizer
 
 from ..checkpoint import read_all
+from ..errors import ConfigurationError
 from ..module import Run, TrainingModule
 
 
@@ -23,16 +24,16 @@ class Callback:
             def on_train_epoch_end(self, trainer, module):
                 if trainer.is_global_zero:
                     print(f"epoch {trainer.current_epoch}: step {trainer.global_step}")
+
+    ``needs``: features that the strategy must support, such as ``"parameter_averaging"``.
+    ``belongs_to_weights``: whether its state is loaded again after a rollback
+    (``nonfinite_loss="rollback"``). ``monitored``: name of a logged value that
+    :meth:`on_validation_end` reads, for checks before training.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """Features that the strategy must support, such as ``"parameter_averaging"``."""
-
     belongs_to_weights: ClassVar[bool] = False
-    """Whether its state is loaded again after a rollback (``nonfinite_loss="rollback"``)."""
-
     monitored: str | None = None
-    """Name of a logged value that :meth:`on_validation_end` reads, for checks before training."""
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         """Called before the first step, before a checkpoint is loaded."""
@@ -99,3 +100,13 @@ class Callback:
         By default, all are read in full. Override it if each rank needs only a part of them.
         """
         self.load_state_dict(read_all(dict(state)))
+
+
+def check(name: str, *checks: tuple[bool, str]) -> None:
+    """Check the arguments of a callback.
+
+    Raises:
+        ConfigurationError: With the line of each check that is false.
+    """
+    if lines := [f"{name}: {line}" for is_good, line in checks if not is_good]:
+        raise ConfigurationError(lines)

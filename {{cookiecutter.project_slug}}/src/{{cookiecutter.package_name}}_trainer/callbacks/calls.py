@@ -1,7 +1,5 @@
 """The callbacks of a run: how they are created, and the hooks of them and of the module."""
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -31,21 +29,18 @@ BUILT_IN: dict[str, type[Callback]] = {
         *(SystemMonitor, UploadCheckpoints),
     )
 }
-
-_OLD_MODULE = re.compile(r"^\w+\.trainer\.callbacks\.\w+\.")
-_Call = Callable[..., None]
-_Calls = tuple[_Call, ...]
+_Calls = tuple[Callable[..., None], ...]
 
 
 @dataclass(frozen=True)
 class HookCalls:
     """The overridden hooks by moment, those of callbacks first: what the loop calls.
 
-    The loop iterates over each tuple; an empty one costs tens of nanoseconds.
+    The loop iterates over each tuple; an empty one costs tens of nanoseconds. ``callbacks``: by the
+    name of their state in checkpoints.
     """
 
     callbacks: Mapping[str, Callback] = field(default_factory=dict)
-    """By the name of its state in checkpoints."""
     on_fit_start: _Calls = ()
     on_fit_end: _Calls = ()
     on_train_epoch_start: _Calls = ()
@@ -65,8 +60,6 @@ class HookCalls:
 
     def load_state(self, saved: Mapping[str, Any]) -> list[str]:
         """Load the states of a checkpoint; return notes on what could not be loaded."""
-        # Earlier versions wrote the modules of built-in callbacks too.
-        saved = {_OLD_MODULE.sub("", name): state for name, state in saved.items()}
         for name in saved.keys() & self.callbacks.keys():
             self.callbacks[name].load_stored_state(saved[name])
         return [
@@ -88,13 +81,9 @@ def calls_of(callbacks: Sequence[Callback], trainer: Run, module: TrainingModule
     """Collect the hooks that are overridden."""
     found = {}
     for name in (each.name for each in fields(HookCalls) if each.name != "callbacks"):
-        calls = [
-            partial(getattr(each, name), trainer, module)
-            for each in callbacks
-            if is_overridden(each, Callback, name)
-        ]
+        owners = [each for each in callbacks if is_overridden(each, Callback, name)]
         own = [getattr(module, name)] if _has_own(module, name) else []
-        found[name] = (*calls, *own)
+        found[name] = (*(partial(getattr(each, name), trainer, module) for each in owners), *own)
     return HookCalls(_named(callbacks), **found)
 
 
@@ -105,26 +94,24 @@ def _has_own(module: TrainingModule, name: str) -> bool:
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     """Callbacks by class, numbered from the second of a class on; built-in ones without module."""
     named: dict[str, Callback] = {}
-    seen: Counter[str] = Counter()
     for each in callbacks:
         kind = type(each)
         is_built_in = BUILT_IN.get(kind.__name__) is kind
         name = kind.__name__ if is_built_in else f"{kind.__module__}.{kind.__qualname__}"
-        seen[name] += 1
-        named[name if seen[name] == 1 else f"{name}#{seen[name]}"] = each
+        number = 1 + sum(type(other) is kind for other in named.values())
+        named[name if number == 1 else f"{name}#{number}"] = each
     return named
 
 
 def create(given: object, problems: Problems) -> tuple[Callback, ...]:
-    """Create the callbacks of the trainer's argument; all errors in them are reported at once.
+    """Create the callbacks of the trainer's argument.
 
     Args:
         given: A callback, or a list: callbacks, class paths, names of built-in callbacks, or dicts
             with ``class_path`` and ``init_args``.
         problems: Collects one line per error.
     """
-    if isinstance(given, Callback):
-        given = [given]
+    given = [given] if isinstance(given, Callback) else given
     if not isinstance(given, list | tuple):
         problems.add(f"callbacks={shown(given)}: give a list of callbacks, or of class paths")
         return ()

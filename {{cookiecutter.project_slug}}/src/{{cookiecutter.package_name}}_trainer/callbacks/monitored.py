@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..checkpoint import BEST, DIRECTORY, copy_linked, point, step_name
-from ..errors import ConfigurationError, UserError, nearest, shown
+from ..errors import UserError, nearest, shown
 from ..launch import collectives
 from ..module import Run, TrainingModule
-from .callback import Callback
+from .callback import Callback, check
 
 Mode = Literal["min", "max"]
 
@@ -23,17 +23,18 @@ class Monitored(Callback):
         monitor: Its name in the logs.
         mode: ``"min"``: lower values are better; ``"max"``: higher ones.
         min_delta: The least change that counts as an improvement.
-
-    Raises:
-        ConfigurationError: An argument is invalid.
+        checks: Of other arguments, as in :func:`check`.
     """
 
-    def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
-        name = type(self).__name__
-        if mode not in ("min", "max"):
-            raise ConfigurationError(f"{name}: mode={shown(mode)}: give 'min' or 'max'")
-        if not 0 <= min_delta < math.inf:
-            raise ConfigurationError(f"{name}: min_delta={min_delta!r}: give a number from 0 on")
+    def __init__(
+        self, monitor: str, mode: Mode, min_delta: float, *checks: tuple[bool, str]
+    ) -> None:
+        check(
+            type(self).__name__,
+            *checks,
+            (mode in ("min", "max"), f"mode={shown(mode)}: give 'min' or 'max'"),
+            (0 <= min_delta < math.inf, f"min_delta={min_delta!r}: give a number from 0 on"),
+        )
         self.monitored = self._name = monitor
         self._sign = 1.0 if mode == "min" else -1.0
         self._min_delta = min_delta
@@ -72,12 +73,10 @@ class EarlyStopping(Monitored):
     def __init__(
         self, monitor: str, patience: int = 3, mode: Mode = "min", min_delta: float = 0.0
     ) -> None:
-        if patience < 1:
-            raise ConfigurationError(f"EarlyStopping: patience={patience}: give at least 1")
-        super().__init__(monitor, mode, min_delta)
+        at_least = (patience >= 1, f"patience={patience}: give at least 1")
+        super().__init__(monitor, mode, min_delta, at_least)
         self.patience = patience
         self.best: float | None = None
-        """The best value so far."""
         self.waited = 0
         """Number of validations since the best value."""
 
@@ -100,26 +99,16 @@ class EarlyStopping(Monitored):
 
 
 class BestCheckpoint(Monitored):
-    """Keep the checkpoints with the best values, beside the newest ones.
+    """Keep the ``k`` checkpoints with the best values, beside the newest ones.
 
     They are in ``checkpoints/best`` of the run directory, and ``best`` there is a link to the best
     of them. Their files are hard links to those of the newest checkpoints where the file system
-    supports it, so that nothing is written twice.
-
-    Args:
-        monitor: Name of the value, such as ``"val_loss"``.
-        mode: ``"min"``: lower values are better; ``"max"``: higher ones.
-        k: Number of checkpoints to keep.
-
-    Raises:
-        ConfigurationError: An argument is invalid.
-        UserError: At the first validation: no such value is logged.
+    supports it, so that nothing is written twice. See :class:`EarlyStopping` for ``monitor``,
+    ``mode`` and the errors.
     """
 
     def __init__(self, monitor: str, mode: Mode = "min", k: int = 1) -> None:
-        if k < 1:
-            raise ConfigurationError(f"BestCheckpoint: k={k}: give at least 1")
-        super().__init__(monitor, mode)
+        super().__init__(monitor, mode, 0.0, (k >= 1, f"k={k}: give at least 1"))
         self.k = k
         self.kept: list[tuple[float, int]] = []
         """Value and step of each kept checkpoint, the best first."""

@@ -1,19 +1,18 @@
 """Upload the checkpoints of a run to a store, such as S3."""
 
 import re
-import shutil
 import sys
+import tempfile
 import threading
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from ..checkpoint import BEST, DIRECTORY, complete, copy_linked
-from ..checkpoint.run_directory import OVERWRITTEN
+from ..checkpoint.run_directory import is_run
 from ..checkpoint.state_file import FILE
-from ..errors import ConfigurationError, one_line
+from ..errors import one_line
 from ..module import Run, TrainingModule
 from ..options import redaction
-from .callback import Callback
+from .callback import Callback, check
 
 # How long the end of a fit waits for the last upload.
 _LAST_SECONDS = 600.0
@@ -26,8 +25,7 @@ class UploadCheckpoints(Callback):
     fit, which waits for it for ten minutes at most. ``url/RUN`` then has the checkpoints, the
     configuration without its secrets, and the CSV files of the run directory ``RUN``, which rank 0
     must see as a whole: a download of it can be resumed. Checkpoints that the run directory no
-    longer has are removed there. A checkpoint is complete there when its ``state.json``, the last
-    file, is.
+    longer has are removed there; one is complete when its ``state.json``, the last file, is there.
 
     One line names an upload that fails; training continues, and the next look tries again. Nothing
     is uploaded if a new run finds checkpoints of another run of this name.
@@ -38,27 +36,18 @@ class UploadCheckpoints(Callback):
         every_n_seconds: Seconds between two looks.
 
     Raises:
-        ConfigurationError: The number is out of range, the URL names no folder, or fsspec has no
-            file system for it.
+        ConfigurationError: The number is out of range, or fsspec has no such folder.
 
     Source: https://filesystem-spec.readthedocs.io
     """
 
     def __init__(self, url: str, every_n_seconds: float = 60.0) -> None:
-        import fsspec  # in no run that does not use it
-
-        problems = []
-        if not 0 < every_n_seconds < threading.TIMEOUT_MAX:
-            given = f"every_n_seconds={every_n_seconds!r}"
-            problems.append(f"UploadCheckpoints: {given}: give a number above 0")
-        try:
-            if not url.rpartition("://")[2].strip("/ ") or re.match(r"[\w+.-]+:(?!//|:)", url):
-                raise ValueError("name a folder, as 's3://bucket/runs' or 'file:///home/me/runs'")
-            fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
-        except (ImportError, ValueError) as error:
-            problems.append(f"UploadCheckpoints: url={redaction.message(url)!r}: {one_line(error)}")
-        if problems:
-            raise ConfigurationError(problems)
+        problem, is_time = _problem(url), 0 < every_n_seconds < threading.TIMEOUT_MAX
+        check(
+            "UploadCheckpoints",
+            (is_time, f"every_n_seconds={every_n_seconds!r}: give a number above 0"),
+            (not problem, f"url={redaction.message(url)!r}: {problem}"),
+        )
         self.url, self.every_n_seconds = url, every_n_seconds
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -67,13 +56,12 @@ class UploadCheckpoints(Callback):
         """Whether checkpoints in the store can only be of this run."""
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        run = trainer.run_directory
-        self._is_own = bool(complete(run / DIRECTORY)) or (run / OVERWRITTEN).exists()
-        self._ended, self._uploaded = threading.Event(), set()
-        self._thread = threading.Thread(target=self._keep_uploading, args=[run], daemon=True)
-        self._thread.start()
+        if trainer.is_global_zero:
+            run = trainer.run_directory
+            self._is_own = is_run(run)  # it has no record yet if it is new
+            self._ended, self._uploaded = threading.Event(), set()
+            self._thread = threading.Thread(target=self._keep_uploading, args=[run], daemon=True)
+            self._thread.start()
 
     def on_fit_end(self, trainer: Run, module: TrainingModule) -> None:
         trainer.save_checkpoint(lambda _: self._end())  # when the last one is complete
@@ -124,29 +112,31 @@ class UploadCheckpoints(Callback):
             text = file.read_text()
             text = redaction.document(text) if file.suffix == ".yaml" else text
             system.pipe_file(f"{root}/{file.name}", text.encode())
-        for checkpoint in [newest[-1], *best]:
-            if checkpoint not in self._uploaded:
-                _upload_checkpoint(system, f"{root}/{checkpoint.relative_to(run)}", checkpoint, run)
-                self._uploaded.add(checkpoint)
+        for checkpoint in {newest[-1], *best} - self._uploaded:
+            # A copy is not pruned meanwhile. The next start removes what a killed process leaves.
+            with tempfile.TemporaryDirectory(prefix=".step-", dir=run / DIRECTORY) as folder:
+                copy = copy_linked(checkpoint, Path(folder))
+                target = f"{root}/{checkpoint.relative_to(run)}"
+                system.makedirs(target, exist_ok=True)
+                for file in sorted(copy.iterdir(), key=lambda each: each.name == FILE):
+                    system.put_file(str(file), f"{target}/{file.name}")
+            self._uploaded.add(checkpoint)
         kept = {str(each.relative_to(run)) for each in [*newest, *best]}
         for name in there - kept:
             system.rm(f"{root}/{name}", recursive=True)
 
 
-def _upload_checkpoint(system: Any, there: str, checkpoint: Path, run: Path) -> None:
-    folder = run / DIRECTORY / ".upload"
-    shutil.rmtree(folder, ignore_errors=True)  # of an upload that failed
-    folder.mkdir()
+def _problem(url: str) -> str:
+    """Why a URL is not accepted, or an empty text."""
+    import fsspec  # in no run that does not use it
+
+    if not url.rpartition("://")[2].strip("/ ") or re.match(r"[\w+.-]+:(?!//|:)", url):
+        return "name a folder, as 's3://bucket/runs' or 'file:///home/me/runs'"
     try:
-        copy = copy_linked(checkpoint, folder)  # which is not pruned meanwhile
-    except OSError:
-        if checkpoint.exists():
-            raise
-        return  # pruned: there is a newer one
-    system.makedirs(there, exist_ok=True)
-    for file in sorted(copy.iterdir(), key=lambda each: each.name == FILE):
-        system.put_file(str(file), f"{there}/{file.name}")
-    shutil.rmtree(folder)
+        fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
+    except (ImportError, ValueError) as error:
+        return one_line(error)
+    return ""
 
 
 def _warn(line: str) -> None:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import AVERAGE, read_all
-from ..errors import ConfigurationError
 from ..module import Run, TrainingModule, Weights
-from .callback import Callback
+from .callback import Callback, check
 
 _WIDER = dict.fromkeys((torch.bfloat16, torch.float16), torch.float32)
 
@@ -27,43 +26,47 @@ class WeightAverage(Callback):
 
     needs: ClassVar[tuple[str, ...]] = ("parameter_averaging",)
     belongs_to_weights = True
+    _weights: Weights | None = None
 
     def __init__(self) -> None:
         self.average: dict[str, Tensor] = {}
         """The average by parameter name: this process' parts."""
         self.count = 0
         """Number of steps, or of epochs, that were counted."""
-        self._weights: Weights | None = None
         self._trained: dict[str, Tensor] = {}
         """The parameters, while the module has their average."""
+
+    @property
+    def weights(self) -> Weights:
+        """The parameters of the fit in this process."""
+        if self._weights is None:
+            raise RuntimeError(f"{type(self).__name__} averages the weights of a fit only")
+        return self._weights
 
     @torch.no_grad()
     def update(self, weight: float) -> None:
         """Change the average to ``(1 - weight) * average + weight * parameter``."""
-        weights = self._own_weights()
-        names = weights.trained()
+        names = self.weights.trained()
         new = [name for name in names if name not in self.average]
         known = [name for name in names if name in self.average]
         if known:
             averages = [self.average[name] for name in known]
-            parts = zip(weights.parts(known), averages, strict=True)
+            parts = zip(self.weights.parts(known), averages, strict=True)
             torch._foreach_lerp_(averages, [part.to(own.dtype) for part, own in parts], weight)
-        for name, part in zip(new, weights.parts(new), strict=True):
+        for name, part in zip(new, self.weights.parts(new), strict=True):
             self.average[name] = part.to(_WIDER.get(part.dtype, part.dtype), copy=True)
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
-        self._weights = trainer.weights()
-        self.average, self.count = {}, 0
+        self._weights, self.average, self.count = trainer.weights(), {}, 0
 
     @torch.no_grad()
     def on_validation_start(self, trainer: Run, module: TrainingModule) -> None:
-        weights = self._own_weights()
-        parts = zip(self.average, weights.parts(self.average), strict=True)
+        parts = zip(self.average, self.weights.parts(self.average), strict=True)
         self._trained = {name: torch.clone(part) for name, part in parts}
-        weights.put(self.average)
+        self.weights.put(self.average)
 
     def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:
-        self._own_weights().put(self._trained)
+        self.weights.put(self._trained)
         self._trained = {}
 
     def on_fit_end(self, trainer: Run, module: TrainingModule) -> None:
@@ -72,21 +75,12 @@ class WeightAverage(Callback):
     def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
         self._weights, self._trained = None, {}
 
-    def _own_weights(self) -> Weights:
-        if self._weights is None:
-            raise RuntimeError(f"{type(self).__name__} averages the weights of a fit only")
-        return self._weights
-
     def state_dict(self) -> dict[str, Any]:
-        average = self._own_weights().state(self.average)
-        return {AVERAGE: average, "count": self.count}
+        return {AVERAGE: self.weights.state(self.average), "count": self.count}
 
     def load_stored_state(self, state: Mapping[str, Any]) -> None:
-        self.average = self._own_weights().load(state[AVERAGE])
+        self.average = self.weights.load(state[AVERAGE])
         self.count = int(read_all(state["count"]))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.load_stored_state(state)
 
 
 class EMA(WeightAverage):
@@ -107,14 +101,12 @@ class EMA(WeightAverage):
     """
 
     def __init__(self, decay: float = 0.999, every_n_steps: int = 1) -> None:
+        check(
+            "EMA",
+            (0 <= decay < 1, f"decay={decay!r}: give a number from 0 to below 1"),
+            (every_n_steps >= 1, f"every_n_steps={every_n_steps!r}: give at least 1"),
+        )
         super().__init__()
-        problems = []
-        if not 0 <= decay < 1:
-            problems.append(f"EMA: decay={decay!r}: give a number from 0 to below 1")
-        if every_n_steps < 1:
-            problems.append(f"EMA: every_n_steps={every_n_steps!r}: give at least 1")
-        if problems:
-            raise ConfigurationError(problems)
         self.decay, self.every_n_steps = decay, every_n_steps
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
@@ -122,22 +114,18 @@ class EMA(WeightAverage):
         trainer.has_skipped_step()  # notes the scale
 
     def on_after_optimizer_step(self, trainer: Run, module: TrainingModule) -> None:
-        if trainer.has_skipped_step():
-            return
-        self.count += 1
-        if self.count % self.every_n_steps == 0:
-            self.update(1 - self.decay)
+        if not trainer.has_skipped_step():
+            self.count += 1
+            if self.count % self.every_n_steps == 0:
+                self.update(1 - self.decay)
 
 
 class StochasticWeightAveraging(WeightAverage):
     """Mean of the trainable parameters at the ends of the last epochs.
 
-    Validations of the fit use it from the end of ``start_epoch`` on. It does not change learning
-    rates: return ``torch.optim.swa_utils.SWALR`` from ``configure_optimizers``. See
+    Validations of the fit use it from the end of ``start_epoch`` on, counted from 0. It does not
+    change learning rates: return ``torch.optim.swa_utils.SWALR`` from ``configure_optimizers``. See
     :class:`WeightAverage` for what it changes, and for its memory.
-
-    Args:
-        start_epoch: First epoch, counted from 0, whose last weights are averaged.
 
     Raises:
         ConfigurationError: The argument is negative.
@@ -146,11 +134,9 @@ class StochasticWeightAveraging(WeightAverage):
     """
 
     def __init__(self, start_epoch: int) -> None:
+        is_epoch = (start_epoch >= 0, f"start_epoch={start_epoch!r}: give at least 0")
+        check("StochasticWeightAveraging", is_epoch)
         super().__init__()
-        if start_epoch < 0:
-            raise ConfigurationError(
-                f"StochasticWeightAveraging: start_epoch={start_epoch!r}: give at least 0"
-            )
         self.start_epoch = start_epoch
 
     def on_train_epoch_end(self, trainer: Run, module: TrainingModule) -> None:

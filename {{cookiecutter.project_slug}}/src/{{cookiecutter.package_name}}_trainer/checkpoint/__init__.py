@@ -5,13 +5,13 @@ file per rank. Imports ``launch`` and the folders below it; nothing here depends
 """
 
 from .dtensors import is_sharded
-from .links import BEST, LAST, copy_linked, find_link, point
-from .reading import AVERAGE, DIRECTORY, Checkpoint, complete, resolve, run_of, step_name, step_of
+from .reading import AVERAGE, DIRECTORY, Checkpoint, complete, resolve, run_of, step_name
 from .run_choice import Chosen, Request
+from .run_directory import BEST, LAST, find_link, point
 from .run_lock import RunLock
 from .state_file import MOST_STEPS, Spread, check_count
-from .stored_tensors import Stored, StoredTensors, fill, read_all
-from .writing import Checkpoints, set_aside
+from .stored_tensors import Stored, fill, find_tensors, read_all
+from .writing import Checkpoints, copy_linked, set_aside
 
 __all__ = [
     "AVERAGE",
@@ -26,12 +26,12 @@ __all__ = [
     "RunLock",
     "Spread",
     "Stored",
-    "StoredTensors",
     "check_count",
     "complete",
     "copy_linked",
     "fill",
     "find_link",
+    "find_tensors",
     "is_sharded",
     "point",
     "read_all",
@@ -39,5 +39,4 @@ __all__ = [
     "run_of",
     "set_aside",
     "step_name",
-    "step_of",
 ]

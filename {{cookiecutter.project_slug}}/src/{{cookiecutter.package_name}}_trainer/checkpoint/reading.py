@@ -5,16 +5,15 @@ files, one per rank with its shards. ``state.json`` lists the files with sizes a
 """
 
 import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, one_line
 from . import state_file
-from .stored_tensors import StoredTensors, first_line, read_all
+from .stored_tensors import Stored, checksum, find_tensors, read_all
 
 PREFIX = "step-"
 DIRECTORY = "checkpoints"
@@ -23,7 +22,6 @@ AVERAGE = "average"
 _NAME = re.compile(r"step-(\d{1,16})")
 # What NFS and FUSE make of a file that is removed while a process has it open.
 _OF_FILE_SYSTEM = (".nfs", ".fuse_hidden")
-_BYTES_AT_ONCE = 1 << 22
 _USED = (
     "weights: the average of {}, which validations of the fit used; for those of training: "
     "--averaged false, or averaged=False"
@@ -55,9 +53,8 @@ def _named(directory: Path) -> list[Path]:
 def candidates(path: str | Path) -> list[Path]:
     """The checkpoints that a path may refer to, best first.
 
-    Args:
-        path: A checkpoint; or a run directory or its directory of checkpoints, which give all
-            checkpoints, newest first, even without ``state.json``.
+    A run directory, or its directory of checkpoints, gives all checkpoints, newest first, even
+    without ``state.json``.
 
     Raises:
         CheckpointError: There is none.
@@ -87,9 +84,9 @@ def resolve(path: str | Path) -> Path:
 def run_of(checkpoint: Path) -> Path | None:
     """The run directory of a checkpoint; ``None`` if the checkpoint was copied elsewhere."""
     # A checkpoint that was set aside is in a separate folder.
-    for folder in checkpoint.absolute().parents[:2]:
+    for index, folder in enumerate(checkpoint.absolute().parents[:2]):
         if folder.name == DIRECTORY:
-            return checkpoint.parents[checkpoint.absolute().parents.index(folder) + 1]
+            return checkpoint.parents[index + 1]
     return None
 
 
@@ -100,8 +97,7 @@ def _is_checkpoint(path: Path) -> bool:
 class Checkpoint:
     """A checkpoint on disk with a valid ``state.json`` and files of the right sizes.
 
-    Args:
-        path: The checkpoint directory.
+    ``step``: number of optimizer steps when it was saved; ``world_size``: of the ranks that saved.
 
     Raises:
         CheckpointError: It is corrupt, or contains objects that training did not write.
@@ -109,31 +105,22 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stored: StoredTensors | None = None
+        self._found: dict[str, Stored] | None = None
+        file = path / state_file.FILE
         try:
-            self._head, self._tree = state_file.decode((path / state_file.FILE).read_bytes())
+            head, self._tree = state_file.decode(file.read_bytes())
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise CheckpointError(f"{path / state_file.FILE}: {reason}") from None
-        if step_of(path) not in (-1, self._head.step):
+            raise CheckpointError(f"{file}: {reason}") from None
+        self.step, self.world_size, self._files = head.step, head.world_size, head.files
+        if step_of(path) not in (-1, head.step):
             raise CheckpointError(
-                f"{path / state_file.FILE}: of step {self._head.step}, not of the step that "
-                "the directory is named after"
+                f"{file}: of step {head.step}, not of the step that the directory is named after"
             )
         self._check_files()
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks that saved it."""
-        return self._head.world_size
-
-    @property
-    def step(self) -> int:
-        """Number of optimizer steps when it was saved."""
-        return self._head.step
-
     def _check_files(self) -> None:
-        expected = self._head.files
+        expected = self._files
         names = {each.name for each in self.path.iterdir()} - {state_file.FILE}
         found = {name for name in names if not name.startswith(_OF_FILE_SYSTEM)}
         for name in sorted(found | expected.keys()):
@@ -148,17 +135,19 @@ class Checkpoint:
                 )
 
     def check_contents(self, reader: int = 0, readers: int = 1) -> None:
-        """Compare the files with their checksums.
-
-        Args:
-            reader: Index of this reader; each reader checks some of the files.
-            readers: Number of readers.
+        """Compare the files with their checksums; each of several readers checks some of them.
 
         Raises:
             CheckpointError: A file has changed since the checkpoint was saved.
         """
-        for name in sorted(self._head.files)[reader::readers]:
-            if _checksum(self.path / name) != self._head.files[name].crc32:
+        for name in sorted(self._files)[reader::readers]:
+            try:
+                crc32 = checksum(self.path / name)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.path / name}: cannot be read ({error.strerror})"
+                ) from None
+            if crc32 != self._files[name].crc32:
                 raise CheckpointError(
                     f"{self.path}: {name}: its content has changed since it was saved"
                 )
@@ -177,54 +166,43 @@ class Checkpoint:
         """The saved state, with tensors not read yet: each is a ``Stored``."""
         try:
             state = state_file.unpack(self._tree, self._tensors())
+            if not isinstance(state, dict):
+                raise TypeError("its state is not a dict")
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{self.path}: damaged ({first_line(error)})") from None
-        if not isinstance(state, dict):
-            raise CheckpointError(f"{self.path}: damaged (its state is not a dict)")
+            raise self._damaged(error) from None
         return state
 
     def weights(self, averaged: bool = True) -> tuple[dict[str, Any], list[str]]:
-        """The state of the model, with tensors not read yet.
+        """The state of the model by name, with tensors not read yet, and a line about an average.
 
-        Args:
-            averaged: Use the average of a callback, such as EMA, where the checkpoint has one: the
-                validations of the fit used it.
-
-        Returns:
-            The state by name, and a line that names the callback.
+        ``averaged``: use the average of a callback, such as EMA, where the checkpoint has one: the
+        validations of the fit used it.
         """
         state = self.stored_state()
         try:
             model = dict(state["model"])
-            if averaged:
-                for name, each in state.get("callbacks", {}).items():
-                    average = each.get(AVERAGE)
-                    if isinstance(average, Mapping) and average and average.keys() <= model.keys():
-                        return {**model, **average}, [_USED.format(name.rpartition(".")[2])]
+            for name, each in state.get("callbacks", {}).items() if averaged else ():
+                average = each.get(AVERAGE)
+                if isinstance(average, Mapping) and average and average.keys() <= model.keys():
+                    return {**model, **average}, [_USED.format(name.rpartition(".")[2])]
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self.path}: damaged ({first_line(error)})") from None
+            raise self._damaged(error) from None
         return model, []
 
     def own(self, rank: int) -> dict[str, Tensor]:
         """The rank-local tensors of a rank."""
         prefix = f"ranks/{rank}/"
-        stored = self._tensors()
-        names = [name for name in stored if name.startswith(prefix)]
-        return {name.removeprefix(prefix): stored[name].read() for name in names}
+        found = self._tensors().items()
+        return {
+            name.removeprefix(prefix): each.read()
+            for name, each in found
+            if name.startswith(prefix)
+        }
 
-    def _tensors(self) -> StoredTensors:
-        if self._stored is None:
-            self._stored = StoredTensors(self.path)
-        return self._stored
+    def _tensors(self) -> dict[str, Stored]:
+        if self._found is None:
+            self._found = find_tensors(self.path)
+        return self._found
 
-
-def _checksum(path: Path) -> str:
-    buffer = memoryview(bytearray(_BYTES_AT_ONCE))
-    checksum = 0
-    try:
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                checksum = zlib.crc32(buffer[:count], checksum)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    return f"{checksum:08x}"
+    def _damaged(self, error: Exception) -> CheckpointError:
+        return CheckpointError(f"{self.path}: damaged ({type(error).__name__}: {one_line(error)})")

@@ -20,15 +20,7 @@ from .run_lock import RunLock
 
 @dataclass(frozen=True)
 class Request:
-    """The user's options for the run directory.
-
-    Args:
-        root: Directory that contains run directories.
-        name: Name of the run; default: that of the resumed run, or the time.
-        resume: A run directory or a checkpoint; ``"auto"``: the newest checkpoint of the run
-            ``name``, if there is one; ``None``: a new run.
-        overwrite: Replace an existing run.
-    """
+    """The user's options for the run directory, as in :class:`Options`; paths are absolute."""
 
     root: Path
     name: str | None = None
@@ -37,7 +29,7 @@ class Request:
 
     @classmethod
     def of(cls, options: Options) -> "Request":
-        """What options ask for, with absolute paths."""
+        """What options ask for."""
         resume = options.resume
         if resume not in (None, "auto"):
             resume = str(Path(resume).absolute())
@@ -73,11 +65,10 @@ def check(options: Options, layout: Layout, problems: Problems) -> None:
 
 
 def _check_root(root: Path, problems: Problems) -> None:
+    existing = next(each for each in (root, *root.absolute().parents) if each.exists())
     if root.exists() and not root.is_dir():
         problems.add(f"default_root_dir={shown(str(root))} is a file")
-        return
-    parents = (root, *root.absolute().parents)
-    if not os.access(next(each for each in parents if each.exists()), os.W_OK):
+    elif not os.access(existing, os.W_OK):
         problems.add(f"default_root_dir={shown(str(root))} cannot be written")
 
 
@@ -102,20 +93,12 @@ def refuse_existing(request: Request) -> None:
     Raises:
         ConfigurationError: The directory contains a run.
     """
-    if request.name is None or request.overwrite:
-        return
-    directory = request.root / request.name
-    if request.resume is None and run_directory.holds_run(directory):
-        raise ConfigurationError(_exists(directory))
+    if request.name is not None and request.resume is None and not request.overwrite:
+        _check_empty(request.root / request.name)
 
 
 def choose(request: Request, layout: Layout, lock: RunLock) -> Chosen:
-    """Select the run directory and the checkpoint on all ranks, and lock the directory.
-
-    Args:
-        request: The user's options.
-        layout: Layout of the processes; rank 0 selects.
-        lock: Acquired by rank 0.
+    """Select the run directory and the checkpoint on rank 0, for all, and lock the directory.
 
     Raises:
         UserError: There is no valid checkpoint, the directory cannot be created, or another run
@@ -131,11 +114,10 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Chosen:
     answer = collectives.broadcast(answer)
     if "error" in answer:
         raise UserError(answer["error"])
-    directory = Path(answer["directory"])
-    remarks = list(answer["remarks"])
+    directory, remarks = Path(answer["directory"]), list(answer["remarks"])
     found = _first_whole([Path(each) for each in answer["candidates"]], remarks)
-    source = reading.run_of(found) if found else None
-    return Chosen(directory, found, source is not None and _same(source, directory), remarks)
+    is_same = found is not None and _is_of(found, directory)
+    return Chosen(directory, found, is_same, remarks)
 
 
 def whole(path: Path) -> Checkpoint:
@@ -154,20 +136,19 @@ def whole(path: Path) -> Checkpoint:
 def _choose(request: Request, lock: RunLock) -> dict[str, Any]:
     candidates = _candidates(request)
     source = reading.run_of(candidates[0]) if candidates else None
-    if source is not None and (request.name is None or _same(source, request.root / request.name)):
-        directory = source
-    else:
-        directory = run_directory.create(request.root, request.name)
+    is_same = source is not None and (
+        request.name is None or _is_of(candidates[0], request.root / request.name)
+    )
+    directory = source if is_same else None
+    directory = directory or run_directory.create(request.root, request.name)
     remark = lock.acquire(directory)
-    is_same = source is not None and _same(source, directory)
     if is_same and request.overwrite:
         raise ConfigurationError(
             f"overwrite: {directory} is the run that resume={request.resume!r} resumes; leave out "
             "one of them"
         )
-    is_continued = is_same or request.overwrite or request.resume == "auto"
-    if not is_continued and run_directory.holds_run(directory):
-        raise ConfigurationError(_exists(directory))
+    if not (is_same or request.overwrite or request.resume == "auto"):
+        _check_empty(directory)
     return {
         "directory": str(directory),
         "candidates": [str(path) for path in candidates],
@@ -218,20 +199,22 @@ def _damage(path: Path) -> str | None:
     return next((each for each in collectives.gather(problem) if each is not None), None)
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
+def _is_of(checkpoint: Path, directory: Path) -> bool:
+    run = reading.run_of(checkpoint)
+    return run is not None and run.resolve() == directory.resolve()
 
 
-def _exists(directory: Path) -> str:
-    resume, has_saved = "", reading.complete(directory / reading.DIRECTORY)
+def _check_empty(directory: Path) -> None:
+    if not run_directory.holds_run(directory):
+        return
     state = ", which has not finished" if run_directory.was_cut_off(directory) else ""
-    kept = directory / run_directory.OVERWRITTEN
-    directory = files.shown(directory, Path.cwd())
-    if has_saved:
-        resume = f"resume it (--trainer.resume {directory}), "
-    elif kept.is_dir():
-        resume = f"resume the run that it overwrote (--trainer.resume {directory / kept.name}), "
-    return (
-        f"{directory}: there is a run already{state}; {resume}choose another run_name, or replace "
-        "it (--trainer.overwrite true)"
+    has_saved = reading.complete(directory / reading.DIRECTORY)
+    path = files.shown(directory, Path.cwd())
+    resume = f"resume it (--trainer.resume {path}), " if has_saved else ""
+    if not has_saved and (directory / run_directory.OVERWRITTEN).is_dir():
+        kept = path / run_directory.OVERWRITTEN
+        resume = f"resume the run that it overwrote (--trainer.resume {kept}), "
+    raise ConfigurationError(
+        f"{path}: there is a run already{state}; {resume}choose another run_name, or replace it "
+        "(--trainer.overwrite true)"
     )

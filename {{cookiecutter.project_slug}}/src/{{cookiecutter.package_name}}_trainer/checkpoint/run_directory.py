@@ -1,11 +1,14 @@
-"""The run directory: its name, its record, and the output of its ranks."""
+"""The run directory: its name, record, links to its checkpoints, and the output of its ranks."""
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,25 +23,20 @@ from ..errors import ConfigurationError
 from ..launch import files
 from ..launch.cluster import Layout
 from ..options import redaction
-from . import commit, reading
 
+BEST = "best"
+LAST = "last"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RECORD = "run.json"
 OVERWRITTEN = "overwritten"
 """Folder of a run that was overwritten, until the new run has saved a checkpoint."""
 _OUTPUTS = (
     *("metrics.csv", "speed.csv", "tensorboard", "wandb", "mlflow", "profile"),
-    *("checkpoints", "best", "last"),
+    *("checkpoints", BEST, LAST),
 )
 _RECORDS = (
-    _RECORD,
-    "config.yaml",
-    "config.*.yaml",
-    "restarts.json",
-    "test-step-*.json",
-    "validation-step-*.json",
-    "predictions-step-*.safetensors",
-    "exported-step-*",
+    *(_RECORD, "config.yaml", "config.*.yaml", "restarts.json", "test-step-*.json"),
+    *("validation-step-*.json", "predictions-step-*.safetensors", "exported-step-*"),
 )
 
 
@@ -51,29 +49,23 @@ def check_name(name: str | None) -> None:
 
 
 def create(root: Path, name: str | None) -> Path:
-    """Create a run directory.
-
-    Args:
-        root: Directory that contains run directories.
-        name: Name of the run; an existing directory is reused. Default: a new name with the time.
+    """Create a run directory, or reuse that of a name; by default the name is new: the time.
 
     Raises:
-        ConfigurationError: The directory cannot be created.
+        ConfigurationError: It cannot be created.
     """
     base = name or time.strftime("%Y%m%d-%H%M%S")
-    attempt = 1
-    while True:
+    for attempt in itertools.count(1):
         path = root / (base if attempt == 1 else f"{base}-{attempt}")
         try:
             path.mkdir(parents=True, exist_ok=name is not None)
+            break
         except FileExistsError:
             if not path.is_dir():
                 raise ConfigurationError(f"{path} is a file; it cannot contain runs") from None
-            attempt += 1
         except OSError as error:
             raise ConfigurationError(f"{path}: cannot be created ({error.strerror})") from None
-        else:
-            return path
+    return path
 
 
 def holds_run(directory: Path) -> bool:
@@ -90,9 +82,7 @@ def is_run(directory: Path) -> bool:
 def clear(directory: Path, with_records: bool) -> None:
     """Remove the files of an earlier training run, except the output of its ranks.
 
-    Args:
-        directory: The run directory.
-        with_records: False keeps ``run.json`` and the other records of earlier attempts.
+    ``with_records=False`` keeps ``run.json`` and the other records of earlier attempts.
     """
     for path in _written(directory, with_records):
         if path.is_dir() and not path.is_symlink():
@@ -101,14 +91,14 @@ def clear(directory: Path, with_records: bool) -> None:
             path.unlink()
 
 
-def set_aside(directory: Path) -> None:
+def keep_overwritten(directory: Path) -> None:
     """Move the files of an earlier training run, as in :func:`clear`, into ``OVERWRITTEN``.
 
     They stay there until the new run saves its first checkpoint. Until then, files of a later run
     are removed instead: it has failed.
     """
     kept, moving = directory / OVERWRITTEN, directory / f".{OVERWRITTEN}"
-    has_saved = bool(reading.complete(directory / reading.DIRECTORY))
+    has_saved = any((directory / "checkpoints").glob("step-*"))
     if kept.exists() and not has_saved and not moving.exists():
         clear(directory, with_records=True)
         return
@@ -126,20 +116,32 @@ def _written(directory: Path, with_records: bool) -> list[Path]:
     return [path for pattern in patterns for path in directory.glob(pattern)]
 
 
-def first_resumed(directory: Path) -> str | None:
-    """The checkpoint from which a run started, according to its record; ``None`` if none."""
-    attempts = _attempts(directory)
-    found = attempts[0].get("resumed_from") if attempts else None
-    return found if isinstance(found, str) else None
+# --- links to checkpoints ------------------------------------------------------------------------
 
 
-def _attempts(directory: Path) -> list[dict[str, Any]]:
-    try:
-        found = json.loads((directory / _RECORD).read_text())["attempts"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    is_list = isinstance(found, list) and all(isinstance(each, dict) for each in found)
-    return found if is_list else []
+def point(link: Path, target: Path) -> None:
+    """Make a relative symbolic link, which replaces an older one in one step."""
+    new = link.with_name(f".{link.name}.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target.relative_to(link.parent))
+    if link.is_dir() and not link.is_symlink():  # the run was copied by its contents
+        shutil.rmtree(link)
+    new.replace(link)
+
+
+def find_link(run: Path, name: str) -> Path:
+    """The link to the best or the last checkpoint of a run; ConfigurationError if none."""
+    link = run / name
+    if link.is_dir():
+        return link
+    if name == BEST and run.is_dir():
+        reason = "the run kept none; train with the callback BestCheckpoint, or use 'last'"
+    else:
+        reason = "no checkpoint there"
+    raise ConfigurationError(f"checkpoint={name!r}: {link}: {reason}")
+
+
+# --- run.json ------------------------------------------------------------------------------------
 
 
 def write_record(
@@ -147,22 +149,20 @@ def write_record(
 ) -> None:
     """Add an attempt to ``run.json``, with what is needed to reproduce it.
 
-    Environment variables, and options whose name suggests a secret, are not recorded.
-
-    Args:
-        directory: The run directory.
-        layout: Layout of the processes.
-        facts: Further entries.
-        configuration: The complete configuration as YAML, for ``config.yaml``; if it differs, that
-            of an earlier attempt is kept as ``config.N.yaml``.
+    Environment variables, and options whose name suggests a secret, are not recorded. ``facts``:
+    further entries; ``configuration``: the complete one as YAML, for ``config.yaml``; if it
+    differs, that of an earlier attempt is kept as ``config.N.yaml``.
     """
     attempts = _attempts(directory)
     if configuration is not None:
-        _write_configuration(directory / "config.yaml", configuration, len(attempts))
+        path = directory / "config.yaml"
+        if attempts and path.is_file() and path.read_text() != configuration:
+            path.rename(directory / f"config.{len(attempts)}.yaml")
+        files.write_private(path, configuration)
     attempt = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": redaction.command(sys.argv),
-        "git": commit.read(),
+        "git": commit(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -185,8 +185,22 @@ def record_end(directory: Path, how: str) -> None:
 
 def was_cut_off(directory: Path) -> bool:
     """Whether the last attempt could not record its end: it was killed, or called ``os._exit``."""
-    attempts = _attempts(directory)
-    return bool(attempts) and "ended" not in attempts[-1]
+    return any("ended" not in attempt for attempt in _attempts(directory)[-1:])
+
+
+def first_resumed(directory: Path) -> str | None:
+    """The checkpoint from which a run started, according to its record; ``None`` if none."""
+    found = next(iter(_attempts(directory)), {}).get("resumed_from")
+    return found if isinstance(found, str) else None
+
+
+def _attempts(directory: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads((directory / _RECORD).read_text())["attempts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    is_list = isinstance(found, list) and all(isinstance(each, dict) for each in found)
+    return found if is_list else []
 
 
 def _write_attempts(directory: Path, attempts: list[dict[str, Any]]) -> None:
@@ -194,29 +208,45 @@ def _write_attempts(directory: Path, attempts: list[dict[str, Any]]) -> None:
     files.write_private(directory / _RECORD, f"{text}\n")
 
 
-def _write_configuration(path: Path, text: str, attempts: int) -> None:
-    if attempts and path.is_file() and path.read_text() != text:
-        path.rename(path.with_name(f"config.{attempts}.yaml"))
-    files.write_private(path, text)
+def commit() -> dict[str, Any] | None:
+    """The commit of the working directory, and whether it has changes; ``None`` if unknown.
+
+    In a container without git, the commit from which the image was built.
+    """
+    # A repository's own configuration may name programs: a run must not start them.
+    nothing_starts = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+    git = ["git", "--no-optional-locks", *nothing_starts]
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=True, timeout=10)
+    try:
+        found = run([*git, "rev-parse", "--verify", "HEAD"]).stdout.strip()
+        changes = run([*git, "status", "--porcelain", "--ignore-submodules=dirty"]).stdout
+        return {"commit": found, "dirty": bool(changes)}
+    except (OSError, subprocess.SubprocessError):
+        found = os.environ.get("IMAGE_COMMIT", "")
+        dirty = found.endswith("-dirty")
+        return {"commit": found.removesuffix("-dirty"), "dirty": dirty} if found else None
+
+
+# --- output --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def output_to(path: Path) -> Iterator[None]:
     """Append this process' output, including that of C libraries, to a file in this context."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    originals = [os.dup(1), os.dup(2)]
-    _point_output_at([descriptor, descriptor])
+    originals = os.dup(1), os.dup(2)
+    with path.open("ab") as log:
+        _point_output_at(log.fileno(), log.fileno())
     try:
         yield
     finally:
-        _point_output_at(originals)
+        _point_output_at(*originals)
+        for each in originals:
+            os.close(each)
 
 
-def _point_output_at(descriptors: list[int]) -> None:
+def _point_output_at(stdout: int, stderr: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    for target, descriptor in zip((1, 2), descriptors, strict=True):
-        os.dup2(descriptor, target)
-    for descriptor in set(descriptors):
-        os.close(descriptor)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)

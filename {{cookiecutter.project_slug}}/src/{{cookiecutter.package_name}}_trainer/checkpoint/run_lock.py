@@ -10,7 +10,6 @@ from typing import IO
 
 from ..errors import UserError
 
-_FILE = ".lock"
 # A rank that was just killed may still be exiting.
 _SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -36,34 +35,37 @@ class RunLock:
         Raises:
             UserError: Another process holds it, or the directory is not writable.
         """
-        path = directory / _FILE
+        path = directory / ".lock"
         try:
             # Through a link, another file would be truncated.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             reason = "it is a link; remove it" if error.errno == errno.ELOOP else error.strerror
             raise UserError(f"{path}: cannot be written ({reason})") from None
-        self._file = os.fdopen(descriptor, "a+")
+        self._file = file = os.fdopen(descriptor, "a+")
         deadline = time.monotonic() + _SECONDS
-        while (problem := _try(self._file)) in _TAKEN:
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    return (
+                        f"{directory}: its file system has no locks ({error.strerror}): a second "
+                        "training run could write to it too"
+                    )
             if time.monotonic() > deadline:
-                self._file.seek(0)
-                holder = self._file.read(200).strip() or "unknown"
+                file.seek(0)
+                holder = file.read(200).strip() or "unknown"
                 self.close()
                 raise UserError(
                     f"{directory}: another training run writes to it ({holder}); wait until it "
                     "ends, or use another run_name"
                 )
             time.sleep(_POLL_SECONDS)
-        if problem:
-            self.close()
-            return (
-                f"{directory}: its file system has no locks ({os.strerror(problem)}): a second "
-                "training run could write to it too"
-            )
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        self._file.flush()
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
         return None
 
     def close(self) -> None:
@@ -71,12 +73,3 @@ class RunLock:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _try(file: IO[str]) -> int:
-    """Try to acquire the lock; return the error number, or 0."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno or errno.ENOLCK
-    return 0

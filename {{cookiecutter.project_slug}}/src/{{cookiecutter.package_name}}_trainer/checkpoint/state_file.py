@@ -20,7 +20,6 @@ from . import dtensors
 
 FILE = "state.json"
 FORMAT = 2
-_WRONG_FORMAT = f"written in format {{}}; this trainer reads {FORMAT}"
 # Larger than in any real run; a larger number means corruption.
 MOST_STEPS = 10**15
 _MOST_RANKS = 10**7
@@ -49,12 +48,7 @@ class Head:
 
 
 def encode(head: Head, tree: str) -> bytes:
-    """The content of the file.
-
-    Args:
-        head: The header.
-        tree: The value of :func:`pack` as JSON.
-    """
+    """The content of the file, with a value of :meth:`Packing.pack` as JSON."""
     files = {name: [each.size, each.crc32] for name, each in head.files.items()}
     fields = {"format": FORMAT, "step": head.step, "world_size": head.world_size, "files": files}
     content = f'{{"head": {json.dumps(fields)}, "state": {tree}}}'.encode()
@@ -69,38 +63,29 @@ def decode(data: bytes) -> tuple[Head, Any]:
     """
     frame = _FRAME.fullmatch(data)
     if frame is None:
-        is_early = data.startswith(b'{"head": {"format": 1,')
-        raise ValueError(_WRONG_FORMAT.format(1) if is_early else "it is not a checkpoint's state")
+        raise ValueError("it is not a checkpoint's state")
     if int(frame[1], 16) != zlib.crc32(frame[2]):
         raise ValueError("its content has changed since it was saved")
     try:
         content = json.loads(frame[2])
         head, tree = content["head"], content["state"]
         if head["format"] != FORMAT:
-            raise ValueError(_WRONG_FORMAT.format(head["format"]))
+            raise ValueError(f"written in format {head['format']}; this trainer reads {FORMAT}")
         files = {str(name): StoredFile(*each) for name, each in head["files"].items()}
         found = Head(head["step"], head["world_size"], files)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-    _check(found)
-    return found, tree
-
-
-def _check(head: Head) -> None:
-    check_count("step", head.step, 0, MOST_STEPS)
-    check_count("world_size", head.world_size, 1, _MOST_RANKS)
-    for name, each in head.files.items():
+    check_count("step", found.step, 0, MOST_STEPS)
+    check_count("world_size", found.world_size, 1, _MOST_RANKS)
+    for name, each in files.items():
         check_count(f"size of {name}", each.size, 0, 2**63)
         if not isinstance(each.crc32, str):
             raise ValueError(f"checksum of {name} is {each.crc32!r}")
+    return found, tree
 
 
 def check_count(name: str, value: object, least: int, most: int) -> int:
-    """Check that a value from a checkpoint is an integer within bounds, and return it.
-
-    Raises:
-        ValueError: It is not; the message contains the name.
-    """
+    """Return a value from a checkpoint, or raise ValueError unless it is an integer in bounds."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} is {value!r:.40}, not a whole number from {least} to {most}")
     return value
@@ -121,11 +106,11 @@ class Packing:
         self._names: set[str] = set()
 
     def pack(self, value: Any, path: str, writes: bool) -> Any:
-        """Convert a value to JSON.
+        """Convert a tree of dicts, lists, tuples, numbers, strings and tensors to JSON.
 
         Args:
-            value: A tree of dicts, lists, tuples, numbers, strings and tensors.
-            path: Path of the value, for the names of its tensors.
+            value: The tree.
+            path: Its path, for the names of its tensors.
             writes: Whether this rank writes its replicated tensors.
 
         Raises:
@@ -183,11 +168,7 @@ class Packing:
 
 
 def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:
-    """Restore the value from which :meth:`Packing.pack` made a tree.
-
-    Args:
-        tree: JSON.
-        tensors: Tensors by name.
+    """Restore the value from which :meth:`Packing.pack` made a tree, with tensors by name.
 
     Raises:
         KeyError, TypeError, ValueError, RecursionError: The tree is corrupt.
@@ -200,8 +181,7 @@ def unpack(tree: Any, tensors: Mapping[str, Any]) -> Any:
         return tensors[tree["~tensor"]]
     if "~tuple" in tree:
         return tuple(unpack(each, tensors) for each in tree["~tuple"])
-    if "~counter" in tree:
-        return Counter({key: unpack(each, tensors) for key, each in tree["~counter"]})
-    if "~dict" in tree:
-        return {key: unpack(each, tensors) for key, each in tree["~dict"]}
-    return {key: unpack(each, tensors) for key, each in tree.items()}
+    is_counter = "~counter" in tree
+    pairs = tree["~counter"] if is_counter else tree.get("~dict", tree.items())
+    found = {key: unpack(each, tensors) for key, each in pairs}
+    return Counter(found) if is_counter else found

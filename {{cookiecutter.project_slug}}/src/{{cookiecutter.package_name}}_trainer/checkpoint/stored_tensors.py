@@ -1,148 +1,186 @@
-"""Tensors in a checkpoint, read on demand: in full, or only the local shard.
+"""Tensors in safetensors files: written with a checksum, and read on demand.
 
-So loading a model never needs more memory in a process than the strategy's shards.
+Only the local shard is read, so that loading a model never needs more memory in a process than the
+strategy's shards.
 """
 
 import contextlib
 import copy
 import json
-from collections.abc import Iterator, Mapping
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, one_line
 from . import dtensors
-from .safetensors_writer import DTYPES, SHARDING
 
-_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+SHARDING = "DCP_SHARDING_INFO"
+"""Offsets of shards in a file's metadata, as torch's HuggingFaceStorageReader reads them."""
+_BYTES_AT_ONCE = 1 << 22
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Write a safetensors file directly from tensor memory, fsync it, and return its checksum.
+
+    An existing file is replaced; tensors may share memory; ``metadata`` is text for the header.
+
+    Raises:
+        CheckpointError: A tensor has a dtype that such files cannot hold.
+        OSError: The file cannot be written.
+    """
+    plain = {name: each.detach().cpu().resolve_conj() for name, each in tensors.items()}
+    parts = {name: each.resolve_neg().contiguous() for name, each in plain.items()}
+    specs = {name: _spec(name, each) for name, each in parts.items()}
+    path.touch()
+    mode = path.stat().st_mode  # safetensors replaces the file by one that only this user can read
+    try:
+        serialize_file(specs, path, dict(metadata))
+    except SafetensorError as error:
+        if (found := _OS_ERROR.search(str(error))) is None:
+            raise
+        raise OSError(number := int(found[1]), os.strerror(number)) from None
+    path.chmod(mode)
+    with path.open("rb") as file, ThreadPoolExecutor(1, "fsync") as executor:
+        synced = executor.submit(os.fsync, file.fileno())
+        crc32 = checksum(path)
+        synced.result()
+    return crc32
+
+
+def _spec(name: str, tensor: Tensor) -> TensorSpec:
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+    try:
+        return TensorSpec(
+            dtype=dtype, shape=shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes
+        )
+    except SafetensorError:
+        raise CheckpointError(
+            f"{name} is a tensor of {tensor.dtype}, which safetensors files cannot hold; convert it"
+        ) from None
+
+
+def checksum(path: Path) -> str:
+    """The CRC-32 of a file's content."""
+    buffer = memoryview(bytearray(_BYTES_AT_ONCE))
+    crc32 = 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            crc32 = zlib.crc32(buffer[:count], crc32)
+    return f"{crc32:08x}"
 
 
 @dataclass(frozen=True)
 class _Chunk:
     """A tensor in a file, or a shard of one, and its offset in the full tensor."""
 
-    path: Path
+    file: Path
     offsets: list[int]
-    shape: list[int]
+    shape: torch.Size
     dtype: torch.dtype
 
-
-class StoredTensors(Mapping[str, "Stored"]):
-    """The tensors of safetensors files, by name.
-
-    Args:
-        path: A checkpoint directory, or a file.
-
-    Raises:
-        CheckpointError: Its files are corrupt.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._chunks: dict[str, list[_Chunk]] = {}
-        with self._checkpoint_errors():
-            for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
-                self._add(file)
-
-    def _add(self, path: Path) -> None:
-        with safe_open(path, "pt") as file:
-            shards = json.loads((file.metadata() or {}).get(SHARDING, "{}"))
-            for name in file.keys():  # noqa: SIM118
-                part = file.get_slice(name)
-                shape, dtype = part.get_shape(), _DTYPES[part.get_dtype()]
-                offsets = shards[name]["saved_offsets"] if name in shards else [0] * len(shape)
-                self._chunks.setdefault(name, []).append(_Chunk(path, offsets, shape, dtype))
-
-    def __getitem__(self, name: str) -> "Stored":
-        chunks = self._chunks[name]
-        with self._checkpoint_errors():
-            ends = [torch.tensor(each.offsets) + torch.tensor(each.shape) for each in chunks]
-            shape = torch.Size(torch.stack(ends).amax(0).int().tolist())
-        return Stored(self, name, shape, chunks[0].dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._chunks)
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    @torch.no_grad()
-    def fill(self, name: str, target: Tensor) -> None:
-        """Read a tensor into another, or into the local shard of a DTensor."""
-        part, starts = dtensors.local(target), dtensors.offsets(target)
-        missing = part.numel()
-        with self._checkpoint_errors():
-            for chunk in self._chunks[name]:
-                here, there = [], []
-                sizes = zip(starts, part.shape, chunk.offsets, chunk.shape, strict=True)
-                for start, length, offset, size in sizes:
-                    begin, end = max(start, offset), min(start + length, offset + size)
-                    here.append(slice(begin - start, end - start))
-                    there.append(slice(begin - offset, end - offset))
-                if all(each.start < each.stop for each in here):
-                    with safe_open(chunk.path, "pt") as file:
-                        # A view of the file, of which only what is copied is read.
-                        read = file.get_tensor(name)[tuple(there)]
-                    part[tuple(here)].copy_(read)
-                    missing -= read.numel()
-            if missing:
-                raise ValueError(f"{missing} elements of {name} are missing")
-
-    @contextlib.contextmanager
-    def _checkpoint_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # safetensors raises many types on corrupt files
-            raise CheckpointError(f"{self._path}: damaged ({first_line(error)})") from error
+    def ends(self) -> list[int]:
+        return [start + size for start, size in zip(self.offsets, self.shape, strict=True)]
 
 
+@dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor in a checkpoint.
+    """A tensor of safetensors files, whose values are not read yet; ``shape``: the full one."""
 
-    Args:
-        tensors: All tensors of the checkpoint.
-        name: Name of this one.
-        shape: Shape of the full tensor.
-        dtype: The stored dtype.
-    """
-
-    def __init__(
-        self, tensors: StoredTensors, name: str, shape: torch.Size, dtype: torch.dtype
-    ) -> None:
-        self._tensors, self._name = tensors, name
-        self.shape, self.dtype = shape, dtype
+    path: Path
+    name: str
+    chunks: list[_Chunk]
+    shape: torch.Size
+    dtype: torch.dtype
 
     def read(self) -> Tensor:
         """Read the full tensor to the CPU."""
         whole = torch.empty(self.shape, dtype=self.dtype)
-        self._tensors.fill(self._name, whole)
+        self.read_into(whole)
         return whole
 
+    @torch.no_grad()
     def read_into(self, target: Tensor) -> None:
         """Read into a tensor, or into the local shard of a DTensor; nothing else is read.
 
         Raises:
             ValueError: The shapes differ.
+            CheckpointError: The files are corrupt.
         """
         if target.shape != self.shape:
             raise ValueError(
-                f"{self._name} has the shape {tuple(self.shape)} in the checkpoint and "
+                f"{self.name} has the shape {tuple(self.shape)} in the checkpoint and "
                 f"{tuple(target.shape)} here"
             )
-        self._tensors.fill(self._name, target.detach())
+        part, starts = dtensors.local(target.detach()), dtensors.offsets(target)
+        missing = part.numel()
+        with _checkpoint_errors(self.path):
+            for chunk in self.chunks:
+                here, there = [], []
+                sizes = zip(starts, part.shape, chunk.offsets, chunk.ends(), strict=True)
+                for start, length, offset, chunk_end in sizes:
+                    begin, end = max(start, offset), min(start + length, chunk_end)
+                    here.append(slice(begin - start, end - start))
+                    there.append(slice(begin - offset, end - offset))
+                if all(each.start < each.stop for each in here):
+                    with safe_open(chunk.file, "pt") as opened:
+                        read = opened.get_tensor(self.name)[tuple(there)]
+                    part[tuple(here)].copy_(read)
+                    missing -= read.numel()
+            if missing:
+                raise ValueError(f"{missing} elements of {self.name} are missing")
+
+
+def find_tensors(path: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, or of all such files in a checkpoint, by name.
+
+    Raises:
+        CheckpointError: The files are corrupt.
+    """
+    chunks: dict[str, list[_Chunk]] = {}
+    with _checkpoint_errors(path):
+        for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
+            with safe_open(file, "pt") as opened:
+                shards = json.loads((opened.metadata() or {}).get(SHARDING, "{}"))
+                for name in opened.keys():  # noqa: SIM118
+                    part = opened.get_tensor(name)  # a view of the file, which is not read yet
+                    offsets = shards[name]["saved_offsets"] if name in shards else [0] * part.ndim
+                    chunk = _Chunk(file, offsets, part.shape, part.dtype)
+                    chunks.setdefault(name, []).append(chunk)
+        return {
+            name: Stored(path, name, each, _full_shape(each), each[0].dtype)
+            for name, each in chunks.items()
+        }
+
+
+def _full_shape(chunks: Sequence[_Chunk]) -> torch.Size:
+    return torch.Size(map(max, zip(*(each.ends() for each in chunks), strict=True)))
+
+
+@contextlib.contextmanager
+def _checkpoint_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # safetensors raises many types on corrupt files
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise CheckpointError(f"{path}: damaged ({reason})") from error
 
 
 def read_all(tree: Any) -> Any:
-    """Replace the stored tensors in a tree of dicts and lists by full tensors."""
+    """Replace the stored tensors in a tree of dicts, lists and tuples by full tensors."""
     if isinstance(tree, Stored):
         return tree.read()
     if isinstance(tree, dict):
-        result = copy.copy(tree)
+        result = copy.copy(tree)  # of the same class, such as Counter
         for key, value in tree.items():
             result[key] = read_all(value)
         return result
@@ -166,9 +204,3 @@ def fill(target: Tensor, value: Tensor | Stored) -> None:
         part.copy_(value)
     else:
         target.copy_(value)
-
-
-def first_line(error: BaseException) -> str:
-    """The type of an error and the first line of its message."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

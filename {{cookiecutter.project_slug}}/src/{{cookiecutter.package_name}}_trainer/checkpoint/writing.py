@@ -16,13 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, one_line
 from ..launch import collectives
-from . import dtensors, links, run_directory, safetensors_writer, state_file
+from . import dtensors, run_directory, state_file, stored_tensors
 from .reading import DIRECTORY, PREFIX, complete, step_name, step_of
 from .state_file import Head, Packing, StoredFile
-
-_ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Checkpoints:
         Args:
             step: Number of optimizer steps.
             state: The same on every rank: numbers, strings and tensors in dicts and lists.
-            own: Rank-local tensors (random number generators).
+            own: Rank-local tensors, such as random states.
 
         Raises:
             CheckpointError: On every rank: the state contains an unsupported type, or cannot be
@@ -84,7 +82,7 @@ class Checkpoints:
         tensors = packing.tensors
         tensors |= {f"ranks/{collectives.rank()}/{key}": value for key, value in own.items()}
         chunks = {
-            name: _chunk(name, each)
+            name: _chunk(each)
             for name, each in tensors.items()
             if dtensors.local(each).numel() or not each.numel()
         }
@@ -98,20 +96,19 @@ class Checkpoints:
 
     def _write(self, path: Path, head: Head, tree: str, chunks: Mapping[str, _Chunk]) -> None:
         _write(path, head, tree, chunks, self._group)
-        self._prune(path)
+        if collectives.rank() == 0:
+            self._prune(path)
+            _point_last(path)
+            if self._directory.name == DIRECTORY:
+                kept = self._directory.parent / run_directory.OVERWRITTEN
+                shutil.rmtree(kept, ignore_errors=True)
 
     def _prune(self, newest: Path) -> None:
-        if collectives.rank() != 0:
-            return
         older = [path for path in complete(self._directory) if step_of(path) < step_of(newest)]
         for path in older[: -(self._keep - 1)]:
             doomed = path.with_name(f".{path.name}.pruned")
             path.rename(doomed)  # so that a kill leaves no incomplete checkpoint
             shutil.rmtree(doomed, ignore_errors=True)
-        _point_last(newest)
-        if self._directory.name == DIRECTORY:
-            kept = self._directory.parent / run_directory.OVERWRITTEN
-            shutil.rmtree(kept, ignore_errors=True)
 
     def path(self, step: int) -> Path:
         """Directory of the checkpoint of a step."""
@@ -126,8 +123,7 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """The newest complete checkpoint; ``None`` if there is none."""
         self.wait()
-        found = complete(self._directory)
-        return found[-1] if found else None
+        return next(reversed(complete(self._directory)), None)
 
     def close(self) -> None:
         """Wait for a pending save, and stop the writer."""
@@ -138,11 +134,7 @@ class Checkpoints:
                 self._executor.shutdown()
 
 
-def _chunk(name: str, tensor: Tensor) -> _Chunk:
-    if tensor.dtype not in safetensors_writer.DTYPES:
-        raise CheckpointError(
-            f"{name} is a tensor of {tensor.dtype}, which safetensors files cannot hold; convert it"
-        )
+def _chunk(tensor: Tensor) -> _Chunk:
     return _Chunk(dtensors.local(tensor), dtensors.offsets(tensor))
 
 
@@ -163,17 +155,16 @@ def _write(
     problem = None
     try:
         files = _write_own(partial, chunks)
-    except OSError as error:
-        problem = f"{error.strerror or error} (rank {collectives.rank()})"
+    except (OSError, CheckpointError) as error:
+        problem = f"{one_line(error)} (rank {collectives.rank()})"
     reports = collectives.gather([problem, files], group)
-    problems = [each[0] for each in reports if each[0]]
-    problem = problems[0] if problems else None
+    problem = next((each for each, _ in reports if each), None)
     if collectives.rank() == 0 and problem is None:
-        merged = {name: StoredFile(*each) for part in reports for name, each in part[1].items()}
+        merged = {name: StoredFile(*each) for _, part in reports for name, each in part.items()}
         try:
             _finish(path, partial, state_file.encode(replace(head, files=merged), tree))
         except OSError as error:
-            problem = error.strerror or str(error)
+            problem = one_line(error)
     problem = collectives.broadcast(problem, group)
     if problem is not None:
         if collectives.rank() == 0:
@@ -193,11 +184,9 @@ def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[An
     file = partial / f"rank-{collectives.rank():05d}.safetensors"
     offsets = {name: {"saved_offsets": each.offsets} for name, each in chunks.items()}
     tensors = {name: each.part for name, each in chunks.items()}
-    checksum = safetensors_writer.write(
-        file, tensors, {safetensors_writer.SHARDING: json.dumps(offsets)}
-    )
+    crc32 = stored_tensors.write(file, tensors, {stored_tensors.SHARDING: json.dumps(offsets)})
     _sync_directory(partial)
-    return {file.name: [file.stat().st_size, f"{checksum:08x}"]}
+    return {file.name: [file.stat().st_size, crc32]}
 
 
 def _finish(path: Path, partial: Path, state: bytes) -> None:
@@ -223,25 +212,19 @@ def _sync_directory(path: Path) -> None:
 def set_aside(directory: Path, resumed: Path) -> list[Path]:
     """Make a checkpoint the newest of its run: move those of an abandoned attempt away.
 
-    Args:
-        directory: Directory of the run's checkpoints.
-        resumed: The checkpoint from which training resumes. It is moved back if it was set aside
-            before.
-
-    Returns:
-        The new paths of the other checkpoints.
+    ``resumed``, from which training resumes, is moved back if it was set aside before. Return the
+    new paths of the other checkpoints.
     """
-    others = complete(directory)
-    if resumed.parent.resolve() == directory.resolve():
+    others, is_inside = complete(directory), resumed.parent.resolve() == directory.resolve()
+    if is_inside:
         others = [path for path in others if step_of(path) > step_of(resumed)]
-    moved = []
-    folders = (directory / f"{_ABANDONED}-{number}" for number in itertools.count(1))
+    folders = (directory / f"abandoned-{number}" for number in itertools.count(1))
     folder = next(each for each in folders if not each.exists())
+    if others:
+        folder.mkdir()
     # Newest first: if this is interrupted, the remaining checkpoints have no gap.
-    for path in reversed(others):
-        folder.mkdir(exist_ok=True)
-        moved.append(path.rename(folder / path.name))
-    if resumed.parent.resolve() != directory.resolve():
+    moved = [path.rename(folder / path.name) for path in reversed(others)]
+    if not is_inside:
         resumed.rename(directory / resumed.name)
     _point_last(directory / resumed.name)
     return sorted(moved)
@@ -251,4 +234,25 @@ def _point_last(checkpoint: Path) -> None:
     """Make ``last`` of the run directory a link to a checkpoint."""
     directory = checkpoint.parent
     if directory.name == DIRECTORY:
-        links.point(directory.parent / links.LAST, checkpoint)
+        run_directory.point(directory.parent / run_directory.LAST, checkpoint)
+
+
+def copy_linked(checkpoint: Path, folder: Path) -> Path:
+    """Copy a checkpoint into a folder, unless it is there; pruning it does not change the copy.
+
+    Files are hard links where the file system supports them, so that nothing is written twice.
+    """
+    copy = folder / checkpoint.name
+    if not copy.exists():
+        partial = folder / f".{checkpoint.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(checkpoint, partial, copy_function=_link)
+        partial.rename(copy)
+    return copy
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # this file system has no hard links
+        shutil.copy2(source, target)

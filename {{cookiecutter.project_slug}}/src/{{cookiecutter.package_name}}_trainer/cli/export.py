@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import Checkpoint, run_of, safetensors_writer
+from ..checkpoint import Checkpoint, run_of, stored_tensors
 from ..errors import ConfigurationError, Problems, UserError, one_line, shown
 from ..launch import files
 from ..module import TrainingModule
@@ -155,7 +155,7 @@ def _write_weights(source: _Source, file: Path) -> None:
                 f"{checkpoint.path}: {name} is a {type(value).__name__}; safetensors files contain "
                 "only tensors"
             )
-    safetensors_writer.write(file, weights, source.metadata())
+    stored_tensors.write(file, weights, {"format": "pt", **source.metadata()})
 
 
 def _write_program(source: _Source, file: Path) -> None:

@@ -44,12 +44,12 @@ class Results:
 
     def write_predictions(self, predictions: Mapping[str, Any]) -> None:
         """Write tensors of predictions by name, and print their number and the path."""
-        from ..checkpoint import safetensors_writer
+        from ..checkpoint import stored_tensors
 
         path = self._path("predictions", ".safetensors")
         replaced = _replaced(path)
         with files.replacing(path) as beside:
-            safetensors_writer.write(beside, predictions, {})
+            stored_tensors.write(beside, predictions, {})
         count = sum(map(len, predictions.values()))
         written = f"{count} predictions written to {self._shown(path)}"
         print(f"{written}{replaced}", flush=True)

@@ -5,9 +5,8 @@ of the step. Imports ``launch``, ``module`` and the folders below them.
 """
 
 from . import sequence
-from .batch_limit import BatchLimit
 from .feed import Feed, MicroBatch, Share
-from .feed_creation import feed_evaluation, feed_first, feed_trained, feed_training
+from .feed_creation import BatchLimit, feed_evaluation, feed_first, feed_trained, feed_training
 from .randomness import seed_everything
 from .samples import Splitter, batch_length, part_sizes
 from .sources import Data, LoadersByName

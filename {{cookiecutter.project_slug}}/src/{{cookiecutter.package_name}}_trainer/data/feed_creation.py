@@ -1,16 +1,59 @@
 """Create the feed of a loader: in the global order, or of a loader that is read as it is."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..errors import UserError
+from ..errors import ConfigurationError, UserError
 from . import scaling
-from .batch_limit import ALL, BatchLimit
-from .feed import Feed, OrderedFeed, ReplayFeed, Share
+from .feed import Feed, OrderedFeed, ReplayFeed, Share, length
 from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
+
+
+@dataclass(frozen=True)
+class BatchLimit:
+    """How many batches of an epoch are read.
+
+    Args:
+        option: Name of the option that sets it.
+        value: A number of batches, or a fraction: 1.0 is no limit.
+    """
+
+    option: str
+    value: int | float
+
+    def of(self, batches: int | None, accumulate: int = 1) -> int | None:
+        """The number of batches to read at most; ``None``: all.
+
+        Args:
+            batches: Batches of the epoch; ``None`` if unknown.
+            accumulate: Batches per optimizer step. A fraction is one of steps, rounded down.
+
+        Raises:
+            UserError: It is a fraction of an unknown number, or less than one step.
+        """
+        if type(self.value) is int:
+            return self.value
+        if self.value >= 1:
+            return None
+        given = f"{self.option}={self.value!r}:"
+        if batches is None:
+            raise UserError(f"{given} the loader has no length; give a whole number")
+        steps = -(-batches // accumulate)
+        # Not 2 of 10 for 0.3, because of the last bit of the product.
+        limited = int(round(steps * self.value, 6))
+        if limited < 1 <= steps:
+            raise UserError(
+                f"{given} this fraction of {steps} is less than 1; give a larger one, or a whole "
+                "number"
+            )
+        return limited * accumulate
+
+
+ALL = BatchLimit("", 1.0)
+"""No limit."""
 
 
 def feed_training(
@@ -33,41 +76,35 @@ def feed_training(
         global_batch_size: Replaces the loader's batch size if the trainer controls the order.
         in_global_order: False reads the loader as it is.
         uneven: As in :class:`ReplayFeed`.
-        limit: Batches of each replica to read of each epoch, a multiple of ``accumulate``; a
-            fraction is one of its steps.
+        limit: Batches of each replica to read of each epoch, a multiple of ``accumulate``.
         repeats: Read the first epoch again and again.
 
     Raises:
-        UserError: The dataset is empty, or the limit does not fit the loader.
+        UserError: The dataset is empty or smaller than a step, or the limit does not fit.
     """
-    if not (in_global_order and can_be_ordered(loader)):
-        if repeats:
-            raise UserError(
-                f"{limit.option}={limit.value!r}: the training loader is read as it is, and may "
-                "not repeat its batches; use a map-style dataset, torch's own samplers and "
-                "use_distributed_sampler=True, or limit_train_batches"
-            )
-        replayed = ReplayFeed(loader, share, accumulate, uneven, limit)
-        scaling.check_batches(replayed.batches, accumulate)
-        return replayed
-    batch_size = loader.batch_size or 1
-    if global_batch_size is not None:
-        batch_size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
-    samples = _samples(loader)
-    scaling.check_samples(samples, batch_size, share.replicas, accumulate, global_batch_size)
-    plan = BatchPlan(samples, batch_size, share.replicas, accumulate, loader.drop_last)
-    _refuse_empty(samples)
-    if plan.batches == 0:
-        raise UserError("the dataset is empty: there is nothing to read")
-    return _ordered(loader, _limited(plan, limit), share, shuffle=True, fill=True, repeats=repeats)
-
-
-def _limited(plan: BatchPlan, limit: BatchLimit) -> BatchPlan:
-    if limit.is_none:
-        return plan
-    if type(limit.value) is int:
-        return replace(plan, most=limit.value * plan.micro_batch)
-    return replace(plan, most=limit.of(plan.steps) * plan.global_batch)
+    if in_global_order and can_be_ordered(loader):
+        size = loader.batch_size or 1
+        if global_batch_size is not None:
+            size = scaling.device_batch_size(global_batch_size, share.replicas, accumulate)
+        plan = BatchPlan(_samples(loader), size, share.replicas, accumulate, loader.drop_last)
+        scaling.check_samples(plan, global_batch_size)
+        most = limit.of(plan.batches, accumulate)
+        plan = replace(plan, most=None if most is None else most * plan.micro_batch)
+        return _ordered(loader, plan, share, shuffle=True, fill=True, repeats=repeats)
+    if repeats:
+        raise UserError(
+            f"{limit.option}={limit.value!r}: the training loader is read as it is, and may "
+            "not repeat its batches; use a map-style dataset, torch's own samplers and "
+            "use_distributed_sampler=True, or limit_train_batches"
+        )
+    batches = length(loader)
+    feed = ReplayFeed(loader, share, accumulate, uneven, limit.of(batches, accumulate))
+    if feed.batches is not None and 0 < feed.batches < accumulate:
+        raise ConfigurationError(
+            f"accumulate_grad_batches={accumulate}: an optimizer step takes more batches than the "
+            f"{feed.batches} of the loader; use at most {feed.batches}"
+        )
+    return feed
 
 
 def feed_evaluation(
@@ -83,7 +120,7 @@ def feed_evaluation(
     Args:
         loader: The user's loader.
         share: The replica that reads.
-        in_global_order: False reads the loader as it is.
+        in_global_order: As in :func:`feed_training`.
         together: Give every replica the same number of batches; padding batches have no samples
             that count.
         limit: Batches of the loader to read, which are divided among the replicas: the samples
@@ -93,28 +130,20 @@ def feed_evaluation(
         UserError: The dataset is empty, or the limit does not fit the loader.
     """
     if not (in_global_order and can_be_ordered(loader)):
-        return ReplayFeed(loader, share, 1, "join" if together else "allow", limit)
+        most = limit.of(length(loader))
+        return ReplayFeed(loader, share, 1, "join" if together else "allow", most)
     samples, size = _samples(loader), loader.batch_size or 1
-    _refuse_empty(samples)
-    most = None if limit.is_none else limit.of(-(-samples // size)) * size
-    plan = BatchPlan(samples, size, share.replicas, most=most)
+    most = limit.of(-(-samples // size))
+    plan = BatchPlan(samples, size, share.replicas, most=None if most is None else most * size)
     return _ordered(loader, plan, share, shuffle=False, fill=together)
 
 
 def feed_first(
     loader: Iterable[Any], share: Share, *, in_global_order: bool, batches: int
 ) -> Feed | None:
-    """Feed of the first batches of an evaluation, in which all replicas read the same number.
+    """Feed of the first batches of an evaluation, the same number for each replica.
 
-    Args:
-        loader: The user's loader.
-        share: The replica that reads.
-        in_global_order: As in :func:`feed_evaluation`.
-        batches: Number of batches of each replica.
-
-    Returns:
-        The feed; ``None`` for a loader that is read as it is: reading it might change what it
-        yields later.
+    ``None`` for a loader that is read as it is: reading it might change what it yields later.
     """
     if not (in_global_order and can_be_ordered(loader)):
         return None
@@ -123,18 +152,11 @@ def feed_first(
 
 
 def feed_trained(loader: Iterable[Any], share: Share, *, training: Feed, together: bool) -> Feed:
-    """Feed for validation on the samples of a training feed that repeats its first epoch.
-
-    Args:
-        loader: The training loader.
-        share: The replica that reads.
-        training: Its training feed, of :func:`feed_training`.
-        together: As in :func:`feed_evaluation`.
-    """
+    """Feed for validation on the samples of a training feed that repeats its first epoch."""
     if not (isinstance(training, OrderedFeed) and can_be_ordered(loader)):
         raise TypeError("only a feed in the global order repeats an epoch")
-    plan = replace(training.plan, replicas=share.replicas, accumulate=1, drop_last=False)
-    plan = replace(plan, most=training.plan.samples_used)
+    plan, most = training.plan, training.plan.samples_used
+    plan = replace(plan, replicas=share.replicas, accumulate=1, drop_last=False, most=most)
     return _ordered(loader, plan, share, shuffle=True, fill=together)
 
 
@@ -147,17 +169,12 @@ def _ordered(
     fill: bool,
     repeats: bool = False,
 ) -> OrderedFeed:
-    keyed = needs_keys(loader)
-    order = GlobalOrder(
-        plan, share.replica, seed=share.seed, shuffle=shuffle, keyed=keyed, fill=fill
-    )
-    return OrderedFeed(order_globally(loader, order), order, share.seed, repeats)
-
-
-def _refuse_empty(samples: int) -> None:
-    if samples == 0:
-        raise UserError("the dataset is empty: it has no samples to make batches of")
+    order = GlobalOrder(plan, share.replica, share.seed, shuffle, needs_keys(loader), fill)
+    return OrderedFeed(order_globally(loader, order), order, repeats)
 
 
 def _samples(loader: DataLoader[Any]) -> int:
-    return len(loader.dataset)  # type: ignore[arg-type]
+    samples = len(loader.dataset)  # type: ignore[arg-type]
+    if samples == 0:
+        raise UserError("the dataset is empty: it has no samples to make batches of")
+    return samples

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..launch import collectives
-from . import moving
+from .moving import leaves
 
 _VALUES = 1024  # of a tensor
 _DEPTH = 3  # of objects in a batch
@@ -20,13 +20,9 @@ _HOW = "by data_index and data_replicas of the module or the data module"
 
 
 def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool) -> Iterator[Any]:
-    """Yield batches, and compare the first one with that of the other ranks.
+    """Yield the batches of a replica's rank, and compare the first one with that of other ranks.
 
-    Args:
-        batches: Batches of this rank, on the CPU.
-        replica: The data-parallel replica of this rank.
-        replicas: Number of replicas.
-        tells: Print a note if replicas read the same.
+    ``tells``: print a note if replicas read the same.
 
     Raises:
         UserError: Ranks of a replica have read different batches; on every rank.
@@ -49,16 +45,13 @@ def fingerprint(batch: Any) -> int:
 
     Only values on the CPU count. Rounded, because CPUs may differ in the last bit.
     """
-    digest = hashlib.blake2b(digest_size=8)
-    for text in _texts(batch, _DEPTH):
-        digest.update(text.encode() + b"\0")
-    return int.from_bytes(digest.digest(), "little") >> 1
+    text = "\0".join(_texts(batch, _DEPTH))
+    digest = hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def _texts(batch: Any, depth: int) -> Iterator[str]:
-    leaves: list[Any] = []
-    moving.mapped(batch, leaves.append)
-    for value in leaves:
+    for value in leaves(batch):
         if isinstance(value, Tensor | np.ndarray):
             yield f"{value.dtype} {tuple(value.shape)}"
             yield from map(_rounded, _some(value))
@@ -77,9 +70,8 @@ def _some(value: Any) -> list[Any]:
         is_plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
         if value.device.type != "cpu" or not is_plain:
             return []
-        flat: Any = value.detach().reshape(-1)
-    else:
-        flat = value.reshape(-1)
+        value = value.detach()
+    flat = value.reshape(-1)
     count = len(flat)
     if count > _VALUES:  # a prime stride: no column of a matrix
         flat = flat[np.arange(_VALUES) * 7919 % count]
@@ -93,25 +85,23 @@ def _rounded(value: Any) -> str:
 
 def _compare(found: Iterable[list[int]], tells: bool) -> None:
     """Compare the replicas and fingerprints of ranks, in their order."""
-    by_replica: dict[int, dict[int, int]] = defaultdict(dict)
+    in_replica: dict[int, dict[int, int]] = defaultdict(dict)  # first rank by fingerprint
+    readers: dict[int, dict[int, int]] = defaultdict(dict)  # first rank by replica
     for rank, (replica, value) in enumerate(found):
-        by_replica[replica].setdefault(value, rank)
-    for values in by_replica.values():
-        if len(values) > 1:
+        in_replica[replica].setdefault(value, rank)
+        readers[value].setdefault(replica, rank)
+    for ranks in in_replica.values():
+        if len(ranks) > 1:
             raise UserError(
-                f"ranks {_listed(values.values())} are in one replica and have read different "
+                f"ranks {_listed(ranks.values())} are in one replica and have read different "
                 f"batches: all ranks of a replica must read the same; split the data {_HOW}, not "
                 "by rank"
             )
-    readers: dict[int, list[int]] = defaultdict(list)
-    for values in by_replica.values():
-        for value, rank in values.items():
-            readers[value].append(rank)
     most = max(readers.values(), key=len)
     if tells and len(most) > 1 and collectives.rank() == 0:
         print(
-            f"note: ranks {_listed(most)} have read the same first batch: the loader is read as it "
-            f"is, and each sample then counts {len(most)} times; split the data {_HOW}",
+            f"note: ranks {_listed(most.values())} have read the same first batch: the loader is "
+            f"read as it is, and each sample then counts {len(most)} times; split the data {_HOW}",
             file=sys.stderr,
             flush=True,
         )

@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,31 +13,21 @@ from ..checkpoint.state_file import Packing, unpack
 from . import randomness
 
 T = TypeVar("T")
-_METHODS = ("state_dict", "load_state_dict")
 # A batch is read one ahead to know the last one, and another one ahead to copy it to a GPU.
 _KEPT = 4
+_HIDDEN = (
+    "workers read copies of the dataset, so its state_dict is not saved, and a resume within "
+    "an epoch reads the earlier batches again; use torchdata's StatefulDataLoader"
+)
+NEW_RANDOM = (
+    "workers go on from the loader's position, but with new random numbers: keep the state of a "
+    "generator in the dataset's state_dict"
+)
 
 
-class Resumable(Protocol):
-    """A loader or dataset with a position: torchdata's ``StatefulDataLoader``, for example."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-def find(loader: object) -> Resumable | None:
-    """What says the position of a loader: the loader itself, or its dataset without workers."""
-    dataset = getattr(loader, "dataset", None)
-    if _is_resumable(loader):
-        return cast(Resumable, loader)
-    if _is_resumable(dataset) and not getattr(loader, "num_workers", 0):
-        return cast(Resumable, dataset)
-    return None
-
-
-def is_hidden(loader: object) -> bool:
-    """Whether the dataset could say its position, but workers read copies of it."""
-    return find(loader) is None and _is_resumable(getattr(loader, "dataset", None))
+def remarks(loader: object) -> list[str]:
+    """What to print of a loader without :func:`positions`."""
+    return [_HIDDEN] if _is_resumable(getattr(loader, "dataset", None)) else []
 
 
 def note_unused(batches: int) -> str:
@@ -49,7 +39,8 @@ def note_unused(batches: int) -> str:
 
 
 def _is_resumable(owner: object) -> bool:
-    return all(callable(getattr(owner, name, None)) for name in _METHODS)
+    methods = "state_dict", "load_state_dict"
+    return all(callable(getattr(owner, name, None)) for name in methods)
 
 
 @dataclass(frozen=True)
@@ -60,40 +51,42 @@ class Saved:
     random: randomness.State
 
 
-class Positions:
-    """Notes the positions of a loader after its newest batches.
+def positions(loader: Any, reader: tuple[int, int]) -> "Positions | None":
+    """The positions of a loader with a ``state_dict``, or of its dataset without workers.
 
-    Args:
-        owner: What says the position.
-        reader: The replica that reads, and the number of replicas.
+    ``reader``: the replica that reads, and the number of replicas.
     """
+    if _is_resumable(loader):
+        return Positions(loader, reader)
+    dataset = getattr(loader, "dataset", None)
+    if _is_resumable(dataset) and not getattr(loader, "num_workers", 0):
+        return Positions(dataset, reader)
+    return None
 
-    def __init__(self, owner: Resumable, reader: tuple[int, int]) -> None:
+
+class Positions:
+    """Notes the positions of a loader, or dataset, after its newest batches."""
+
+    def __init__(self, owner: Any, reader: tuple[int, int]) -> None:
         self._owner, self._reader = owner, reader
         self._noted: dict[int, tuple[dict[str, Any], randomness.Snapshot]] = {}
 
-    def noted(self, batches: Iterator[T], number: int, stream: randomness.Stream) -> Iterator[T]:
-        """Yield the batches of an epoch from ``number`` on; note the position before each."""
-        self._noted.clear()
-        end = object()
-        while True:
+    def noted(self, batches: Iterator[T], first: int, stream: randomness.Stream) -> Iterator[T]:
+        """Yield the batches of an epoch from ``first`` on; note the position before each."""
+        self._noted = {first: self._now(stream)}
+        for number, batch in enumerate(batches, first + 1):
+            yield batch
             self._noted.pop(number - _KEPT, None)
-            self._noted[number] = copy.deepcopy(self._owner.state_dict()), stream.position
-            batch = next(batches, end)
-            if batch is end:
-                return
-            yield cast(T, batch)
-            number += 1
+            self._noted[number] = self._now(stream)
+
+    def _now(self, stream: randomness.Stream) -> tuple[dict[str, Any], randomness.Snapshot]:
+        return copy.deepcopy(self._owner.state_dict()), stream.position
 
     def state(self, batches: int, *, is_start: bool = False) -> dict[str, Tensor]:
-        """The position after so many batches as tensors; empty if it was not noted.
+        """The position after so many batches of the epoch as tensors; empty if it was not noted.
 
-        Args:
-            batches: Number of batches of the epoch.
-            is_start: The next epoch is read from there.
-
-        Raises:
-            CheckpointError: The loader's state contains an unsupported type.
+        ``is_start``: the next epoch is read from there. Raises CheckpointError if the loader's
+        state contains an unsupported type.
         """
         if batches not in self._noted:
             return {}
@@ -111,13 +104,11 @@ class Positions:
         """Read a result of :meth:`state`; ``None`` if another replica or position saved it."""
         if state["reader"].tolist() != [*self._reader, batches]:
             return None
-        parts: dict[str, dict[str, Tensor]] = {"tensor": {}, "random": {}}
-        for name, value in state.items():
-            part, slash, rest = name.partition("/")
-            if slash:
-                parts[part][rest] = value
-        tree = json.loads(bytes(state["tree"].numpy()))
-        return Saved(unpack(tree, parts["tensor"]), parts["random"])
+        tensors, random = (
+            {name.removeprefix(part): state[name] for name in state if name.startswith(part)}
+            for part in ("tensor/", "random/")
+        )
+        return Saved(unpack(json.loads(bytes(state["tree"].numpy())), tensors), random)
 
     def load(self, saved: Saved) -> None:
         """Set the loader to a position, before it is read."""

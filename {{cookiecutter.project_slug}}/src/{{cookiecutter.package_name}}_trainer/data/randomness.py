@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import random
 import struct
 from collections.abc import Iterator, Sequence
@@ -22,16 +23,12 @@ def mix(*parts: int) -> int:
 def seed_everything(seed: int) -> None:
     """Seed torch (all devices), NumPy and Python."""
     torch.manual_seed(seed)
-    _seed_host_libraries(seed)
+    seed_sample(seed)
 
 
 def seed_sample(seed: int) -> None:
     """Seed the generators that an augmentation may use: torch's CPU generator, NumPy and Python."""
     torch.default_generator.manual_seed(seed)
-    _seed_host_libraries(seed)
-
-
-def _seed_host_libraries(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
 
@@ -40,8 +37,6 @@ def use_deterministic_algorithms(deterministic: bool) -> None:
     """Use deterministic kernels in torch; operations that have none raise an error."""
     if deterministic:
         # Before the first use of cuBLAS: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
-        import os
-
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
     # Calling it at all imports torch's compiler: two seconds, even in a process that only launches.
@@ -96,44 +91,6 @@ def _accelerators(devices: Sequence[torch.device]) -> dict[str, torch.device]:
     return {f"{each.type}-{index}" if index else each.type: each for index, each in enumerate(used)}
 
 
-class Stream:
-    """A separate random stream: inside ``with stream:`` the host's generators are this stream's.
-
-    Random numbers drawn inside (by a sampler, an augmentation, a collate function) do not affect
-    the model's own randomness, such as dropout.
-    """
-
-    def __init__(self, seed: int) -> None:
-        with kept():
-            seed_sample(seed)
-            self.position = Snapshot()
-        self._outside = self.position
-
-    def __enter__(self) -> None:
-        self._outside = Snapshot()
-        self.position.restore()
-
-    def __exit__(self, *error: object) -> None:
-        self.position = Snapshot()
-        self._outside.restore()
-
-    def load_state(self, state: State) -> None:
-        """Set this stream to a state of :meth:`Snapshot.state`."""
-        with kept():
-            set_host_state(state)
-            self.position = Snapshot()
-
-
-@contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """Restore the host's generators at the end of this context."""
-    outside = Snapshot()
-    try:
-        yield
-    finally:
-        outside.restore()
-
-
 class Snapshot:
     """The host's generators in their own formats: ten times faster than tensors."""
 
@@ -152,3 +109,40 @@ class Snapshot:
         with kept():
             self.restore()
             return host_state()
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Restore the host's generators at the end of this context."""
+    outside = Snapshot()
+    try:
+        yield
+    finally:
+        outside.restore()
+
+
+class Stream:
+    """A separate random stream: inside ``with stream:`` the host's generators are this stream's.
+
+    Random numbers drawn inside (by a sampler, an augmentation, a collate function) do not affect
+    the model's own randomness, such as dropout.
+    """
+
+    def __init__(self, seed: int) -> None:
+        with kept():
+            seed_sample(seed)
+            self.position = Snapshot()
+
+    def __enter__(self) -> None:
+        self._outside = Snapshot()
+        self.position.restore()
+
+    def __exit__(self, *error: object) -> None:
+        self.position = Snapshot()
+        self._outside.restore()
+
+    def load_state(self, state: State) -> None:
+        """Set this stream to a state of :meth:`Snapshot.state`."""
+        with kept():
+            set_host_state(state)
+            self.position = Snapshot()

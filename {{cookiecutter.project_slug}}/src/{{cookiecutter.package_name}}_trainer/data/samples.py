@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import UserError
-from . import loaders, moving
+from .moving import leaves, mapped
 
 
 def batch_length(batch: Any, expected: int | None = None) -> int:
@@ -25,11 +25,28 @@ def batch_length(batch: Any, expected: int | None = None) -> int:
         expected: The number for which it was made, if it is known: it tells whether a list of
             tensors is one of samples.
     """
-    lengths = [len(each) for each in _leaves(batch) if _has_length(each)]
-    for number in dict.fromkeys([expected, *lengths[:1], *_list_lengths(batch)]):
+    lengths = [len(each) for each in leaves(batch) if _has_length(each)]
+    inner: list[int] = []
+
+    def note(value: Any) -> bool:
+        if isinstance(value, list | tuple) and value is not batch:
+            inner.append(len(value))
+        return False
+
+    leaves(batch, note)
+    for number in dict.fromkeys([expected, *lengths[:1], *inner]):
         if number and _samples_in(batch, number) is not None:
             return number
     return next((each for each in lengths if each != 1), expected or 1)
+
+
+def is_empty(batch: Any) -> bool:
+    """Whether a batch contains tensors, and all of them are empty."""
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if isinstance(first, Tensor) and first.ndim and first.shape[0]:
+        return False  # nearly all batches, in a third of the time
+    lengths = [len(each) for each in leaves(batch) if isinstance(each, Tensor) and each.ndim]
+    return bool(lengths) and not any(lengths)
 
 
 def part_sizes(samples: int, count: int) -> list[int]:
@@ -65,7 +82,7 @@ class Splitter:
                     return value.split(list(sizes))[number]
                 return value[end - sizes[number] : end] if _has_length(value) else value
 
-            return moving.mapped(batch, cut, is_of_samples)
+            return mapped(batch, cut, is_of_samples)
 
         return [part(number, end) for number, end in enumerate(accumulate(sizes))]
 
@@ -84,7 +101,7 @@ def _samples_in(batch: Any, number: int, are_lists: bool = False) -> Callable[[A
     def of_others(value: Any) -> bool:
         if value is batch:
             return is_list(value) and all(isinstance(each, str) for each in value)
-        return is_list(value) and not any(map(_is_splittable, _leaves(value)))
+        return is_list(value) and not any(map(_is_splittable, leaves(value)))
 
     ways: list[Callable[[Any], bool]] = [
         of_others,
@@ -92,16 +109,10 @@ def _samples_in(batch: Any, number: int, are_lists: bool = False) -> Callable[[A
         lambda value: value is batch and is_list(value),
     ]
     for way in reversed(ways) if are_lists else ways:
-        found = _leaves(batch, way)
-        if all(_has_length(each) and len(each) == number for each in found if _is_splittable(each)):
+        found = filter(_is_splittable, leaves(batch, way))
+        if all(_has_length(each) and len(each) == number for each in found):
             return way
     return None
-
-
-def _leaves(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    found: list[Any] = []
-    moving.mapped(batch, found.append, is_leaf)
-    return found
 
 
 def _is_object(value: Any) -> bool:
@@ -126,16 +137,9 @@ def _are_alike(values: Sequence[Any]) -> bool:
     return len(kinds) == 1
 
 
-def _list_lengths(value: Any) -> list[int]:
-    """The lengths of the lists in a batch."""
-    parts = loaders.parts(value)
-    own = [len(each) for each in parts if isinstance(each, list | tuple)]
-    return own + [length for each in parts for length in _list_lengths(each)]
-
-
 def _reason(batch: Any, number: int) -> str:
     advice = "or use a strategy that does not split batches, such as 'ddp'"
-    found = [each for each in _leaves(batch) if _is_splittable(each)]
+    found = list(filter(_is_splittable, leaves(batch)))
     for each in found:
         if not _has_length(each):
             return (

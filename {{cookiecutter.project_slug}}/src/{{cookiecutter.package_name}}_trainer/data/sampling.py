@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import (
     DataLoader,
@@ -24,7 +25,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from ..errors import UserError
 from . import randomness
 
 Key = int | tuple[int, int]
@@ -102,6 +102,7 @@ class BatchPlan:
         return (end - begin) * self.replicas / in_step
 
 
+@dataclass(eq=False)
 class GlobalOrder(Sampler[list[Key]]):
     """Batch sampler of one replica, in the global order.
 
@@ -115,56 +116,36 @@ class GlobalOrder(Sampler[list[Key]]):
             weight 0 in the plan: for training, where every replica must take part in every step.
     """
 
-    def __init__(
-        self,
-        plan: BatchPlan,
-        replica: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        keyed: bool,
-        fill: bool,
-    ) -> None:
-        self.plan = plan
-        self.replica = replica
-        self.seed = seed
-        self.shuffle = shuffle
-        self.keyed = keyed
-        self.fill = fill
-        self.epoch = 0
-        self.start = 0
+    plan: BatchPlan
+    replica: int
+    seed: int
+    shuffle: bool
+    keyed: bool
+    fill: bool
+    epoch: int = 0
+    start: int = 0
 
     def set_position(self, epoch: int, batch: int) -> None:
         """Set the epoch and batch at which the next iteration starts."""
         self.epoch, self.start = epoch, batch
 
     def __len__(self) -> int:
-        return self.plan.batches
-
-    def order(self) -> list[int]:
-        """All indices of the epoch, in order."""
-        if not self.shuffle:
-            return list(range(self.plan.samples))
-        generator = torch.Generator().manual_seed(randomness.mix(self.seed, self.epoch))
-        return torch.randperm(self.plan.samples, generator=generator).tolist()
+        begin, end = self.plan.part(self.plan.batches - 1, self.replica)
+        return self.plan.batches - (begin == end and not self.fill)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order, epoch, plan = self.order(), self.epoch, self.plan
-        size, stride = plan.batch_size, plan.micro_batch
-        full, offset = plan.samples_used // stride, self.replica * size
-        for batch in range(self.start, plan.batches):
-            if batch < full:
-                begin = batch * stride + offset
-                end = begin + size
-            else:
-                begin, end = plan.part(batch, self.replica)
+        epoch, plan, order = self.epoch, self.plan, self._shuffled() if self.shuffle else None
+        for batch in range(self.start, len(self)):
+            begin, end = plan.part(batch, self.replica)
             if begin == end:
-                if not self.fill:
-                    continue
                 begin, _ = plan.part(batch, 0)
                 end = begin + 1
-            indices = order[begin:end]
+            indices = range(begin, end) if order is None else order[begin:end].tolist()
             yield [(epoch, index) for index in indices] if self.keyed else list(indices)
+
+    def _shuffled(self) -> Tensor:
+        generator = torch.Generator().manual_seed(randomness.mix(self.seed, self.epoch))
+        return torch.randperm(self.plan.samples, generator=generator)
 
 
 class KeyedDataset(Dataset[Any]):
@@ -181,13 +162,7 @@ class KeyedDataset(Dataset[Any]):
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, index = key
         randomness.seed_sample(randomness.mix(self.seed, epoch, index))
-        try:
-            return self.dataset[index]
-        except StopIteration as end:  # it would end the epoch early
-            raise UserError(
-                f"the dataset raised StopIteration for sample {index}: raise IndexError or another "
-                "error instead"
-            ) from end
+        return self.dataset[index]
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]

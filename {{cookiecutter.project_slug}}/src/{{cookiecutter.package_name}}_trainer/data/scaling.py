@@ -1,6 +1,7 @@
-"""How batch sizes, steps and learning rates scale with the number of devices."""
+"""How batch sizes and steps scale with the number of devices."""
 
 from ..errors import ConfigurationError
+from .sampling import BatchPlan
 
 
 def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) -> int:
@@ -20,40 +21,24 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
     return global_batch_size // shares
 
 
-def check_samples(
-    samples: int, batch_size: int, replicas: int, accumulate: int, global_batch_size: int | None
-) -> None:
-    """Check that the batch of a step is not larger than the dataset.
+def check_samples(plan: BatchPlan, global_batch_size: int | None) -> None:
+    """Check that a dataset has enough samples for a step.
 
     Raises:
-        ConfigurationError: It is larger.
+        ConfigurationError: It has fewer.
     """
-    total = batch_size * replicas * accumulate
-    if not 0 < samples < total:
+    if plan.samples >= plan.global_batch:
         return
-    given = (
-        f"global_batch_size={global_batch_size}"
-        if global_batch_size is not None
-        else f"batch_size={batch_size} x {replicas} replicas x accumulate_grad_batches={accumulate}"
-        f" = {total}"
-    )
-    raise ConfigurationError(
-        f"{given}: an optimizer step takes more samples than the {samples} of the dataset; use at "
-        f"most {samples}"
-    )
-
-
-def check_batches(batches: int | None, accumulate: int) -> None:
-    """Check that a loader yields enough batches for one step, if its length is known.
-
-    Raises:
-        ConfigurationError: It yields fewer.
-    """
-    if batches is not None and 0 < batches < accumulate:
-        raise ConfigurationError(
-            f"accumulate_grad_batches={accumulate}: an optimizer step takes more batches than the "
-            f"{batches} of the loader; use at most {batches}"
+    given = f"global_batch_size={global_batch_size}"
+    if global_batch_size is None:
+        given = (
+            f"batch_size={plan.batch_size} x {plan.replicas} replicas x "
+            f"accumulate_grad_batches={plan.accumulate} = {plan.global_batch}"
         )
+    raise ConfigurationError(
+        f"{given}: an optimizer step takes more samples than the {plan.samples} of the dataset; "
+        f"use at most {plan.samples}"
+    )
 
 
 def total_steps(

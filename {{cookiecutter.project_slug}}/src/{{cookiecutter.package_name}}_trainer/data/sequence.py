@@ -8,7 +8,7 @@ whole sequence, and each function is the plain operation.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,17 +20,7 @@ class Slices(Protocol):
     def split(self, tensor: Tensor, dim: int) -> Tensor: ...
     def gather(self, tensor: Tensor, dim: int) -> Tensor: ...
     def mean(self, values: Tensor, count: Tensor | int) -> Tensor: ...
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Tensor: ...
+    def attention(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
 
 class _Step:
@@ -53,22 +43,13 @@ def split(tensor: Tensor, dim: int) -> Tensor:
     """Take this process' slice of a sequence that every process of the group has.
 
     Split everything that has one entry per position: tokens, targets, position numbers, and the
-    rows of an attention mask.
-
-    Args:
-        tensor: The whole sequence, the same on every process.
-        dim: Its sequence dimension.
+    rows of an attention mask. ``dim`` is the dimension of positions.
     """
     return tensor if _Step.slices is None else _Step.slices.split(tensor, dim)
 
 
 def gather(tensor: Tensor, dim: int) -> Tensor:
-    """Join the slices of all processes: the inverse of :func:`split`, on every process.
-
-    Args:
-        tensor: This process' slice.
-        dim: Its sequence dimension.
-    """
+    """Join the slices of all processes: the inverse of :func:`split`, on every process."""
     return tensor if _Step.slices is None else _Step.slices.gather(tensor, dim)
 
 
@@ -100,23 +81,13 @@ def attention(
 ) -> Tensor:
     """Let this process' positions attend to those of all processes.
 
-    The arguments are those of ``torch.nn.functional.scaled_dot_product_attention``.
-
-    Args:
-        query: Of this process' positions, (…, heads, positions, width).
-        key: Of this process' positions.
-        value: Of this process' positions.
-        attn_mask: Its rows (dimension -2) are this process' queries, or it has one row for all
-            queries; its columns are the keys of the whole sequence.
-        dropout_p: Probability with which attention weights are dropped.
-        is_causal: Each position attends to itself and earlier ones, also of other processes.
-        scale: Factor of the scores; default: 1 / sqrt(width).
-        enable_gqa: Several heads of queries share one head of keys and values.
+    The arguments are those of ``torch.nn.functional.scaled_dot_product_attention``. Of a sequence,
+    ``query``, ``key`` and ``value`` are this process' slices, and the mask has the rows of its
+    queries, or one row for all, and the columns of all keys.
     """
-    if _Step.slices is None:
-        return scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    return _Step.slices.attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-    )
+    attend: Any = scaled_dot_product_attention
+    if _Step.slices is not None:
+        attend = _Step.slices.attention
+    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    attended: Tensor = attend(query, key, value, attn_mask, dropout_p, **options)
+    return attended

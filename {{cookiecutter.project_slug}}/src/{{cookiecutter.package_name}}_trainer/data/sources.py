@@ -1,21 +1,28 @@
-"""What a command needs from a module: the hooks it overrides, and loaders."""
+"""What a command needs from a module: the hooks it overrides, and loaders.
+
+A loader is an iterable of batches, such as a DataLoader. For evaluation there may be several, in a
+dict by name.
+"""
 
 import inspect
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, Literal, cast
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..errors import ConfigurationError, UserError
+from ..errors import ConfigurationError, UserError, shown
 from ..module import (
+    DataHooks,
     DataModule,
     Loader,
-    StageHooks,
     TrainingModule,
     problems_of_names,
     problems_of_signatures,
 )
-from . import loaders
 
 Data = DataModule | Loader | Mapping[str, Loader] | None
 LoadersByName = Mapping[str, Loader]
@@ -23,7 +30,6 @@ LoadersByName = Mapping[str, Loader]
 _Evaluation = Literal["val", "test", "predict"]
 
 _STEPS = {"val": "validation_step", "test": "test_step", "predict": "predict_step"}
-
 _GIVEN = "the trainer was given"
 _RETURNS = {
     "training_step": "the loss of a batch",
@@ -32,6 +38,10 @@ _RETURNS = {
     "predict_step": "predictions for a batch, or forward, which it calls by default",
     "configure_optimizers": "the optimizers",
 }
+_MOST_WORKERS = 64  # for each core: workers that wait for a network may be many more than cores
+
+
+# --- hooks ---------------------------------------------------------------------------------------
 
 
 def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
@@ -46,7 +56,7 @@ def missing(module: TrainingModule, names: Sequence[str]) -> list[str]:
 
 def check(module: TrainingModule, *names: str) -> None:
     """Raise ConfigurationError if a module does not override a hook, or one cannot be called."""
-    lines = missing(module, names) + problems_of_signatures(module, StageHooks)
+    lines = missing(module, names) + problems_of_signatures(module, DataHooks)
     lines += [line for name in names for line in _with_index(module, name, is_needed=True)]
     if lines:
         raise ConfigurationError(lines)
@@ -71,26 +81,20 @@ def _with_index(module: TrainingModule, step: str, *, is_needed: bool) -> list[s
     ]
 
 
-def training_loader(data: Data, module: TrainingModule) -> Loader:
-    """Get the training loader: the given one, or that of the data module or the module.
+# --- loaders -------------------------------------------------------------------------------------
 
-    Raises:
-        UserError: There is none, or it is not an iterable of batches.
-    """
+
+def training_loader(data: Data, module: TrainingModule) -> Loader:
+    """Get the training loader: the given one, or that of the data module or the module."""
     made, source = _made(data, module, "train")
-    loaders.check(made, source)
-    loaders.check_repeats(made, source)
+    _check_loader(made, source)
+    _check_repeats(made, source)
     return cast(Loader, made)
 
 
 def evaluation_loaders(data: Data, module: TrainingModule, stage: _Evaluation) -> LoadersByName:
-    """Get the loaders of an evaluation: the given ones, or those of data module or module.
-
-    Raises:
-        UserError: There are none, or one is not an iterable of batches.
-    """
-    made, source = _made(data, module, stage)
-    return _named(made, source, module, stage)
+    """Get the loaders of an evaluation: the given ones, or those of data module or module."""
+    return _named(*_made(data, module, stage), module, stage)
 
 
 def validation_loaders(data: Data, module: TrainingModule, given: Data) -> LoadersByName:
@@ -101,24 +105,25 @@ def validation_loaders(data: Data, module: TrainingModule, given: Data) -> Loade
     if given is None:
         return {}
     check(module, "validation_step")
-    loaders.check_repeats(given, source)
+    _check_repeats(given, source)
     return _named(given, source, module, "val")
 
 
 def check_given(data: Data, *, is_training: bool = False) -> None:
     """Check an argument: loaders of batches, or a data module without hooks of other trainers."""
     if isinstance(data, DataModule):
-        lines = problems_of_names(type(data), DataModule) + problems_of_signatures(data, StageHooks)
+        lines = problems_of_names(type(data), DataModule) + problems_of_signatures(data, DataHooks)
         if lines:
             raise ConfigurationError(lines)
+    elif data is not None and is_training:
+        _check_loader(data, _GIVEN)
+        _check_repeats(data, _GIVEN)
     elif data is not None:
-        (loaders.check if is_training else loaders.by_name)(data, _GIVEN)
-        if is_training:
-            loaders.check_repeats(data, _GIVEN)
+        _by_name(data, _GIVEN)
 
 
 def _named(made: object, source: str, module: TrainingModule, stage: _Evaluation) -> LoadersByName:
-    named = loaders.by_name(made, source)
+    named = _by_name(made, source)
     if "" not in named and (lines := _with_index(module, _STEPS[stage], is_needed=False)):
         raise ConfigurationError(lines)
     return named
@@ -137,3 +142,68 @@ def _made(data: Data, module: TrainingModule, stage: str) -> tuple[object, str]:
 def _called(owner: DataModule | TrainingModule, stage: str) -> tuple[Any, str]:
     name = f"{stage}_dataloader"
     return getattr(owner, name)(), f"{type(owner).__name__}.{name} returned"
+
+
+def _by_name(loader: Any, source: str) -> dict[str, Any]:
+    """Check the loaders of an evaluation, and return them by name, ``""`` for a single one."""
+    if not isinstance(loader, Mapping):
+        if _is_several(loader):
+            raise UserError(
+                f"{source} a {type(loader).__name__} of loaders: give a dict of them by name, such "
+                "as {'clean': …, 'noisy': …}; their values are logged as val_loss/clean, "
+                "val_loss/noisy"
+            )
+        _check_loader(loader, source)
+        return {"": loader}
+    if not loader:
+        raise UserError(f"{source} an empty dict: give one loader, or a dict of them by name")
+    for name, each in loader.items():
+        if not isinstance(name, str) or not name.isprintable() or not name.strip():
+            raise UserError(f"{source} a loader named {shown(name)}: give each a name, a string")
+        _check_loader(each, f"{source}, as {name!r},")
+    return dict(loader)
+
+
+def _check_loader(loader: Any, source: str) -> None:
+    """Refuse what is not an iterable of batches, or has too many workers."""
+    kind = type(loader).__name__
+    if isinstance(loader, Dataset):
+        raise UserError(
+            f"{source} {kind}, a dataset, which yields single samples: return "
+            f"DataLoader({kind}(…), batch_size=…)"
+        )
+    if _is_several(loader):
+        raise UserError(
+            f"{source} a {kind} of loaders: one loader is supported; join the datasets with "
+            "torch.utils.data.ConcatDataset, or give one of them"
+        )
+    if isinstance(loader, Mapping | str | bytes | Tensor) or not hasattr(loader, "__iter__"):
+        raise UserError(
+            f"{source} {kind}, which is not an iterable of batches: return a DataLoader, or "
+            "another iterable whose every element is a batch"
+        )
+    workers, cores = getattr(loader, "num_workers", 0), os.cpu_count() or 1
+    if isinstance(workers, int) and workers > _MOST_WORKERS * cores:
+        raise UserError(
+            f"{source} a loader with num_workers={workers}: each is a process, and this machine "
+            f"has {cores} cores; give at most {_MOST_WORKERS * cores}"
+        )
+
+
+def _check_repeats(loader: Any, source: str) -> None:
+    """Refuse a loader that cannot be read in each epoch: a generator is empty after the first."""
+    for each in loader.values() if isinstance(loader, Mapping) else [loader]:
+        # Other classes may begin again in their __iter__.
+        is_plain = isinstance(each, Iterator) and not isinstance(type(each).__iter__, FunctionType)
+        if is_plain or isinstance(each, _BaseDataLoaderIter):
+            raise UserError(
+                f"{source} a {type(each).__name__}, which can be read only once, and a fit reads "
+                "it in each epoch: return a DataLoader, or an object whose __iter__ begins again"
+            )
+
+
+def _is_several(loader: Any) -> bool:
+    several = loader.values() if isinstance(loader, Mapping) else loader
+    return isinstance(loader, Mapping | list | tuple) and any(
+        isinstance(each, DataLoader | Dataset) for each in several
+    )

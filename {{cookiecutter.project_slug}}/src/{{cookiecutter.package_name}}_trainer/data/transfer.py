@@ -8,7 +8,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,33 +18,24 @@ from . import moving
 from .feed import Feed, MicroBatch
 
 
-class CopyStream(Protocol):
-    """A stream on which batches are copied in parallel with computation."""
+class CopyStream:
+    """A stream of a GPU on which batches are copied in parallel with computation."""
 
-    def copying(self) -> AbstractContextManager[Any]:
-        """Enqueue copies made in this context on this stream; the host does not wait."""
-        ...
-
-    def hand_over(self, tensors: Sequence[Tensor]) -> None:
-        """Make later computation wait for all copies so far; the host does not wait.
-
-        Args:
-            tensors: Copies whose memory must not be reused before the computation has ended.
-        """
-        ...
-
-
-class _SideStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._gpu: Any = torch.get_device_module(device)  # torch.cuda
         self._stream = self._gpu.Stream(device)
 
     def copying(self) -> AbstractContextManager[Any]:
+        """Enqueue copies made in this context on this stream; the host does not wait."""
         within: AbstractContextManager[Any] = self._gpu.stream(self._stream)
         return within
 
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
+        """Make later computation wait for all copies so far; the host does not wait.
+
+        The memory of the tensors, which are copies, is not reused before the computation has ended.
+        """
         computing = self._gpu.current_stream(self._device)
         computing.wait_stream(self._stream)
         for each in tensors:
@@ -53,7 +44,7 @@ class _SideStream:
 
 def copy_stream(device: torch.device) -> CopyStream | None:
     """A side stream of a GPU; ``None`` for the CPU."""
-    return _SideStream(device) if device.type != "cpu" else None
+    return CopyStream(device) if device.type != "cpu" else None
 
 
 def read(
@@ -62,22 +53,47 @@ def read(
     """Yield the batches of an epoch; those for a GPU are copied one batch ahead.
 
     Objects with their own ``to`` method and subclasses of Tensor are left for the step's own
-    stream: it is unknown when their memory can be reused.
-
-    Args:
-        feed: Yields the batches.
-        epoch: The epoch to read.
-        start: Number of the first batch.
-        device: Target device.
-        dtype: Cast floating-point tensors to it on the device; ``None``: no cast.
+    stream: it is unknown when their memory can be reused. ``dtype``: as in :func:`moving.move`.
     """
-    batches = feed.epoch(epoch, start)
-    stream = copy_stream(device)
+    batches, stream = feed.epoch(epoch, start), copy_stream(device)
     if stream is None:
         return batches
-    # Without a plan, the ranks exchange the length of each batch. A rank that fails to read must
-    # not go on to a step in which its peers, which wait for it, do not take part.
-    return _ahead(batches, stream, device, dtype, holds_errors=feed.has_plan)
+
+    def copied(batch: MicroBatch) -> tuple[MicroBatch, list[Tensor]]:
+        tensors: list[Tensor] = []
+
+        def copy(tensor: Tensor) -> Tensor:
+            tensors.append(moving.to(pinned(tensor), device, dtype))
+            return tensors[-1]
+
+        with stream.copying():
+            data = _each_plain(batch.data, copy)
+        return batch._replace(data=data), tensors
+
+    return _ahead(map(copied, batches), stream, holds_errors=feed.has_plan)
+
+
+def _ahead(
+    copies: Iterator[tuple[MicroBatch, list[Tensor]]], stream: CopyStream, *, holds_errors: bool
+) -> Iterator[MicroBatch]:
+    """Yield batches whose copies are handed over, one behind the newest copy."""
+    error: Exception | None = None
+    following = next(copies, None)
+    while following is not None:
+        batch, tensors = following
+        # Before the next copy starts, because this batch need not wait for it.
+        stream.hand_over(tensors)
+        try:
+            following = next(copies, None)
+        except Exception as raised:
+            # Without a plan, the ranks exchange the length of each batch. A rank that fails to read
+            # must not go on to a step in which its peers, which wait for it, do not take part.
+            if not holds_errors:
+                raise
+            following, error = None, raised
+        yield batch
+    if error is not None:
+        raise error
 
 
 def read_pinned(feed: Feed, epoch: int, start: int, device: torch.device) -> Iterator[MicroBatch]:
@@ -85,57 +101,7 @@ def read_pinned(feed: Feed, epoch: int, start: int, device: torch.device) -> Ite
     batches = feed.epoch(epoch, start)
     if device.type == "cpu":
         return batches
-    return (
-        batch._replace(data=_each_plain(batch.data, pinned))  # pinned tensors are copied later
-        for batch in batches
-    )
-
-
-def _ahead(
-    batches: Iterator[MicroBatch],
-    stream: CopyStream,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    *,
-    holds_errors: bool,
-) -> Iterator[MicroBatch]:
-    following = _next(batches, stream, device, dtype, holds_errors)
-    while following is not None:
-        if isinstance(following, Exception):
-            raise following
-        batch, tensors = following
-        # Before the next copy starts, because this batch need not wait for it.
-        stream.hand_over(tensors)
-        following = _next(batches, stream, device, dtype, holds_errors)
-        yield batch
-
-
-def _next(
-    batches: Iterator[MicroBatch],
-    stream: CopyStream,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    holds_errors: bool,
-) -> tuple[MicroBatch, list[Tensor]] | Exception | None:
-    """The next batch with its tensors on the device; an error, to be raised in its turn; or
-    ``None`` at the end."""
-    try:
-        batch = next(batches, None)
-    except Exception as error:
-        if not holds_errors:
-            raise
-        return error
-    if batch is None:
-        return None
-    tensors: list[Tensor] = []
-
-    def copied(tensor: Tensor) -> Tensor:
-        tensors.append(moving.to(pinned(tensor), device, dtype))
-        return tensors[-1]
-
-    with stream.copying():
-        data = _each_plain(batch.data, copied)
-    return batch._replace(data=data), tensors
+    return (each._replace(data=_each_plain(each.data, pinned)) for each in batches)
 
 
 def pinned(tensor: Tensor) -> Tensor:
@@ -155,8 +121,7 @@ def _each_plain(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
     def changed(value: Any) -> Any:
         if isinstance(value, PackedSequence):
-            data, _, *indices = value
-            return PackedSequence(changed(data), value.batch_sizes, *map(changed, indices))
+            return moving.repacked(value, changed)
         return change(value) if _is_plain(value) else value
 
     return moving.mapped(batch, changed)

@@ -11,25 +11,14 @@ from torch import Tensor, nn
 @contextlib.contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Restore the state of every torchmetrics metric inside a module on exit."""
-    kept = [
-        (metric, _copied(metric.metric_state), metric._update_count)
-        for _, metric in _metrics(module)
-    ]
+    kept = [(each, each._copy_state_dict(), each._update_count) for each in metrics(module)]
     try:
         yield
     finally:
         for metric, state, count in kept:
             for name, value in state.items():
                 setattr(metric, name, value)
-            metric._update_count = count
-            metric._computed = None
-
-
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: [each.clone() for each in value] if isinstance(value, list) else value.clone()
-        for name, value in values.items()
-    }
+            metric._update_count, metric._computed = count, None
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:

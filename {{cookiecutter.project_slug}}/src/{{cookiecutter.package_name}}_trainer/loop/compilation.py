@@ -25,12 +25,7 @@ _Forward = Callable[..., Any]
 
 
 def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
-    """Check the trainer's ``compile`` as far as possible without a model.
-
-    Args:
-        value: Value of the option.
-        problems: Collects one line per error.
-    """
+    """Collect a line per error in the trainer's ``compile``, as far as possible without a model."""
     if isinstance(value, bool):
         return
     if not value:
@@ -50,11 +45,7 @@ def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
 
 
 def check_compiler(value: bool | Mapping[str, Any]) -> None:
-    """Check that torch can compile on this machine.
-
-    Raises:
-        ConfigurationError: If there is no C++ compiler.
-    """
+    """Raise ConfigurationError if torch needs a C++ compiler to compile, and there is none."""
     if value is not False and shutil.which(os.environ.get("CXX", "g++")) is None:
         raise ConfigurationError("compile needs a C++ compiler: install g++, or name one in CXX")
 

@@ -14,7 +14,7 @@ class FirstGradients:
     """Whether a backward has reached a parameter of the optimizers.
 
     Autograd tells it of parameters whose gradients an engine takes away; ``grad`` tells it of those
-    that an engine computes with other tensors.
+    that an engine computes with other tensors. ``is_waiting``: the check is not made yet.
 
     Args:
         strategy: The strategy, after ``setup``.
@@ -22,12 +22,9 @@ class FirstGradients:
     """
 
     def __init__(self, strategy: Strategy, optimization: Optimization) -> None:
-        self._optimization = optimization
-        self._steps_together = strategy.steps_together
-        self._has_run, self._is_reached = False, False
-        self.is_waiting = True
-        """Whether the check is not made yet."""
-        optimized = {id(each) for each in optimization.parameters}
+        self._optimization, self._steps_together = optimization, strategy.steps_together
+        self._has_run, self._is_reached, self.is_waiting = False, False, True
+        optimized = set(map(id, optimization.parameters))
         trained = [each for each in strategy.module.parameters() if each.requires_grad]
         # An engine's optimizers may step other tensors than the module's.
         own = [each for each in trained if id(each) in optimized] or trained

@@ -16,7 +16,8 @@ class LearningRateScaling:
         rule: ``"none"``; ``"linear"``: proportional to the batch size (Goyal et al. 2017,
             https://arxiv.org/abs/1706.02677); ``"sqrt"``: to its square root (Krizhevsky 2014,
             https://arxiv.org/abs/1404.5997).
-        reference_batch_size: The effective batch size for which the learning rates were chosen.
+        reference_batch_size: The effective batch size for which the learning rates were chosen;
+            ``None``: the batch size of one device.
         warmup_steps: Linear warm-up steps from a factor of 1 to the final factor.
     """
 
@@ -25,11 +26,7 @@ class LearningRateScaling:
     warmup_steps: int = 0
 
     def target(self, batch_size: int | None, device_batch_size: int | None) -> float:
-        """The factor after the warm-up.
-
-        Args:
-            batch_size: The effective batch size; ``None`` if unknown.
-            device_batch_size: Default of the reference: the batch size of one device.
+        """The factor after the warm-up; batch sizes are ``None`` if unknown.
 
         Raises:
             ConfigurationError: A batch size that the rule needs is unknown.
@@ -59,10 +56,9 @@ class LearningRateScaling:
             ConfigurationError: There is no reference batch size.
         """
         rule, reference = options.learning_rate_scaling, options.reference_batch_size
-        found = cls(rule, reference, options.learning_rate_warmup_steps)
         if rule != "none" and options.global_batch_size is not None and reference is None:
             raise ConfigurationError(
                 f"learning_rate_scaling={rule!r} with global_batch_size: give "
                 "reference_batch_size, the batch that the rate was chosen for"
             )
-        return found
+        return cls(rule, reference, options.learning_rate_warmup_steps)

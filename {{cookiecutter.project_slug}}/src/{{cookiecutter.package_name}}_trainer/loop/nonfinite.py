@@ -69,9 +69,8 @@ class LossRecord:
 
     def clear(self) -> None:
         """Forget the losses so far."""
-        self._losses.zero_()
+        self.first_step()
         self._first.fill_(math.inf)
-        self._used = 0
 
 
 class NonfinitePolicy:
@@ -93,12 +92,11 @@ class NonfinitePolicy:
             strategy.note_loss = self._losses.note
         self.needs_norm = self._policy == "skip" and self._scaler is None
         """Whether :meth:`skips` needs the norm of the gradients in each step."""
-        self._skipped = self._skipped_in_a_row = 0
+        self._skipped = self._skipped_in_a_row = self._checked_at = 0
         self._rollbacks = 0
         """Rollbacks since the last good checkpoint."""
         self._has_trained = False
         """Whether a check found only finite losses since the last rollback."""
-        self._checked_at = 0
 
     def skips(self, norm: Tensor | None) -> bool:
         """Whether a step is skipped, because the norm of its gradients is not finite; reads it.
@@ -213,18 +211,16 @@ def _restore(fit: FitParts, checkpoint: Checkpoint) -> None:
     Steps, data, schedules, random numbers and other callbacks continue.
     """
     strategy, saved = fit.strategy, checkpoint.stored_state()
-    groups = [group for each in fit.optimization.optimizers for group in each.param_groups]
     kept = [
         {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in group.items()
             if name != "params"
         }
-        for group in groups
+        for group in _groups(fit)
     ]
     strategy.load_state(saved, fit.optimization)
-    groups = [group for each in fit.optimization.optimizers for group in each.param_groups]
-    for group, own in zip(groups, kept, strict=True):
+    for group, own in zip(_groups(fit), kept, strict=True):
         group.update(own)
     if checkpoint.world_size == strategy.layout.world_size:
         own_state = checkpoint.own(strategy.layout.rank)
@@ -234,6 +230,10 @@ def _restore(fit: FitParts, checkpoint: Checkpoint) -> None:
             callback.load_stored_state(saved["callbacks"][name])
     for optimizer in fit.optimization.optimizers:
         strategy.zero_grad(optimizer)
+
+
+def _groups(fit: FitParts) -> list[dict[str, Any]]:
+    return [group for each in fit.optimization.optimizers for group in each.param_groups]
 
 
 def first_not_finite(tensors: Mapping[str, Any]) -> str | None:

@@ -9,25 +9,23 @@ from ..options import Options
 
 @dataclass
 class Position:
-    """The current position of training, updated by the loop."""
+    """The current position of training, updated by the loop.
+
+    ``epoch_done``: all batches of the epoch are done, but not yet the work at its end; ``saved_at``
+    and ``validated_at``: the steps after which training was last saved and validated;
+    ``is_stopped``: all ranks have agreed to stop; ``earlier_seconds``: duration of training before
+    the checkpoint that was resumed; ``started``: of this attempt, on the monotonic clock.
+    """
 
     epoch: int = 0
     batch: int = 0
     global_step: int = 0
     epoch_done: bool = False
-    """Whether all batches of the epoch are done, but not yet the work at the end of the epoch."""
     saved_at: int = -1
-    """The step after which training was last saved."""
     validated_at: int = -1
-    """The step after which the module was last validated."""
     is_stopped: bool = False
-    """Whether all ranks have agreed to stop."""
     earlier_seconds: float = 0.0
-    """Duration of training before the checkpoint from which it was resumed."""
-    extra_steps: int = 0
-    """By how much the steps before the resume exceed those of this run's batch size."""
     started: float | None = None
-    """When this attempt has started to train, on the monotonic clock."""
 
     @property
     def seconds(self) -> float:
@@ -41,12 +39,8 @@ class Position:
 
     def is_end(self, options: Options) -> bool:
         """Whether training has made all epochs or steps of the options, or was stopped."""
-        if self.is_stopped:
-            return True
-        epochs, steps = options.max_epochs, options.max_steps
-        return (epochs is not None and self.epoch + self.epoch_done >= epochs) or (
-            steps is not None and self.global_step >= steps
-        )
+        epochs = self.epoch + self.epoch_done
+        return self.is_stopped or _reaches(options, epochs, self.global_step)
 
 
 def is_logged(options: Options, step: int) -> bool:
@@ -56,7 +50,12 @@ def is_logged(options: Options, step: int) -> bool:
 
 def is_planned_end(options: Options, position: Position, batch: MicroBatch) -> bool:
     """Whether ``max_steps`` or ``max_epochs`` ends training with the step of this batch."""
-    epochs, steps = options.max_epochs, options.max_steps
-    if steps is not None and position.global_step + 1 >= steps:
-        return True
-    return batch.ends_epoch and epochs is not None and position.epoch + 1 >= epochs
+    epochs = position.epoch + batch.ends_epoch
+    return _reaches(options, epochs, position.global_step + 1)
+
+
+def _reaches(options: Options, epochs: int, steps: int) -> bool:
+    most_epochs, most_steps = options.max_epochs, options.max_steps
+    return (most_epochs is not None and epochs >= most_epochs) or (
+        most_steps is not None and steps >= most_steps
+    )

@@ -50,11 +50,8 @@ def check(saved: Any, own: Any, path: str) -> None:
 
 
 def check_optimizer(saved: Mapping[str, Any], optimizer: Any, path: str) -> None:
-    """Compare options with those of this run, and the state of each parameter with others'.
-
-    Raises:
-        TypeError: A value has another type; the message contains its path.
-    """
+    """Compare options with those of this run, and the state of each parameter with others'; raises
+    as :func:`check`."""
     options: dict[str, Any] = {}
     for group in optimizer.param_groups:
         options |= _plain(group)
@@ -69,11 +66,7 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: Any, path: str) -> None
 
 
 def numbers(saved: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a dict of numbers by name.
-
-    Raises:
-        TypeError: A value is no number; the message contains its path.
-    """
+    """Return a dict of numbers by name; raises as :func:`check`."""
     check(saved, dict.fromkeys(saved, 0.0), path)
     return dict(saved)
 
@@ -81,11 +74,8 @@ def numbers(saved: Mapping[str, Any], path: str) -> dict[str, Any]:
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a group that a checkpoint sets; a learning rate may also be a tensor."""
     own = implementation(group)
-    return {
-        key: each
-        for key, each in group.items()
-        if key not in own and not isinstance(each, _TENSORS)
-    }
+    kept = [key for key in group if key not in own]
+    return {key: group[key] for key in kept if not isinstance(group[key], _TENSORS)}
 
 
 def _kind(value: Any) -> str:

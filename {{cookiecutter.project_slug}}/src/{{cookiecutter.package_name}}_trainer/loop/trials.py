@@ -39,11 +39,8 @@ def _alone(device: torch.device, precision: str) -> Strategy:
 def _copied(module: TrainingModule) -> TrainingModule:
     """Copy a module, with the same run."""
     state = module.trainer_state
-    module.trainer_state = replace(state, run=None, weights={})  # neither can be copied
-    try:
-        copied = copy.deepcopy(module)
-    finally:
-        module.trainer_state = state
+    # Neither the run nor weights can be copied.
+    copied = copy.deepcopy(module, {id(state): replace(state, run=None, weights={})})
     copied.trainer_state = state
     return copied
 

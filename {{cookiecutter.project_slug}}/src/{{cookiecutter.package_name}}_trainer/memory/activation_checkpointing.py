@@ -71,11 +71,7 @@ def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
 
 
 def check_names(names: Any) -> None:
-    """Check the option as far as possible without a model.
-
-    Raises:
-        ConfigurationError: It is not a list of names.
-    """
+    """Raise ConfigurationError if the option is not a list of names."""
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return
     raise ConfigurationError(

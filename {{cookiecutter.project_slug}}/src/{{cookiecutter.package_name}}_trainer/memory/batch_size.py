@@ -32,11 +32,9 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
     the first only if it does not fit.
 
     Args:
-        fits: Tries a size on this rank alone, for example with :func:`fits_in_memory`. If a size
-            does not fit, no larger one does.
+        fits: Tries a size on this rank alone, for example with :func:`fits_in_memory`.
         start: First size, at least 1. The minimum over all ranks is used.
-        limit: Largest size, for example the number of samples; also limits ``start``. The minimum
-            over all ranks is used.
+        limit: Largest size. The minimum over all ranks is used.
 
     Raises:
         UserError: No size fits.
@@ -60,13 +58,10 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
 
 
 def fits_in_memory(trial: Callable[[], object]) -> bool:
-    """Whether a trial fits into memory; its memory is freed afterward.
+    """Whether a trial, which has no collectives, fits into memory, which is freed afterward.
 
     If the operating system overcommits memory, as Linux does, running out of it on the CPU kills
     the process instead of raising an error: there, only ``limit`` prevents this.
-
-    Args:
-        trial: Forward and backward of a batch, without collectives. Other errors are not caught.
     """
     fits = True
     try:

@@ -46,12 +46,8 @@ def materialize(owner: TrainingModule, part: nn.Module) -> None:
     Each layer is initialized with random numbers from (seed, its name): the same in every process
     and with every strategy.
 
-    Args:
-        owner: The whole module, whose ``initialize`` is called.
-        part: A part of it, or the module itself.
-
     Raises:
-        UserError: ``initialize`` does not handle a layer.
+        UserError: ``initialize`` of the whole module, the owner, does not handle a layer.
     """
     materialize_layers(owner, part.modules())
 

@@ -1,23 +1,24 @@
 """The user's classes: a module with its steps, and a data module.
 
-It imports from ``logging/`` and ``errors.py``.
+It imports from ``logging/``, ``launch/`` and the floors below.
 """
 
-from .data_module import DataModule, Loader, Loaders
-from .hooks import Hooks, StageHooks
+from .current_run import Manual, Run, RunFacts, RunProperties, Shard, TrainerState, Weights
+from .hooks import DataHooks, DataModule, Hooks, Loader, Loaders
 from .overrides import is_overridden, problems_of_names, problems_of_signatures
-from .run import Manual, Run, Shard, TrainerState, Weights
 from .training_module import TrainingModule
 
 __all__ = [
+    "DataHooks",
     "DataModule",
     "Hooks",
     "Loader",
     "Loaders",
     "Manual",
     "Run",
+    "RunFacts",
+    "RunProperties",
     "Shard",
-    "StageHooks",
     "TrainerState",
     "TrainingModule",
     "Weights",

@@ -1,13 +1,19 @@
-"""Hooks of a module: methods that are called at moments of a run, on every rank."""
+"""Hooks: methods of a module or a data module that each rank calls at moments of a run."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
 
+Loader = Iterable[Any]
+Loaders = Loader | Mapping[str, Loader]
+"""A loader, or several by name."""
 
-class StageHooks:
-    """Hooks around a command, of modules and data modules; those of data modules are called first.
 
+class DataHooks:
+    """Loaders, and hooks around a command, of modules and data modules.
+
+    A module's loaders are used if there is no data module. Hooks of data modules are called first.
     ``stage`` is ``"fit"`` (also for ``find_batch_size``), ``"validate"``, ``"test"`` or
     ``"predict"``. Each command calls them again.
     """
@@ -29,8 +35,24 @@ class StageHooks:
     def teardown(self, stage: str) -> None:
         """Called on every rank after the command; not if it fails."""
 
+    def train_dataloader(self) -> Loader | None:
+        """Loader of training batches."""
+        return None
 
-class Hooks(StageHooks):
+    def val_dataloader(self) -> Loaders | None:
+        """Loader of validation batches, or a dict of loaders by name."""
+        return None
+
+    def test_dataloader(self) -> Loaders | None:
+        """Loader of test batches, or a dict of loaders by name."""
+        return None
+
+    def predict_dataloader(self) -> Loaders | None:
+        """Loader of prediction batches, or a dict of loaders by name."""
+        return None
+
+
+class Hooks(DataHooks):
     """Hooks of a module; override those that you need. Those of callbacks are called first."""
 
     def on_fit_start(self) -> None:
@@ -80,3 +102,22 @@ class Hooks(StageHooks):
 
     def on_exception(self, error: BaseException) -> None:
         """Called if the fit fails on this rank, before the error is raised again."""
+
+
+class DataModule(DataHooks):
+    """Data loading. Override the loaders that you need; each returns a ``DataLoader``.
+
+    For validation, test and prediction, it may return a dict of them by name: values are then
+    logged by name, such as ``val_loss/clean``, each over the samples of its own loader.
+
+    The trainer replaces the samplers: training data is reshuffled each epoch; validation and test
+    data is read in order, each sample once, on any number of processes. It reads other loaders as
+    they are (iterable datasets, own samplers): split their samples by :attr:`data_index`.
+    """
+
+    data_replicas: int = 1
+    """Number of data-parallel replicas, which read different samples. The trainer sets it before
+    :meth:`setup`."""
+    data_index: int = 0
+    """Index of the replica of this process. Several ranks of one replica, as in a pipeline, must
+    read the same batches."""

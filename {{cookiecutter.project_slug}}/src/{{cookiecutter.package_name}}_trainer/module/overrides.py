@@ -2,8 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from ..errors import nearest
 
@@ -39,27 +37,18 @@ def problems_of_names(cls: type, base: type) -> list[str]:
 
 def problems_of_signatures(owner: object, base: type) -> list[str]:
     """One line for each overridden hook that cannot be called with the hook's arguments."""
-    return [
-        f"{type(owner).__name__}.{name} takes {_shown(getattr(owner, name))}; it is called with "
-        f"({', '.join(expected)})"
-        for name in vars(base)
-        if not name.startswith("_") and callable(getattr(base, name))
-        if is_overridden(owner, base, name)
-        if not _takes(getattr(owner, name), expected := _arguments(base, name))
-    ]
-
-
-def _shown(method: Callable[..., Any]) -> str:
-    return str(inspect.signature(method).replace(return_annotation=inspect.Signature.empty))
-
-
-def _arguments(base: type, name: str) -> list[str]:
-    return list(inspect.signature(getattr(base, name)).parameters)[1:]
-
-
-def _takes(method: Callable[..., Any], arguments: Sequence[str]) -> bool:
-    try:
-        inspect.signature(method).bind(*arguments)
-    except TypeError:
-        return False
-    return True
+    lines = []
+    for name, hook in vars(base).items():
+        if name.startswith("_") or not callable(hook) or not is_overridden(owner, base, name):
+            continue
+        expected = list(inspect.signature(hook).parameters)[1:]
+        own = inspect.signature(getattr(owner, name))
+        try:
+            own.bind(*expected)
+        except TypeError:
+            shown = own.replace(return_annotation=own.empty)
+            lines.append(
+                f"{type(owner).__name__}.{name} takes {shown}; it is called with "
+                f"({', '.join(expected)})"
+            )
+    return lines

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..launch import collectives
 from ..logging import ReduceFx
-from .data_module import Loader, Loaders
+from .current_run import Manual, ReplicaProperties, Run, RunFacts, TrainerState
 from .hooks import Hooks
-from .run import Manual, Run, TrainerState
 
 
-class TrainingModule(Hooks, nn.Module):
+class TrainingModule(ReplicaProperties, Hooks, nn.Module):
     """A model and its training, independent of devices, processes and precision.
 
     Override :meth:`training_step` and :meth:`configure_optimizers`, and other hooks as needed. The
@@ -41,8 +40,7 @@ class TrainingModule(Hooks, nn.Module):
     """Inputs of ``forward`` for the command ``export``: one, several, or by name, batch first."""
 
     flops_per_sample: float | None = None
-    """Floating-point operations of forward and backward of one sample, for ``peak_flops``;
-    ``None``: torch counts them."""
+    """Floating-point operations of forward and backward of one sample, for ``peak_flops``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,15 +100,9 @@ class TrainingModule(Hooks, nn.Module):
     def initialize(self, name: str, layer: nn.Module) -> None:
         """Initialize the parameters of a layer that was built on the meta device.
 
-        Called for each layer that has its own parameters, including the module itself (see the
-        trainer's ``meta_device``). By default, calls its ``reset_parameters``, if it has one.
-
-        Args:
-            name: Name of the layer, ``""`` for this module.
-            layer: The layer, with its own parameters on the CPU and uninitialized.
-
-        Raises:
-            UserError: The layer has no ``reset_parameters``.
+        Called for each layer that has its own parameters, which are on the CPU and uninitialized;
+        also for the module itself, whose name is ``""``. By default, calls the layer's
+        ``reset_parameters``, which it must have.
         """
         reset: Callable[[], object] | None = getattr(layer, "reset_parameters", None)
         if reset is None:
@@ -160,24 +152,6 @@ class TrainingModule(Hooks, nn.Module):
                 f"{name}: set automatic_optimization = False to use manual optimization"
             )
         return self.trainer.manual
-
-    # --- data, if there is no data module ----------------------------------------------------
-
-    def train_dataloader(self) -> Loader | None:
-        """Loader of training batches, if there is no data module."""
-        return None
-
-    def val_dataloader(self) -> Loaders | None:
-        """Loader of validation batches, or a dict of them by name, if there is no data module."""
-        return None
-
-    def test_dataloader(self) -> Loaders | None:
-        """Loader of test batches, or a dict of them by name, if there is no data module."""
-        return None
-
-    def predict_dataloader(self) -> Loaders | None:
-        """Loader of prediction batches, or a dict of them by name, if there is no data module."""
-        return None
 
     # --- logging and state of the run -------------------------------------------------------
 
@@ -243,40 +217,9 @@ class TrainingModule(Hooks, nn.Module):
         run = self.trainer_state.run
         return "" if run is None else run.dataloader_name
 
-    @property
-    def global_rank(self) -> int:
-        """The global rank of this process; 0 outside of a run."""
+    def _run_facts(self) -> RunFacts:
         run = self.trainer_state.run
-        return 0 if run is None else run.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """The rank of this process on its node; 0 outside of a run."""
-        run = self.trainer_state.run
-        return 0 if run is None else run.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes; 1 outside of a run."""
-        run = self.trainer_state.run
-        return 1 if run is None else run.world_size
-
-    @property
-    def data_replicas(self) -> int:
-        """Number of data-parallel replicas, which read different samples; 1 outside of a run."""
-        run = self.trainer_state.run
-        return 1 if run is None else run.data_replicas
-
-    @property
-    def data_index(self) -> int:
-        """Index of this process' data-parallel replica, whose ranks read the same batches."""
-        run = self.trainer_state.run
-        return 0 if run is None else run.data_index
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is global rank 0, as it is outside of a run."""
-        return self.global_rank == 0
+        return RunFacts() if run is None else run._run_facts()
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack the tensor of every rank, in rank order, on every rank; all ranks must call it.
@@ -284,14 +227,11 @@ class TrainingModule(Hooks, nn.Module):
         No gradient flows through it: for that, use ``torch.distributed.nn.functional.all_gather``.
         Under a pipeline, not all ranks run a step: call it in a hook.
 
-        Args:
-            tensor: Of the same shape on every rank.
-
         Returns:
             A tensor with a new first dimension of ``world_size``.
 
         Raises:
-            UserError: Shapes differ; the same on every rank.
+            UserError: Shapes differ between ranks; on every rank.
         """
         shapes = collectives.gather(list(tensor.shape))
         if any(shape != shapes[0] for shape in shapes):
@@ -306,15 +246,3 @@ class TrainingModule(Hooks, nn.Module):
         """Like ``print``, on global rank 0 only."""
         if self.is_global_zero:
             print(*values, **options)
-
-    @property
-    def global_step(self) -> int:
-        """Number of optimizer steps so far; 0 outside of a run."""
-        run = self.trainer_state.run
-        return 0 if run is None else run.global_step
-
-    @property
-    def current_epoch(self) -> int:
-        """The current epoch, counted from 0; 0 outside of a run."""
-        run = self.trainer_state.run
-        return 0 if run is None else run.current_epoch

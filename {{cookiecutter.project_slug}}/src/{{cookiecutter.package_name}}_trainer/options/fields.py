@@ -123,8 +123,8 @@ class Options:
     computes it anyway."""
     peak_flops: PositiveNumber | None = None
     """Peak floating-point operations per second of one device in this precision, from its data
-    sheet; logs the part of it that is used (MFU) as ``speed/mfu``. The operations are the module's
-    ``flops_per_sample``, or are counted by torch."""
+    sheet; logs the part of it that is used (MFU) as ``speed/mfu``. The module has
+    ``flops_per_sample``."""
     check_val_every_n_epoch: PositiveInt = 1
     """Run validation every N epochs."""
     val_every_n_steps: PositiveInt | None = None

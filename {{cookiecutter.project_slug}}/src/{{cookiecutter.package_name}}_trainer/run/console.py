@@ -1,12 +1,15 @@
-"""Print what a run reports."""
+"""What a run prints: its settings at the start, notes, and its results at the end."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from .. import launch
 from ..checkpoint import run_directory
+from ..errors import nearest
+from ..launch import devices
 from ..logging import closed_output
-from . import announcements
+from ..loop import FitLoop
 from .plan import Plan
 
 
@@ -34,17 +37,84 @@ class Console:
         if lines and self._is_main:
             closed_output.show(*(f"note: {line}" for line in lines), error=True)
 
-    def say_where(self, directory: Path) -> None:
-        """Print the run directory; a command prints it even if it shows no progress."""
+    def begin(self, loop: FitLoop, total_steps: int | None, directory: Path) -> None:
+        """Print what a fit will do, and where; a command prints that even without progress."""
+        self.say(*_settings(self._plan, loop, total_steps))
         if self._is_main and (self._shows_progress or self.is_command):
-            closed_output.show(announcements.where(self._plan.shown(directory)))
+            closed_output.show(f"run directory: {self._plan.shown(directory)}")
+
+    def end(self, loop: FitLoop, directory: Path) -> None:
+        """Print number of steps, latest values and run directory of a fit."""
+        fit, latest = loop.fit, loop.fit.outputs.latest
+        if fit.position.is_stopped and fit.position.is_out_of_time(fit.options):
+            self.note(f"training stops after step {fit.position.global_step}: max_time")
+        shown = {  # a value of the epoch only once
+            name: value
+            for name, value in latest.items()
+            if not name.endswith("_epoch") or latest.get(name.removesuffix("_epoch")) != value
+        }
+        values = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        rate = f", {loop.samples_per_second:.0f} samples/s" if loop.samples_per_second else ""
+        self.say(
+            f"done after {fit.position.global_step} steps{rate}: {values}",
+            f"run directory: {self._plan.shown(directory)}",
+        )
+
+    def note_unlogged(self, loop: FitLoop, values: Mapping[str, float]) -> None:
+        """Note each monitored value that a first validation has not logged."""
+        schedulers = loop.fit.optimization.schedulers
+        names = [(type(each).__name__, each.monitored) for each in self._plan.callbacks]
+        names += [(type(each.scheduler).__name__, each.monitor) for each in schedulers]
+        self.note(
+            *(
+                f"{owner} monitors {name!r}, which validation does not log{nearest(name, values)}; "
+                "it ends the run unless training logs it"
+                for owner, name in names
+                if name is not None and name not in values
+            )
+        )
 
     @contextlib.contextmanager
     def output_of(self, directory: Path) -> Iterator[None]:
         """Send the output of other ranks than the main one into the run directory."""
-        if self._is_main:
-            yield
-            return
         log = directory / "logs" / f"rank-{self._plan.layout.rank}.log"
-        with run_directory.output_to(log):
+        with contextlib.nullcontext() if self._is_main else run_directory.output_to(log):
             yield
+
+
+def warn_of_hidden_gpus(plan: Plan) -> None:
+    """Warn once if the run is on the CPU only because torch cannot use this machine's GPUs."""
+    # Our launcher has printed it for its ranks.
+    is_ours_to_say = plan.layout.is_main and not launch.is_reported()
+    if is_ours_to_say and plan.options.accelerator == "auto" and plan.device.type == "cpu":
+        devices.warn_of_hidden()
+
+
+def _settings(plan: Plan, loop: FitLoop, total_steps: int | None) -> list[str]:
+    """Strategy, effective batch size and steps, one line each."""
+    feed, options, processes = loop.fit.feed, plan.options, plan.layout.world_size
+    lines = [
+        f"strategy {plan.strategy_name} on {plan.device.type}, precision "
+        f"{plan.precision.name}, {processes} process{'es' * (processes > 1)}"
+    ]
+    if options.compile:
+        lines.append("compile: the first step compiles the model, which may take minutes")
+    lines += devices.precision_notes(plan.device.type, plan.precision.name)
+    if feed.samples_per_step:
+        replicas, accumulate, own = plan.strategy.data_replicas, feed.accumulate, len(plan.devices)
+        reader = "device" if own == 1 else f"process of {own} devices"
+        lines.append(
+            f"effective batch size {feed.samples_per_step} "
+            f"({feed.samples_per_step // (replicas * accumulate)} per {reader}, {replicas} "
+            f"replica{'s' * (replicas > 1)}, {accumulate} accumulated)"
+        )
+    warmup = plan.learning_rate.warmup_steps
+    if (factor := loop.rate_factor(warmup)) != 1.0:
+        reached = f", reached after {warmup} steps" if warmup else ""
+        lines.append(f"learning rates times {factor:g}{reached}")
+    end = "max_time" if options.max_steps is None else "max_steps"
+    lines.append(
+        f"steps per epoch {feed.steps or 'unknown'}, epochs "
+        f"{options.max_epochs or f'until {end}'}, total steps {total_steps or 'unknown'}"
+    )
+    return lines

@@ -1,8 +1,8 @@
 """Check the environment variables that the trainer reads, before any process starts."""
 
 import contextlib
-import math
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ..errors import ConfigurationError, Problems, UserError, nearest, shown
+from ..errors import UserError, nearest, refuse, shown
 from ..launch import cluster, outcome, rendezvous, reports, watch
 from ..strategies import process_group, registry
 
@@ -21,32 +21,26 @@ _DEVICE_TYPES = ("cpu", "cuda")
 _warned: set[str] = set()
 
 
-def check(several: bool, environment: Mapping[str, str] | None = None) -> None:
-    """Check the values of environment variables.
+def check(several: bool, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise a ConfigurationError with one line for each invalid variable.
 
     Args:
         several: Whether there will be several processes, which need a network interface.
-        environment: Environment variables; default: ``os.environ``.
-
-    Raises:
-        ConfigurationError: One line for each invalid variable.
+        environment: Environment variables.
     """
-    environment = os.environ if environment is None else environment
-    problems = Problems()
-    for name, check_one in _CHECKS.items():
-        if environment.get(name):
-            with problems:
-                check_one(name, environment[name])
-    if several and environment.get(_INTERFACES):
-        with problems:
-            _check_interfaces(environment[_INTERFACES])
-    problems.raise_any()
+    refuse(
+        [
+            f"{name}={shown(value)}: {problem}"
+            for name, problem_of in _CHECKS.items()
+            if (value := environment.get(name)) and (several or name != _INTERFACES)
+            if (problem := problem_of(value))
+        ]
+    )
 
 
-def warn(environment: Mapping[str, str] | None = None) -> None:
+def warn() -> None:
     """Print a warning once for each unknown variable that resembles one of the trainer's."""
-    environment = os.environ if environment is None else environment
-    for name in sorted(environment.keys() - KNOWN - _warned):
+    for name in sorted(os.environ.keys() - KNOWN - _warned):
         if name.startswith(_PREFIX):
             _warned.add(name)
             sys.stderr.write(
@@ -54,91 +48,63 @@ def warn(environment: Mapping[str, str] | None = None) -> None:
             )
 
 
-def _check_backend(name: str, value: str) -> None:
+def _problem_of_backend(value: str) -> str | None:
+    known = [each for each in dist.Backend.backend_list if each not in ("undefined", "fake")]
     for part in value.split(","):
         device, has_device, backend = part.strip().rpartition(":")
         if not has_device and "," in value:
-            raise ConfigurationError(
-                f"{name}={shown(value)}: name the device type of each of several backends, as in "
-                "'cpu:gloo,cuda:nccl'"
-            )
+            return "name the device type of each of several backends, as in 'cpu:gloo,cuda:nccl'"
         if has_device and device not in _DEVICE_TYPES:
-            raise ConfigurationError(
-                f"{name}={shown(value)}: {device!r} is not a device type"
-                + nearest(device, _DEVICE_TYPES)
-            )
-        known = [each for each in dist.Backend.backend_list if each not in ("undefined", "fake")]
+            return f"{device!r} is not a device type{nearest(device, _DEVICE_TYPES)}"
         if backend.lower() not in known:
-            raise ConfigurationError(
-                f"{name}={shown(value)}: torch has no backend {backend!r}{nearest(backend, known)}"
-            )
-        built = getattr(dist, f"is_{backend.lower()}_available", None)
-        if built is not None and not built():
-            raise ConfigurationError(
-                f"{name}={shown(value)}: this build of torch has no {backend}; use 'gloo'"
-            )
+            return f"torch has no backend {backend!r}{nearest(backend, known)}"
+        if not getattr(dist, f"is_{backend.lower()}_available", lambda: True)():
+            return f"this build of torch has no {backend}; use 'gloo'"
+    return None
 
 
-def _check_seconds(name: str, value: str) -> None:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise ConfigurationError(f"{name}={shown(value)}: give a number of seconds, such as 120")
+def _problem_of_seconds(value: str) -> str | None:
+    is_number = re.fullmatch(r"\d{1,9}(\.\d*)?", value)
+    return None if is_number else "give a number of seconds, such as 120"
 
 
-def _check_outcome(name: str, value: str) -> None:
+def _problem_of_outcome(value: str) -> str | None:
     path = Path(value)
-    try:
-        is_folder, has_parent = path.is_dir(), path.absolute().parent.is_dir()
-    except OSError as error:
-        raise ConfigurationError(f"{name}={shown(value)}: {error.strerror}") from None
-    if is_folder:
-        raise ConfigurationError(f"{name}={shown(value)} is a directory; name a file")
-    if not has_parent:
-        raise ConfigurationError(
-            f"{name}={shown(value)}: its directory does not exist; make it, or name another file"
-        )
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise ConfigurationError(f"{name}={shown(value)} cannot be written; name another file")
+    with contextlib.suppress(OSError):  # too long a name
+        place = path if path.exists() else path.absolute().parent
+        if not path.is_dir() and os.access(place, os.W_OK):
+            return None
+    return "cannot be written; name a file in an existing directory"
 
 
-def _check_store(name: str, value: str) -> None:
+def _problem_of_store(value: str) -> str | None:
     path = Path(value)
     with contextlib.suppress(OSError, UserError):
         rendezvous.check_private(path.parent)
         if path.is_absolute() and path.name == cluster.STORE_FILE:
-            return
-    raise ConfigurationError(
-        f"{name}={shown(value)}: not a store of the trainer, which sets it for its ranks: unset it"
-    )
+            return None
+    return "not a store of the trainer, which sets it for its ranks: unset it"
 
 
-def _check_number(name: str, value: str) -> None:
-    if not value.isdecimal() or len(value) > 10:
-        raise ConfigurationError(
-            f"{name}={shown(value)}: not a process id; the trainer sets it for its ranks: unset it"
-        )
+def _problem_of_process(value: str) -> str | None:
+    is_number = re.fullmatch(r"\d{1,10}", value)
+    return None if is_number else "not a process id; the trainer sets it for its ranks: unset it"
 
 
-def _check_interfaces(value: str) -> None:
+def _problem_of_interfaces(value: str) -> str | None:
     known = [name for _, name in socket.if_nameindex()]
-    for name in value.split(","):
-        if name not in known:
-            raise ConfigurationError(
-                f"{_INTERFACES}={shown(value)}: there is no network interface "
-                f"{shown(name)} here{nearest(name, known)}"
-            )
+    unknown = [shown(name) + nearest(name, known) for name in value.split(",") if name not in known]
+    return f"there is no network interface {unknown[0]}" if unknown else None
 
 
-_CHECKS: Mapping[str, Callable[[str, str], None]] = {
-    **dict.fromkeys(process_group.BACKENDS, _check_backend),
-    watch.SAVE_SECONDS: _check_seconds,
-    outcome.FILE: _check_outcome,
-    cluster.STORE: _check_store,
-    reports.PARENT: _check_number,
-    reports.RANK_PROCESS: _check_number,
+_CHECKS: Mapping[str, Callable[[str], str | None]] = {
+    **dict.fromkeys(process_group.BACKENDS, _problem_of_backend),
+    watch.SAVE_SECONDS: _problem_of_seconds,
+    outcome.FILE: _problem_of_outcome,
+    cluster.STORE: _problem_of_store,
+    reports.PARENT: _problem_of_process,
+    reports.RANK_PROCESS: _problem_of_process,
+    _INTERFACES: _problem_of_interfaces,
 }
 KNOWN = {
     *(name for name in (*_CHECKS, *registry.variables) if name.startswith(_PREFIX)),

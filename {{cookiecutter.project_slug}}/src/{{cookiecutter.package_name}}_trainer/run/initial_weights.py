@@ -1,11 +1,12 @@
 """The weights that a new run starts from."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, StoredTensors, read_all, resolve, run_choice
+from ..checkpoint import Checkpoint, find_tensors, read_all, resolve, run_choice
 from ..errors import CheckpointError, ConfigurationError, Problems, shown
 from ..launch import collectives, files
 from ..module import TrainingModule
@@ -22,28 +23,16 @@ def check(options: Options, problems: Problems) -> None:
             _source(Path(options.weights))
 
 
-def check_module(
-    options: Options, started_in: Path, module: TrainingModule, problems: Problems
-) -> None:
-    """Check whether the weights fit a module; ``problems`` collects one line per error.
-
-    A run that may resume may have no use for them.
-    """
+def check_module(options: Options, started_in: Path, module: TrainingModule) -> None:
+    """Raise a ConfigurationError if the weights do not fit; a run that may resume needs none."""
     if options.weights is not None and options.resume is None:
-        with problems:
-            _fitting(module, _read(_source(started_in / options.weights))[0], options)
+        _fitting(module, _read(_source(started_in / options.weights))[0], options)
 
 
 def load(options: Options, started_in: Path, module: TrainingModule) -> list[str]:
-    """Load the weights of the options into a module that no strategy has changed yet.
+    """Load the weights into a module that no strategy has changed yet; return lines to print.
 
     Those of parameters on the meta device are loaded when a strategy allocates them.
-
-    Returns:
-        Lines to print.
-
-    Raises:
-        UserError: They cannot be read, or do not fit.
     """
     if options.weights is None:
         return []
@@ -58,9 +47,8 @@ def load(options: Options, started_in: Path, module: TrainingModule) -> list[str
     here = {name: each for name, each in fitting.items() if name not in waiting}
     module.load_state_dict(read_all(here), strict=False)
     module.trainer_state = replace(module.trainer_state, weights=waiting)
-    shown_path = files.shown(path, started_in)
-    lines = [f"weights: {len(fitting)} of {len(own)} from {shown_path}", *remarks]
-    return lines + ([f"weights that do not fit are left out: {others}"] if others else [])
+    line = f"weights: {len(fitting)} of {len(own)} from {files.shown(path, started_in)}"
+    return [line, *remarks] + [f"weights that do not fit are left out: {others}"] * bool(others)
 
 
 def _has_files(path: Path) -> bool:
@@ -75,18 +63,22 @@ def _source(path: Path) -> Path:
             f"weights={shown(str(path))}: {kind}; give a run directory, a checkpoint, or a "
             f"{_SUFFIX} file"
         )
-    try:
+    with _naming_the_option():
         return path if _has_files(path) else resolve(path)
-    except CheckpointError as error:
-        raise ConfigurationError([f"weights: {line}" for line in error.problems]) from None
 
 
 def _read(source: Path) -> tuple[dict[str, Any], list[str]]:
     """Weights by name, not read yet, and lines to print."""
-    try:
+    with _naming_the_option():
         if _has_files(source):
-            return dict(StoredTensors(source)), []
+            return dict(find_tensors(source)), []
         return Checkpoint(source).weights()
+
+
+@contextlib.contextmanager
+def _naming_the_option() -> Iterator[None]:
+    try:
+        yield
     except CheckpointError as error:
         raise ConfigurationError([f"weights: {line}" for line in error.problems]) from None
 
@@ -99,21 +91,22 @@ def _fitting(
     Raises:
         ConfigurationError: All must fit and some do not, or none fits.
     """
-    own = module.state_dict()
+    own, fitting = module.state_dict(), dict[str, Any]()
     parameters = dict(module.named_parameters(remove_duplicate=False))
     given = {id(each) for name, each in parameters.items() if name in weights}
-    common = [name for name in own if name in weights]
-    shapes = {name: (_shape(weights[name]), _shape(own[name])) for name in common}
-    different = {name: each for name, each in shapes.items() if each[0] != each[1]}
-    kinds = {
-        # One of several names of a shared parameter is enough.
-        "missing": (n for n in own if n not in weights and id(parameters.get(n)) not in given),
-        "unexpected": (name for name in weights if name not in own),
-        "of another shape": (f"{name} {a}, here {b}" for name, (a, b) in different.items()),
-    }
-    listed = {kind: _listed(names) for kind, names in kinds.items()}
-    others = "; ".join(f"{kind}: {names}" for kind, names in listed.items() if names)
-    fitting = {name: weights[name] for name in common if name not in different}
+    missing, different = [], []
+    for name, value in own.items():
+        if name in weights:
+            stored, here = _shape(weights[name]), _shape(value)
+            if stored == here:
+                fitting[name] = weights[name]
+            else:
+                different.append(f"{name} {stored}, here {here}")
+        elif id(parameters.get(name)) not in given:  # not another name of a shared parameter
+            missing.append(name)
+    unexpected = [name for name in weights if name not in own]
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": different}
+    others = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
     if others and (options.weights_strict or not fitting):
         hint = "weights_strict=False uses the others" if fitting else "none fits"
         raise ConfigurationError(
@@ -127,7 +120,6 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     return None if shape is None else tuple(shape)
 
 
-def _listed(names: Iterable[str]) -> str:
-    found = list(names)
-    rest = len(found) - _MOST_NAMES
-    return ", ".join(found[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

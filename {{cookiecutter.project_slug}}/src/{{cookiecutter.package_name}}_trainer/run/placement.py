@@ -1,25 +1,46 @@
-"""Check that the launch, the devices and the strategy are consistent."""
+"""Where a run will be, and with which strategy: accelerator, devices, layout of the processes."""
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
+
+from .. import launch, strategies
 from ..errors import ConfigurationError, Problems
 from ..launch import cluster
 from ..launch.cluster import Layout
-from ..launch.devices import Accelerator, choose_accelerator
+from ..launch.devices import (
+    ADDED,
+    Accelerator,
+    choose_accelerator,
+    choose_idle,
+    count,
+    parse_devices,
+    read_gpus,
+)
 from ..options import Options
-from ..strategies import Strategy
-from . import device_choice
+from ..strategies import SingleDevice, Strategy
+from .environment import GPUS
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run will be: the devices of each node, by index, and the layout of processes."""
+    """Where a run will be: the devices of each node, by index, the processes, and the strategy."""
 
-    accelerator: Accelerator = "cpu"
-    layout: Layout = field(default_factory=Layout)
-    devices: tuple[int, ...] = (0,)
-    nodes: int = 1
+    accelerator: Accelerator
+    layout: Layout
+    devices: tuple[int, ...]
+    nodes: int
+    name: str
+    """The name of the strategy."""
+    strategy: Strategy
+
+    @property
+    def torch_devices(self) -> tuple[torch.device, ...]:
+        """The devices of this node, as visible to this process."""
+        return tuple(torch_device(self.accelerator, index) for index in self.devices)
 
 
 def find(options: Options, problems: Problems) -> Placement:
@@ -30,71 +51,149 @@ def find(options: Options, problems: Problems) -> Placement:
     layout = Layout()
     with problems:
         layout = cluster.detect(num_nodes=options.num_nodes)
-        _check_port(layout)
+        if not 0 <= layout.main_port < 2**16:
+            raise ConfigurationError(
+                f"{layout.source}: MASTER_PORT={layout.main_port}: give a port from 1 to 65535"
+            )
+    strategy = _given_strategy(options, problems)
     # If they are invalid: a number about which no other check reports an error.
     devices = list(range(layout.local_world_size if layout.started_outside else 1))
     with problems:
-        devices = device_choice.choose(options, accelerator, layout)
+        devices = _devices(options, accelerator, layout, strategy)
+    name = options.strategy if isinstance(options.strategy, str) else type(strategy).__name__
+    if strategy is None:
+        name, strategy = _default_strategy(options, accelerator, layout, devices, problems)
     nodes = layout.num_nodes if layout.source != "none" else options.num_nodes or 1
-    return Placement(accelerator, layout, tuple(devices), nodes)
+    return Placement(accelerator, layout, tuple(devices), nodes, name, strategy)
 
 
-def _check_port(layout: Layout) -> None:
-    if not 0 <= layout.main_port < 2**16:
-        raise ConfigurationError(
-            f"{layout.source}: MASTER_PORT={layout.main_port}: give a port from 1 to 65535"
-        )
+def _given_strategy(options: Options, problems: Problems) -> Strategy | None:
+    """The strategy of the options; ``None`` if it is ``"auto"``, or cannot be created."""
+    wanted, own_options = options.strategy, options.strategy_options or {}
+    if isinstance(wanted, Strategy):
+        if own_options:
+            problems.add("strategy_options belong to a strategy's name; this one is already made")
+        return wanted
+    if not (isinstance(wanted, str) and wanted == "auto"):
+        with problems:
+            return strategies.create(wanted, own_options)
+    return None
 
 
-def check(options: Options, placement: Placement, name: str, strategy: Strategy) -> list[str]:
-    """One line for each way in which the launch does not fit a strategy.
+def _default_strategy(
+    options: Options,
+    accelerator: Accelerator,
+    layout: Layout,
+    devices: Sequence[int],
+    problems: Problems,
+) -> tuple[str, Strategy]:
+    """The strategy of ``"auto"``, or in place of an invalid one, and its name."""
+    is_auto = isinstance(options.strategy, str) and options.strategy == "auto"
+    own_options = options.strategy_options or {} if is_auto else {}
+    # single_device has no options; those of ddp are kept if an elastic run shrinks to one process.
+    is_ddp = bool(own_options) or max(len(devices), layout.world_size) > 1
+    name = "ddp" if is_ddp else "single_device"
+    if accelerator in ADDED:
+        name = ADDED[accelerator].strategy
+    elif is_auto and is_ddp and launch.is_interactive() and not layout.started_outside:
+        name = "ddp_notebook"
+    with problems:
+        return name, strategies.create(name, own_options)
+    return name, strategies.create(name, {})
 
-    Args:
-        options: The trainer's.
-        placement: The run's.
-        name: The strategy's name.
-        strategy: The strategy.
-    """
-    layout, nodes, launched_by = placement.layout, options.num_nodes, strategy.limits.launched_by
-    expected = strategy.local_processes(len(placement.devices))
+
+def check(options: Options, where: Placement) -> list[str]:
+    """One line for each way in which the launch does not fit the strategy."""
+    layout, nodes, name = where.layout, options.num_nodes, where.name
+    limits, expected = where.strategy.limits, where.strategy.local_processes(len(where.devices))
     lines = []
-    if layout.source == cluster.NODES:
-        lines += _other_nodes(options, expected, layout)
-    elif layout.source == "none" and nodes is not None and nodes > 1:
+    ignored = f"set {cluster.OVERRIDE}=none to ignore it"
+    if layout.source == "none" and nodes is not None and nodes > 1:
         lines.append(
             f"num_nodes={nodes}: nothing has started this process on several nodes; start it with "
             "srun or torchrun, or once on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK"
         )
+    elif layout.source != "none" and nodes not in (None, layout.num_nodes):
+        is_by_node = layout.source == cluster.NODES
+        says = "NUM_NODES or NNODES is" if is_by_node else f"{layout.source} started"
+        lines.append(f"num_nodes={nodes}, but {says} {layout.num_nodes}")
+    if layout.source == cluster.NODES:
+        ranks = str(layout.num_nodes * expected)
+        if (size := os.environ.get("WORLD_SIZE", ranks)) != ranks:
+            lines.append(
+                f"WORLD_SIZE={size}, but {layout.num_nodes} nodes of {expected} processes are "
+                f"{ranks}; unset it, or change devices"
+            )
     if not layout.started_outside:
-        if launched_by is not None and expected > 1:
-            lines.append(f"strategy={name!r} on {expected} devices is started by {launched_by}")
+        if limits.launched_by is not None and expected > 1:
+            lines.append(
+                f"strategy={name!r} on {expected} devices is started by {limits.launched_by}"
+            )
         return lines
-    if nodes is not None and nodes != layout.num_nodes:
-        lines.append(f"num_nodes={nodes}, but {layout.source} started {layout.num_nodes}")
-    if launched_by is not None and layout.source not in strategy.limits.sources:
+    if limits.launched_by is not None and layout.source not in limits.sources:
         lines.append(
-            f"strategy={name!r} is started by {launched_by}, not by {layout.source}; set "
-            f"{cluster.OVERRIDE}=none to ignore it"
+            f"strategy={name!r} is started by {limits.launched_by}, not by {layout.source}; "
+            f"{ignored}"
         )
     if expected != layout.local_world_size:
         lines.append(
             f"strategy={name!r} on devices={options.devices!r} needs {expected} processes per "
-            "node, "
-            f"but {layout.source} started {layout.local_world_size}; set {cluster.OVERRIDE}=none "
-            "to ignore it"
+            f"node, but {layout.source} started {layout.local_world_size}; {ignored}"
         )
     return lines
 
 
-def _other_nodes(options: Options, expected: int, layout: Layout) -> list[str]:
-    """One line for each contradiction, if the command was started once per node."""
-    nodes, ranks, lines = options.num_nodes, layout.num_nodes * expected, []
-    if nodes is not None and nodes != layout.num_nodes:
-        lines.append(f"num_nodes={nodes}, but NUM_NODES or NNODES is {layout.num_nodes}")
-    size = os.environ.get("WORLD_SIZE", str(ranks))
-    if size != str(ranks):
-        lines.append(
-            f"WORLD_SIZE={size}, but {layout.num_nodes} nodes of {expected} processes are {ranks}; "
-            "unset it, or change devices"
-        )
-    return lines
+# --- devices -------------------------------------------------------------------------------------
+
+
+def torch_device(accelerator: Accelerator, index: int) -> torch.device:
+    """A device of this node, as visible to this process."""
+    if accelerator == "cpu":
+        return torch.device("cpu")
+    if accelerator in ADDED:
+        return torch.device(ADDED[accelerator].device_type, index)
+    # A cluster may show each process only its own GPU (srun --gpus-per-task=1), as device 0.
+    return torch.device(accelerator, index if index < (count(accelerator) or 0) else 0)
+
+
+def pass_to_ranks(gpus: Sequence[torch.device]) -> None:
+    """Make copies of this command, which are about to start, use the GPUs selected here."""
+    os.environ[GPUS] = ",".join(str(each.index) for each in gpus)
+
+
+def _devices(
+    options: Options, accelerator: Accelerator, layout: Layout, strategy: Strategy | None
+) -> list[int]:
+    """Indices of the devices to use on this node; ``strategy``: ``None`` if it is not known yet.
+
+    Raises:
+        ConfigurationError: There are no such devices, or they do not suffice for the processes.
+    """
+    value: Any = options.devices
+    available, processes = count(accelerator), layout.local_world_size
+    selects = options.auto_select_gpus and accelerator == "cuda"
+    if layout.started_outside:
+        if selects and processes > 1 and not launch.is_reported():
+            raise ConfigurationError(
+                f"auto_select_gpus: {layout.source} started {processes} processes on this node, "
+                "each of which would choose by itself; name the GPUs in CUDA_VISIBLE_DEVICES, or "
+                "leave it to this command to start the processes"
+            )
+        alone = SingleDevice() if strategy is None else strategy
+        drives_all = alone.local_processes(2) == 1 and type(alone) is not SingleDevice
+        # A process that sees one GPU may see its own: ranks compare GPUs after they have joined.
+        if not drives_all and available is not None and processes > available != 1:
+            raise ConfigurationError(
+                f"{layout.source} started {processes} processes on this node, which has "
+                f"{available} GPUs for them: start {available}, or set accelerator='cpu'"
+            )
+        # Such a launcher decides how many processes there are, whatever devices says.
+        if alone.limits.launched_by is not None or (value == "auto" and not drives_all):
+            return list(range(processes))
+        if available == 1 and not isinstance(value, list) and "," not in str(value):
+            available = processes
+    if selects and str(value).isdigit() and value not in (0, "0"):
+        if launch.is_reported() and GPUS in os.environ:  # selected by our launcher
+            return [int(index) for index in os.environ[GPUS].split(",")]
+        return choose_idle(read_gpus(), int(value))
+    return parse_devices(value, available)

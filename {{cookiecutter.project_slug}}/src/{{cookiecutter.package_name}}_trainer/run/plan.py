@@ -5,6 +5,7 @@ changes global state: environment variables are set where a run starts (``traine
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,33 +14,28 @@ import torch
 from ..callbacks import Callback, create_callbacks, problems_of_manual
 from ..checkpoint import Request, run_choice
 from ..data import scaling, sources
-from ..errors import Problems
+from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..logging import Logger, create_loggers
-from ..loop import LearningRateScaling, compilation, trials
+from ..loop import LearningRateScaling, compilation
 from ..loop.problems import problems_of
-from ..memory import activation_checkpointing
+from ..memory import activation_checkpointing, meta_device
 from ..module import (
+    DataHooks,
     Hooks,
-    StageHooks,
     TrainingModule,
     is_overridden,
     problems_of_names,
     problems_of_signatures,
 )
 from ..options import Options, checks, reading
-from ..strategies import Strategy
+from ..strategies import Requested, Strategy
 from ..strategies.precision import Precision
-from . import (
-    device_choice,
-    effects,
-    environment,
-    initial_weights,
-    placement,
-    strategy_choice,
-)
+from . import environment, initial_weights, placement
 from .placement import Placement
+
+_NO_VALIDATION = "this fit has no validation"
 
 
 @dataclass(frozen=True)
@@ -89,60 +85,41 @@ class Plan:
         """A path as the user would write it in the directory where the program was started."""
         return files.shown(path, self.started_in)
 
+    def building(self) -> AbstractContextManager[object]:
+        """Context in which layers are created: with ``meta_device``, on the meta device."""
+        return meta_device.building() if self.options.meta_device else nullcontext()
+
 
 def make(given: Options, problems: Problems) -> Plan:
     """Check the options of a trainer, and plan its run.
 
-    Args:
-        given: The options.
-        problems: Has the lines of errors that were found when they were read.
-
     Raises:
-        ConfigurationError: One line per error.
+        ConfigurationError: One line per error; ``problems`` has those of reading the options.
     """
     options, notes = reading.shortened(given, problems)
     where = placement.find(options, problems)
-    name, strategy = strategy_choice.choose(options, where, problems)
     is_placed = not problems.lines
     _check_options(options, where, problems)
     callbacks = create_callbacks(options.callbacks, problems)
     loggers = create_loggers(options.loggers, problems)
     for logger in loggers.values():
         problems.lines += problems_of_signatures(logger, Logger)
-    problems.lines += placement.check(options, where, name, strategy)
     learning_rate = LearningRateScaling()
     with problems:
         learning_rate = LearningRateScaling.of(options)
-    if is_placed:
-        effects.check_planned(options, where.accelerator, strategy, problems)
-    asked = strategy_choice.asked(options, where, callbacks)
-    problems.lines += strategy.limits.problems(name, asked)
-    if options.log_gradient_norm and not strategy.steps_together:
-        problems.add(
-            f"strategy={name!r} does not support log_gradient_norm: its ranks do not average "
-            "gradients in each step; leave it out"
-        )
-    if "compile" not in strategy.limits.refused:
-        with problems:
-            compilation.check_compiler(options.compile)
-    with problems:
-        problems.lines += strategy.problems(options)
     precision = Precision("32-true", where.accelerator)
     with problems:
         precision = Precision(str(options.precision), where.accelerator)
+    _check_strategy(options, where, callbacks, problems)
     if is_placed:
-        with problems:
-            strategy.check_processes(strategy.local_processes(len(where.devices)) * where.nodes)
-            _check_batch(options, strategy.replicas(len(where.devices), where.nodes))
+        _check_placed(options, where, problems)
     problems.raise_any()
     return Plan(
         options=options,
         layout=where.layout,
-        node_devices=tuple(
-            device_choice.torch_device(where.accelerator, index) for index in where.devices
-        ),
-        strategy_name=name,
-        strategy=strategy,
+        node_devices=where.torch_devices,
+        strategy_name=where.name,
+        strategy=where.strategy,
         precision=precision,
         learning_rate=learning_rate,
         request=Request.of(options),
@@ -154,7 +131,7 @@ def make(given: Options, problems: Problems) -> Plan:
 
 
 def _check_options(options: Options, where: Placement, problems: Problems) -> None:
-    """Check what does not depend on the strategy; ``problems`` collects one line per error."""
+    """Check what does not depend on the strategy."""
     with problems:
         environment.check(several=max(len(where.devices), where.layout.world_size) > 1)
     checks.check(options, problems)
@@ -165,30 +142,88 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     initial_weights.check(options, problems)
 
 
-def _check_batch(options: Options, replicas: int) -> None:
-    batch, accumulate = options.global_batch_size, options.accumulate_grad_batches
-    if batch is not None and accumulate > 0:
-        scaling.device_batch_size(batch, replicas, accumulate)
+def _check_strategy(
+    options: Options, where: Placement, callbacks: Sequence[Callback], problems: Problems
+) -> None:
+    """Check whether the strategy supports the launch, and all that a run requires of it."""
+    strategy, name = where.strategy, where.name
+    problems.lines += placement.check(options, where)
+    used = {
+        "sync_batchnorm": options.sync_batchnorm,
+        "compile": bool(options.compile),
+        "activation_checkpointing": bool(options.activation_checkpointing),
+        "log_gradient_norm": options.log_gradient_norm,
+        # A gradient scaler skips steps by itself.
+        "skipping": options.nonfinite_loss == "skip" and options.precision != "16-mixed",
+        "rollback": options.nonfinite_loss == "rollback",
+        "uneven_inputs": options.uneven_inputs == "join",
+        "learning_rate_scaling": options.learning_rate_scaling != "none",
+    }
+    features = {name for name, is_used in used.items() if is_used}
+    features = features.union(*(each.needs for each in callbacks))
+    precision, devices = str(options.precision), len(where.devices)
+    requested = Requested(where.accelerator, precision, devices, where.nodes, frozenset(features))
+    problems.lines += strategy.limits.problems(name, requested)
+    if options.log_gradient_norm and not strategy.steps_together:
+        problems.add(
+            f"strategy={name!r} does not support log_gradient_norm: its ranks do not average "
+            "gradients in each step; leave it out"
+        )
+    if "compile" not in strategy.limits.refused:
+        with problems:
+            compilation.check_compiler(options.compile)
+    with problems:
+        problems.lines += strategy.problems(options)
+
+
+def _check_placed(options: Options, where: Placement, problems: Problems) -> None:
+    """Check the numbers of processes and samples, and options without effect there."""
+    strategy, devices = where.strategy, len(where.devices)
+    unused: dict[str, str] = {}
+    if options.learning_rate_scaling == "none":
+        unused["reference_batch_size"] = "learning_rate_scaling is 'none'"
+        # A strategy that refuses it scales learning rates itself.
+        if "learning_rate_scaling" not in strategy.limits.refused:
+            unused["learning_rate_warmup_steps"] = "learning_rate_scaling is 'none'"
+    if options.gradient_clip_val is None:
+        unused["gradient_clip_algorithm"] = "gradient_clip_val is not given"
+    if where.accelerator != "cuda" or options.devices in ("auto", -1, "-1"):
+        unused["auto_select_gpus"] = "it selects idle GPUs if devices is their number"
+    problems.lines += _without_effect(options, unused)
+    with problems:
+        strategy.check_processes(strategy.local_processes(devices) * where.nodes)
+        if options.global_batch_size is not None and options.accumulate_grad_batches > 0:
+            replicas = strategy.replicas(devices, where.nodes)
+            scaling.device_batch_size(
+                options.global_batch_size, replicas, options.accumulate_grad_batches
+            )
+
+
+def _without_effect(options: Options, unused: Mapping[str, str]) -> list[str]:
+    """One line for each of these options that is given; 0, False and None turn one off."""
+    return [
+        f"{name}={shown(value)} has no effect: {reason}; leave it out"
+        for name, reason in unused.items()
+        if (value := getattr(options, name)) and value != getattr(Options, name)
+    ]
+
+
+# --- the module and its data ---------------------------------------------------------------------
 
 
 def check_module(plan: Plan, module: TrainingModule) -> None:
-    """Check what only training needs, and whether a module fits the strategy and the options.
-
-    Raises:
-        ConfigurationError: One line per error.
-    """
+    """Raise a ConfigurationError with all that a module lacks, or that does not fit the options."""
     problems, options, strategy = Problems(), plan.options, plan.strategy
     if (options.max_epochs, options.max_steps, options.max_time) == (None, None, None):
         problems.add("neither max_epochs nor max_steps is given: training would not end")
     needed = ["training_step", "configure_optimizers"][: 1 + strategy.needs_optimizers]
     problems.lines += sources.missing(module, needed)
     problems.lines += problems_of(module, plan.strategy_name, strategy, options)
-    if not is_overridden(module, StageHooks, "setup"):  # otherwise after it: it may create layers
-        _check_layers(plan, module, problems)
-    problems.lines += problems_of_names(type(module), TrainingModule) + problems_of_signatures(
-        module, Hooks
-    )
-    problems.lines += problems_of_signatures(module, StageHooks)
+    if not is_overridden(module, DataHooks, "setup"):  # otherwise after it: it may create layers
+        problems.lines += _problems_of_layers(plan, module)
+    problems.lines += problems_of_names(type(module), TrainingModule)
+    problems.lines += problems_of_signatures(module, Hooks)
+    problems.lines += problems_of_signatures(module, DataHooks)
     if not module.automatic_optimization:
         problems.lines += problems_of_manual(plan.callbacks, module)
     if not plan.layout.started_outside:  # otherwise rank 0 checks this before it writes
@@ -197,42 +232,44 @@ def check_module(plan: Plan, module: TrainingModule) -> None:
     problems.raise_any()
 
 
-def check_sweep(plan: Plan, module: TrainingModule) -> None:
-    """Check whether learning rates can be tried.
-
-    Raises:
-        ConfigurationError: One line per error.
-    """
-    problems = Problems()
-    problems.lines += trials.problems_of(plan.strategy_name, plan.strategy, module)
-    problems.raise_any()
-
-
 def check_created_layers(plan: Plan, module: TrainingModule) -> None:
-    """Check the layers of a module whose ``setup`` may have created some.
-
-    Raises:
-        ConfigurationError: One line per error.
-    """
-    if is_overridden(module, StageHooks, "setup"):
-        problems = Problems()
-        _check_layers(plan, module, problems)
-        problems.raise_any()
+    """Raise a ConfigurationError if the layers that ``setup`` may have created do not fit."""
+    if is_overridden(module, DataHooks, "setup"):
+        refuse(_problems_of_layers(plan, module))
 
 
-def _check_layers(plan: Plan, module: TrainingModule, problems: Problems) -> None:
-    options = plan.options
+def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
+    problems, options = Problems(), plan.options
     with problems:
         activation_checkpointing.select(module, options.activation_checkpointing)
         compilation.select(module, options.compile, options.activation_checkpointing)
     problems.lines += plan.strategy.problems_of(module)
-    initial_weights.check_module(options, plan.started_in, module, problems)
-    if options.peak_flops is not None and not _has_flops(module):
+    with problems:
+        initial_weights.check_module(options, plan.started_in, module)
+    if options.peak_flops is not None and not module.flops_per_sample:
         problems.add(
-            f"peak_flops: the operations of {type(module).__name__}, which uses manual "
-            "optimization, cannot be counted; set its flops_per_sample"
+            f"peak_flops: set flops_per_sample of {type(module).__name__}, for example to what "
+            "torch.utils.flop_counter counts for a training step on one sample"
         )
+    return problems.lines
 
 
-def _has_flops(module: TrainingModule) -> bool:
-    return module.automatic_optimization or bool(module.flops_per_sample)
+def check_loaders(plan: Plan, *, validates: bool, orders: bool) -> None:
+    """Raise a ConfigurationError with options and callbacks that the loaders leave without effect.
+
+    ``orders``: whether the trainer controls the order of the training samples.
+    """
+    lines, unused = [], dict[str, str]()
+    if orders:
+        why = "the trainer gives each rank the same number of batches of this loader"
+        unused["uneven_inputs"] = why
+    if not validates:
+        names = ("sanity_check", "val_every_n_steps", "check_val_every_n_epoch")
+        unused |= dict.fromkeys(names, _NO_VALIDATION)
+        lines = [
+            f"{type(each).__name__}: it monitors {each.monitored!r} in validations, and "
+            f"{_NO_VALIDATION}; leave it out"
+            for each in plan.callbacks
+            if each.monitored is not None
+        ]
+    refuse(lines + _without_effect(plan.options, unused))

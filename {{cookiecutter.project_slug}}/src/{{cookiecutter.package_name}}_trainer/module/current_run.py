@@ -1,0 +1,201 @@
+"""What a module, its callbacks and a script know of a run."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..launch.cluster import Layout
+from ..logging import Recorder
+
+
+class RunFacts(NamedTuple):
+    """Where a process is in its run; the defaults are those outside of a run."""
+
+    layout: Layout = Layout()
+    global_step: int = 0
+    epoch: int = 0
+    replica: Callable[[], tuple[int, int]] = lambda: (1, 0)
+    """Returns the number of data-parallel replicas, and the index of this process'."""
+
+
+class RunProperties:
+    """What a module, its ``trainer`` and the ``Trainer`` of a script have in common."""
+
+    def _run_facts(self) -> RunFacts:
+        return RunFacts()
+
+    @property
+    def global_rank(self) -> int:
+        """The global rank of this process; 0 outside of a run."""
+        return self._run_facts().layout.rank
+
+    @property
+    def local_rank(self) -> int:
+        """The rank of this process on its node; 0 outside of a run."""
+        return self._run_facts().layout.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes; 1 outside of a run."""
+        return self._run_facts().layout.world_size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is global rank 0, as it is outside of a run."""
+        return self.global_rank == 0
+
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps so far, of batches in manual optimization; 0 outside."""
+        return self._run_facts().global_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, counted from 0; 0 outside of a run."""
+        return self._run_facts().epoch
+
+
+class ReplicaProperties(RunProperties):
+    """What a module and its ``trainer`` have in common besides."""
+
+    @property
+    def data_replicas(self) -> int:
+        """Number of data-parallel replicas, which read different samples; 1 outside of a run."""
+        return self._run_facts().replica()[0]
+
+    @property
+    def data_index(self) -> int:
+        """Index of this process' data-parallel replica, whose ranks read the same batches."""
+        return self._run_facts().replica()[1]
+
+
+class Manual(Protocol):
+    """Interface of manual optimization for a training step."""
+
+    @property
+    def optimizers(self) -> Sequence[Any]: ...
+    def backward(self, loss: Tensor) -> None: ...
+
+
+class Weights(Protocol):
+    """The parameters of a fit in this process, to average them.
+
+    A part is a plain tensor: all of a parameter, or the shard or slice that this process holds.
+    Elementwise operations on parts are therefore right under every strategy.
+    """
+
+    def trained(self) -> list[str]:
+        """Names of the parameters that are trained now, of those in this process."""
+
+    def parts(self, names: Iterable[str]) -> list[Tensor]:
+        """This process' parts of parameters: not copies, and not to be modified."""
+
+    def put(self, parts: Mapping[str, Tensor]) -> None:
+        """Overwrite parameters with parts, in the parameters' data type; all ranks call it."""
+
+    def state(self, parts: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Convert parts to what a checkpoint contains, as of the weights; all ranks call it."""
+
+    def load(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Read parts from a state of :meth:`state` of any strategy."""
+
+
+class Run(ReplicaProperties, ABC):
+    """A run, as a module and callbacks see it: their ``trainer``."""
+
+    seed: int
+    """Seed of data order, workers, augmentation and weights."""
+    total_steps: int | None
+    """Number of optimizer steps of the whole fit; ``None`` if it is not known in advance."""
+    metrics: Mapping[str, float]
+    """The latest logged value of each name, the same on every rank. At the end of an epoch,
+    ``NAME`` is ``NAME_epoch``, the value over the epoch."""
+    schedulers: Sequence[Any] = ()
+    """The schedulers of ``configure_optimizers``."""
+    manual: Manual | None = None
+    directory: Path | None = None
+    recorder: Recorder
+    """Created when the rank has joined the process group, like ``log``, which is its method."""
+    log: Callable[..., None]
+    weights: Callable[[], Weights]
+    """Returns the parameters in this process, from ``on_fit_start`` on. A callback that uses them
+    has ``needs = ("parameter_averaging",)``. Keep none after the fit."""
+    has_skipped_step: Callable[[], bool]
+    """Returns whether a step was skipped since the last call, because gradients were not finite.
+    The same on all ranks. With a gradient scaler, it waits for the device."""
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch of this training step is the epoch's last."""
+        return self.recorder.context.ends_epoch
+
+    @property
+    def batch_samples(self) -> int:
+        """Samples of the current batch that count; 0 for a padding batch."""
+        return self.recorder.context.samples
+
+    @property
+    def dataloader_name(self) -> str:
+        """Name of the batch's loader in an evaluation; ``""`` if loaders are not in a dict."""
+        return self.recorder.context.loader
+
+    @property
+    def run_directory(self) -> Path:
+        """The run directory of the fit."""
+        if self.directory is None:
+            raise RuntimeError("trainer.run_directory is available during a fit only")
+        return self.directory
+
+    @abstractmethod
+    def measure(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Log what a function returns with the speed of each logged step of this fit.
+
+        It is called on rank 0, which trains, so it must return at once. Unlike values of
+        :meth:`log`, these may differ from run to run; they are not among :attr:`metrics`.
+        """
+
+    @abstractmethod
+    def stop(self, reason: str = "") -> None:
+        """End the fit as if it had reached ``max_steps``: it is saved and validated.
+
+        Any rank may call it; its reason is printed. All ranks stop after the same step: at once if
+        called in a validation's or an epoch's hook, otherwise within about a second.
+        """
+
+    @abstractmethod
+    def save_checkpoint(self, then: Callable[[Path], None]) -> None:
+        """Save a checkpoint after the current step, if there is none; all ranks call it.
+
+        Args:
+            then: Called on every rank with the directory of the checkpoint when it is complete.
+                It is saved when the other hooks of this moment have been called, so that it
+                contains their state.
+        """
+
+
+class Shard(Protocol):
+    """A parameter of which this process has only a slice, left by an engine."""
+
+    def make_whole(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """The trainer's state of a module: the only attribute that it sets on the module.
+
+    ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
+    batches. ``samples``: default ``batch_size`` of logged values; ``None``: that of the batch.
+    ``shards``: parameters that are still slices after a run. ``weights``: by name, the values of
+    parameters that are on the meta device until a strategy allocates them.
+    """
+
+    run: Run | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    samples: int | None = None
+    shards: Sequence[Shard] = ()
+    weights: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,295 @@
+"""A fit on one rank: creates the loop from the loaders, resumes, writes records, and trains."""
+
+import contextlib
+import functools
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from ..callbacks import calls_of
+from ..checkpoint import (
+    DIRECTORY,
+    Checkpoint,
+    Checkpoints,
+    Chosen,
+    RunLock,
+    run_choice,
+    run_directory,
+    set_aside,
+)
+from ..data import Data, Feed, LoadersByName, Share, feed_first, feed_trained, scaling, sources
+from ..errors import UserError
+from ..launch import collectives, outcome, restarts
+from ..launch.signals import Interrupted, Preempted
+from ..logging import LoggedRun, Outputs, Progress
+from ..loop import (
+    FitLoop,
+    FitParts,
+    ManualOptimization,
+    check_validation,
+    compilation,
+    evaluate,
+    saving,
+)
+from ..module import Loaders, TrainingModule
+from ..strategies import sync_batchnorm
+from ..strategies.optimizers import configured
+from .plan import Plan, check_created_layers, check_loaders
+from .rank import RankRun
+
+Validate = Callable[[], dict[str, float]]
+
+
+def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loaders | None) -> None:
+    """Train a module on one rank; ``Trainer.fit`` describes the arguments."""
+    plan, options = run.plan, run.plan.options
+    if plan.layout.is_main:
+        outcome.remove()
+    with contextlib.closing(RunLock()) as lock:
+        chosen = _choose(plan, lock)
+        run.directory = chosen.directory
+        with run.console.output_of(chosen.directory), run.attached(module, "fit", data):
+            check_created_layers(plan, module)
+            resumed = chosen.checkpoint
+            run.start_from_weights(module, resumed)
+            loader = sources.training_loader(data, module)
+            feed = run.training_feed(loader)
+            extra = saving.extra_steps(Checkpoint(resumed), feed) if resumed else 0
+            epochs, steps = options.max_epochs, options.max_steps
+            run.total_steps = scaling.total_steps(feed.steps, epochs, steps, extra)
+            loaders: LoadersByName = {}
+            if options.limit_val_batches:
+                loaders = sources.validation_loaders(data, module, val_dataloader)
+            if loaders and options.overfit_batches:
+                loaders = {"": loader}
+            check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
+            with compilation.applied(module, options.compile, options.activation_checkpointing):
+                _Fit(run, module, feed, loaders, chosen).train()
+
+
+def _choose(plan: Plan, lock: RunLock) -> Chosen:
+    """Select run directory and checkpoint; a restart by torchrun resumes its own run."""
+    request, layout = plan.request, plan.layout
+    is_restarted = restarts.expected(layout) and not plan.options.fast_dev_run
+    if is_restarted and request.resume in (None, "auto"):
+        name = request.name or restarts.run_name()
+        request = replace(request, name=name, resume="auto")
+    return run_choice.choose(request, layout, lock)
+
+
+class _Fit:
+    """A fit whose loaders are known; with ``overfit_batches``, that of training also validates."""
+
+    def __init__(
+        self,
+        run: RankRun,
+        module: TrainingModule,
+        feed: Feed,
+        loaders: LoadersByName,
+        chosen: Chosen,
+    ) -> None:
+        self._run, self._plan, self._console = run, run.plan, run.console
+        self._module, self._feed, self._loaders = module, feed, loaders
+        self._chosen, self._directory = chosen, chosen.directory
+        self._has_record = False
+
+    def train(self) -> None:
+        """Set the module up, resume, and run the loop; the record says how it ended."""
+        loop = self._make_loop()
+        self._run.loop = loop
+        self._run.metrics = loop.fit.outputs.latest
+        try:
+            self._start(loop)
+            self._run_until_interrupted(loop)
+        except BaseException as error:
+            if isinstance(error, Exception | Preempted | Interrupted):
+                loop.fit.calls.failed(error)
+            self._record_end(f"failed {type(error).__name__}")
+            self._note_overwritten()
+            raise
+        self._console.end(loop, self._directory)
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def _make_loop(self) -> FitLoop:
+        plan, options, strategy = self._plan, self._plan.options, self._plan.strategy
+        parts = self._set_up()
+        self._run.schedulers = [each.scheduler for each in parts.optimization.schedulers]
+        checkpoints = Checkpoints(
+            self._directory / DIRECTORY,
+            options.keep_checkpoints,
+            options.async_checkpoints,
+            strategy.timeout_seconds,
+        )
+        batch_size = self._feed.samples_per_step
+        shares = strategy.data_replicas * self._feed.accumulate
+        scaled = plan.learning_rate.target(batch_size, batch_size // shares if batch_size else None)
+        factor = partial(plan.learning_rate.factor, strategy.learning_rate_factor * scaled)
+        validate = self._validation() if self._loaders else None
+        return FitLoop(parts, checkpoints, validate, self._validation_check(), factor)
+
+    def _set_up(self) -> FitParts:
+        """Set the module up under the strategy."""
+        run, module, feed, options = self._run, self._module, self._feed, self._plan.options
+        strategy, recorder = self._plan.strategy, self._run.recorder
+        calls = calls_of(self._plan.callbacks, run, module)
+        if options.sync_batchnorm:
+            sync_batchnorm.convert(module, self._plan.device.type)
+        strategy.read_sample = lambda: next(iter(feed.epoch(0, 0))).data
+        optimization = strategy.setup(module, lambda: configured(module))
+        strategy.read_sample = None
+        manual: ManualOptimization | None = None
+        if not module.automatic_optimization:
+            manual = ManualOptimization(strategy, optimization, lambda: recorder.context)
+        shows = options.enable_progress_bar and self._plan.layout.is_main
+        progress = Progress(shows, run.total_steps, feed.samples_per_step)
+        outputs, position = Outputs(recorder, progress), run.position
+        return FitParts(
+            options,
+            module,
+            strategy,
+            optimization,
+            manual,
+            feed,
+            outputs,
+            position,
+            calls,
+            module.flops_per_sample,
+        )
+
+    def _validation(self) -> Validate:
+        run, module = self._run, self._module
+        # After a loss, the other ranks read the lost rank's samples.
+        feeds = functools.lru_cache(maxsize=1)(self._validation_feeds)
+        feeds(run.share())
+        return lambda: evaluate(
+            module, run.strategy, run.recorder, feeds(run.share()), "validation"
+        )
+
+    def _validation_feeds(self, share: Share) -> dict[str, Feed]:
+        if not self._plan.options.overfit_batches:
+            return self._run.evaluation_feeds(self._loaders, "val")
+        together = self._plan.strategy.shards_parameters
+        return {
+            name: feed_trained(loader, share, training=self._feed, together=together)
+            for name, loader in self._loaders.items()
+        }
+
+    def _validation_check(self) -> Validate | None:
+        """A check of some validation batches before the first step, if there can be one."""
+        run, options = self._run, self._plan.options
+        first = partial(
+            feed_first,
+            share=run.share(),
+            in_global_order=options.use_distributed_sampler,
+            batches=options.sanity_check,
+        )
+        loaders = self._loaders if options.sanity_check else {}
+        feeds = {name: feed for name, each in loaders.items() if (feed := first(each)) is not None}
+        check = partial(check_validation, self._module, run.strategy, run.recorder, feeds)
+        return check if feeds else None
+
+    # --- the start -----------------------------------------------------------------------------
+
+    def _start(self, loop: FitLoop) -> None:
+        """Resume, write records, and print what the run will do."""
+        run, chosen, layout = self._run, self._chosen, self._plan.layout
+        run.manual = loop.fit.manual
+        for call in loop.fit.calls.on_fit_start:
+            call()
+        self._console.note(*chosen.remarks, *loop.fit.feed.remarks)
+        if chosen.checkpoint is not None:
+            checkpoint = Checkpoint(chosen.checkpoint)
+            remarks = saving.resume(loop.fit, checkpoint, layout, chosen.is_same_run)
+            self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}", *remarks)
+        if restarts.expected(layout):
+            restarts.count_attempt(self._directory, run.global_step, layout)
+        if layout.is_main:
+            self._write_records(loop)
+        self._console.begin(loop, run.total_steps, self._directory)
+        check, loop.check_validation = loop.check_validation, None  # and its workers
+        if chosen.checkpoint is None and check is not None:
+            self._console.note_unlogged(loop, check())
+
+    def _write_records(self, loop: FitLoop) -> None:
+        """Write records and open logs: after the last check that can refuse the run."""
+        directory, plan, chosen = self._directory, self._plan, self._chosen
+        if chosen.checkpoint is not None and chosen.is_same_run:
+            aside = set_aside(directory / DIRECTORY, chosen.checkpoint)
+            shown = [plan.shown(path) for path in aside]
+            self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
+        elif plan.options.overwrite:
+            run_directory.keep_overwritten(directory)
+        else:
+            run_directory.clear(directory, with_records=False)
+        self._note_overwritten()
+        if run_directory.was_cut_off(directory):
+            self._console.note("the previous attempt was killed, or a process called os._exit()")
+        facts = {
+            "resumed_from": str(chosen.checkpoint) if chosen.checkpoint else None,
+            "weights": plan.options.weights if chosen.checkpoint is None else None,
+            "strategy": plan.strategy_name,
+            "precision": plan.precision.name,
+            "device": str(plan.device),
+            "seed": plan.options.seed,
+            "samples_per_step": self._feed.samples_per_step,
+            "steps_per_epoch": self._feed.steps,
+        }
+        self._has_record = True
+        configuration = self._run.configuration
+        run_directory.write_record(directory, plan.layout, facts, configuration)
+        logged = LoggedRun.of(directory, plan.options, configuration)
+        resumed_at = self._run.global_step if chosen.is_same_run else None
+        loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)
+
+    def _note_overwritten(self) -> None:
+        if (kept := self._directory / run_directory.OVERWRITTEN).is_dir():
+            shown = self._plan.shown(kept)
+            self._console.note(f"the run that was there is in {shown} until a checkpoint is saved")
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def _run_until_interrupted(self, loop: FitLoop) -> None:
+        """Run the loop; Ctrl-C ends it with the command to resume."""
+        try:
+            with loop.preemption.recording_signals():
+                self._run_loop(loop)
+        except Preempted as asked:
+            if asked.signal != signal.SIGINT:
+                raise
+            if self._plan.options.fast_dev_run:
+                raise KeyboardInterrupt from None
+            shown = str(self._plan.shown(self._directory))
+            raise Interrupted(self._run.global_step, shown, self._console.is_command) from None
+
+    def _run_loop(self, loop: FitLoop) -> None:
+        """Run the loop, and write its outcome."""
+        try:
+            with contextlib.closing(loop):
+                loop.run()
+        except Preempted as asked:
+            name = asked.signal.name
+            self._write_outcome(f"preempted {name}")
+            if asked.signal != signal.SIGINT:
+                saved = "not saved" if self._plan.options.fast_dev_run else "saved"
+                step = self._run.global_step
+                self._console.note(f"{saved} after step {step} and stopped by {name}")
+            # If one rank ended first, it would be reported as a failure, and its peers ended.
+            collectives.barrier()
+            raise
+        if self._plan.layout.is_main and not self._directory.is_dir():
+            gone = "the run directory was removed while the run trained"
+            raise UserError(f"{self._directory}: {gone}")
+        self._write_outcome("finished")
+
+    def _write_outcome(self, how: str) -> None:
+        line = f"{how} step {self._run.global_step}"
+        self._record_end(line)
+        if self._plan.layout.is_main:
+            restarts.reset(self._directory)
+            outcome.write(line)
+
+    def _record_end(self, how: str) -> None:
+        if self._has_record:
+            run_directory.record_end(self._directory, how)

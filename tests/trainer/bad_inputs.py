@@ -102,10 +102,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "weights_strict": (*_SWITCHES, "false"),
     "loggers": ("cvs", "csv", "[cvs]", "[5]", "5", "{a: 1}", "null", "[aim]", "true"),
     "gpus": ("two", "1.5", "{a: 1}", "true", "auto"),
-    "num_processes": ("0", "-1", "two", "1.5", "[1]", "true"),
     "tpu_cores": ("8", "0", "x", "[1]", "true"),
     "plugins": ("[]", "[a, b]", "apex", "5", "{a: 1}"),
-    "distributed_backend": ("ddp3", "tpu_spawn", "5", "gloo"),
     "amp_backend": ("apex", "amp", "5", "true"),
     "replace_sampler_ddp": ("1", "maybe", "[true]"),
     "resume_from_checkpoint": ("gone", "[a]", "{a: 1}"),
@@ -114,7 +112,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 # What else than its own name a line may name an option by.
 ALSO = {
     "gpus": ("devices",),
-    "num_processes": ("devices",),
     "plugins": ("strategy",),
     "resume_from_checkpoint": ("resume",),
     "num_sanity_val_steps": ("sanity_check",),
@@ -133,7 +130,6 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("bagua", "ddp_cpu", "gpu", "hivemind", "zero2", "deepspeed_stage_3_offload_nvme"),
     ),
     "accelerator": ("tpu_spawn", "mps", "ipu", "hpu", "xpu", "npu", "xla", "apex", "bagua", "rpc"),
-    "distributed_backend": ("tpu_spawn", "rpc", "colossalai", "fsdp_native"),
     "plugins": ("ddp_fully_sharded", "fsdp_native", "apex", "native"),
     "precision": ("double", "fp16", "bfloat16", "transformer-engine", "64-true", "nf4", "apex"),
     "loggers": ("[comet]", "[clearml]", "[neptune]", "[TensorBoardLogger]"),

@@ -4,6 +4,7 @@
 the weights into ``FOLDER/weights.safetensors``.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -26,13 +27,29 @@ class Uneven(Regression):
     Args:
         seconds: that a rank sleeps in each step, by rank.
         ends: step after which a rank ends, and how: ``{"2": [7, "SIGKILL"]}``.
+        fails: step of the optimizer that fails.
     """
 
     def __init__(
-        self, seconds: dict[str, float] | None = None, ends: Any = None, **base: Any
+        self,
+        seconds: dict[str, float] | None = None,
+        ends: Any = None,
+        fails: int = 0,
+        **base: Any,
     ) -> None:
         super().__init__(optimizer="adam", **base)
-        self.seconds, self.ends = seconds or {}, ends or {}
+        self.seconds, self.ends, self.fails = seconds or {}, ends or {}, fails
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        steps = itertools.count(1)
+
+        def fail(*_: Any) -> None:
+            if next(steps) == self.fails:
+                raise ValueError("bad rate")
+
+        optimizer.register_step_pre_hook(fail)
+        return optimizer
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         rank = str(self.global_rank)

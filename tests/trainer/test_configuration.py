@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from my_project_trainer import strategies
+from my_project_trainer.cli import arguments as command_line
 from my_project_trainer.cli import command as cli
 from my_project_trainer.cli.strategy_help import describe
 from my_project_trainer.options.reading import older as legacy
@@ -44,14 +45,14 @@ def resolved(found: Any) -> dict[str, Any]:
     return content
 
 
-def test_options_win_over_files_wherever_they_stand() -> None:
+def test_a_later_option_or_file_wins() -> None:
     for arguments in (
         [*DIGITS, "--trainer.max_epochs", "2", "--data.batch_size=8", "--model.width", "4"],
         ["--trainer.max_epochs=2", *DIGITS, "--data.batch_size", "8", "--model.width=4"],
     ):
         content = resolved(read(*arguments))
-        if arguments[0] == "--config":
-            assert content["trainer"]["max_epochs"] == 2
+        epochs = 2 if arguments[0] == "--config" else 25
+        assert content["trainer"]["max_epochs"] == epochs
         assert content["trainer"]["global_batch_size"] == 64
         assert content["data"]["init_args"] == {"batch_size": 8, "shift": 1, "num_workers": 0}
         assert content["model"]["init_args"]["width"] == 4
@@ -91,6 +92,26 @@ def test_a_class_of_the_user_s_own_by_its_path() -> None:
         *("--trainer.max_steps", "1"),
     )
     assert (found.model.width, found.model.depth, found.data.size) == (3, 1, 4)
+
+
+def test_a_class_that_replaces_another_one_keeps_the_arguments_that_it_takes(
+    tmp_path: Path,
+) -> None:
+    given = {"class_path": f"{PACKAGE}.tasks.text.TextFiles", "init_args": {"path": str(tmp_path)}}
+    later = write(tmp_path / "later.yaml", {"data": given})
+    (tmp_path / "words.py").write_text("a" * 20000)
+    options = ("--data.batch_size=8", f"--data={PACKAGE}.tasks.digits.Digits")
+    found = resolved(read(*DIGITS, "--config", later))["data"]["init_args"]
+    assert (found["batch_size"], found["path"]) == (64, str(tmp_path))
+    assert "shift" not in found
+    again = resolved(read(*DIGITS, "--config", later, *options))["data"]["init_args"]
+    assert again == {"batch_size": 8, "shift": 0, "num_workers": 0}
+
+
+def test_an_option_does_not_change_what_an_alias_repeats() -> None:
+    shared = {"a": {"b": 1}}
+    assert command_line.merged(shared, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
+    assert shared == {"a": {"b": 1}}
 
 
 def test_options_of_a_strategy() -> None:
@@ -231,14 +252,14 @@ def test_the_help_has_no_older_spelling(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_configuration_is_written_in_today_s_spelling(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    older = ("--trainer.num_processes", "2", "--trainer.distributed_backend", "ddp")
+    older = ("--trainer.devices", "2", "--trainer.accelerator", "ddp")
     older += ("--trainer.precision", "bf16", "--trainer.logger", "csv")
     content = resolved(read(*DIGITS, *older))
     shown = yaml.safe_load(printed(capsys, "fit", *DIGITS, *older, "--print_config"))
     for name in ("run_name", "resume", "overwrite"):  # not recorded
         assert not shown["trainer"].pop(name)
     assert content == shown
-    newer = {"devices": 2, "accelerator": "cpu", "strategy": "ddp", "precision": "bf16-mixed"}
+    newer = {"devices": 2, "accelerator": "auto", "strategy": "ddp", "precision": "bf16-mixed"}
     assert {name: content["trainer"][name] for name in newer} == newer
     assert content["trainer"]["loggers"] == ["csv"]
     assert content["trainer"].keys().isdisjoint(legacy.types)

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import TrainingModule
+from my_project_trainer.errors import UserError
 from my_project_trainer.strategies.deepspeed.deepspeed import DeepSpeed
 from my_project_trainer.strategies.deepspeed.slices import Slice
 from my_project_trainer.strategies.deepspeed.state import ShardedState
+from my_project_trainer.strategies.optimizers import Optimization
 from my_project_trainer.strategies.precision import Precision
 from torch import Tensor, nn
 
@@ -56,6 +58,27 @@ def test_the_step_count_is_not_sharded() -> None:
     assert [float(found[name]["step"]) for name in names] == [5.0, 5.0]
     assert found["weight"]["exp_avg"].tolist() == [2.0, 3.0]
     assert found["scale"]["exp_avg"].tolist() == [0.0]  # the other process holds it
+
+
+def test_values_are_clipped_at_the_scale_of_the_loss() -> None:
+    strategy = DeepSpeed(stage=2)
+    strategy.zero = SimpleNamespace(loss_scale=512.0)
+    gradient = torch.tensor([1000.0, -1000.0, 100.0])
+    slices: Any = SimpleNamespace(are_offloaded=False, gradients=lambda: [gradient])
+    strategy.slices, strategy.device = slices, torch.device("cpu")
+    strategy.clip_gradients(Optimization([], []), 0.5, "value")
+    assert gradient.tolist() == [256.0, -256.0, 100.0]
+
+
+@pytest.mark.parametrize(("was_trained", "changed"), [(False, "trained"), (True, "frozen")])
+def test_a_parameter_that_is_unfrozen_during_a_fit_is_refused(
+    was_trained: bool, changed: str
+) -> None:
+    strategy = DeepSpeed(stage=2)
+    parameter = nn.Parameter(torch.ones(1), requires_grad=not was_trained)
+    strategy._trains = [("head.weight", parameter, was_trained)]
+    with pytest.raises(UserError, match=f"head.weight is {changed} since the fit began"):
+        strategy.forward_backward(None, 0, weight=1.0, synchronize=True)
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])

@@ -62,7 +62,7 @@ def sizes(device_type: str, elements: int, **options: Any) -> tuple[Any, ...]:
     return (
         zero["reduce_bucket_size"],
         zero["allgather_bucket_size"],
-        *(zero[f"stage3_{name}"] for name in ahead),
+        *(zero.get(f"stage3_{name}") for name in ahead),
         zero["overlap_comm"],
     )
 
@@ -72,15 +72,15 @@ def test_buffers_are_as_small_as_ddp_s_on_cpus_and_deepspeed_s_own_on_gpus():
     large = 10_000 * million
     small = (4 * million, 5 * million, 5 * million, 10 * million, 10 * million, False)
     assert sizes("cpu", large) == sizes("cpu", large, stage=3) == small
-    own = (500 * million, 500 * million, 50 * million, 1000 * million, 1000 * million, True)
+    own = (500 * million, 500 * million, None, None, None, True)
     assert sizes("cuda", large) == sizes("cuda", large, stage=3) == own
     # Several buckets of a smaller model, and none that is larger than it.
     assert sizes("cuda", 124 * million)[:2] == (31 * million, 124 * million)
     assert sizes("cuda", 9)[:2] == sizes("cpu", 9)[:2] == (10, 10)
     assert sizes("cuda", 4 * million * 4 + 4)[0] == 4 * million + 2  # even
-    given = {"reduce_bucket_size": 8, "allgather_bucket_size": 6, "overlap_comm": False}
+    given = {"reduce_bucket_size": 8, "allgather_bucket_size": 6}
     for device_type in ("cpu", "cuda"):
-        assert sizes(device_type, large, **given) == (8, 6, 6, 12, 12, False)
+        assert sizes(device_type, large, **given)[:-1] == (8, 6, 6, 12, 12)
 
 
 def test_its_timer_that_waits_for_the_device_is_off_unless_asked_for():

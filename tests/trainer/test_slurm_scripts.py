@@ -107,7 +107,6 @@ def venv(tmp_path: Path) -> Path:
         ({"SLURM_GPUS_ON_NODE": "2"}, "", True),
         ({"SLURM_JOB_GPUS": "0,1"}, "--trainer.accelerator cpu", True),  # the later one wins
         ({"SLURM_GPUS_ON_NODE": "2"}, "--trainer.gpus=0", False),
-        ({"SLURM_GPUS_ON_NODE": "2"}, "--trainer.num_processes 4", False),
         ({"SLURM_GPUS_ON_NODE": "0"}, "", False),
         ({}, "", False),
     ],

@@ -53,6 +53,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
         pytest.param("Strided", "hsdp", marks=exhaustive),
         *(pytest.param("Strided", f"deepspeed_stage_{each}", marks=slow) for each in (2, 3)),
         pytest.param("Strided", "fairscale_fsdp", marks=slow),
+        ("ScalarManual", "fsdp"),
+        *(
+            pytest.param("Scalar", each, marks=slow)
+            for each in ("fsdp", "deepspeed_stage_2", "deepspeed_stage_3", "fairscale_fsdp")
+        ),
         pytest.param("Empty", "fsdp", marks=slow),
         pytest.param("Empty", "hsdp", marks=exhaustive),
         pytest.param("Penalty", "deepspeed_stage_2", marks=slow),

@@ -3,6 +3,7 @@
 ``python -m unusual_subject FOLDER SUBJECT STRATEGY DEVICES``
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ class Complex(Base):
         return (self.layer(x) * self.factor).abs()
 
 
-class ComplexManual(Complex):
-    """The same with manual optimization."""
+class Manual(Base):
+    """With manual optimization."""
 
     automatic_optimization = False
 
@@ -57,6 +58,10 @@ class ComplexManual(Complex):
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
         optimizer.zero_grad()
+
+
+class ComplexManual(Manual, Complex):
+    """Complex numbers with manual optimization."""
 
 
 class Strided(Base):
@@ -68,6 +73,21 @@ class Strided(Base):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) @ self.weight
+
+
+class Scalar(Base):
+    """A weight without dimensions, which each rank has created with another value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5 + int(os.environ.get("RANK", "0"))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+class ScalarManual(Manual, Scalar):
+    """The same with manual optimization, under which fsdp shards each child."""
 
 
 class Empty(Base):

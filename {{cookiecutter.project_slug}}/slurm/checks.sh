@@ -18,7 +18,7 @@ option() { # NAME OPTION …
 
 # Whether options name the devices in an older way.
 names_devices() { # OPTION of fit …
-    { option --trainer.gpus "$@" || option --trainer.num_processes "$@"; } > /dev/null
+    option --trainer.gpus "$@" > /dev/null
 }
 
 check_venv() {

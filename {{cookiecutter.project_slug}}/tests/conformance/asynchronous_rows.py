@@ -27,7 +27,7 @@ ROWS = {
         refused={
             **NO_SPARSE,
             **dict.fromkeys(("manual", "sparse, manual"), "optimizers step on the server"),
-            "sync batchnorm": "there is no process group",
+            "sync batchnorm": "workers do not run each forward together",
             "averaged": "workers hold weights of different steps",
             "fp16": "a gradient scaler must see",
         },

@@ -17,7 +17,7 @@ DEEPSPEED_REFUSES = {
     "manual": "its engine runs one backward and one step at a time",
     **dict.fromkeys(("bf16 true", "fp16 true"), "steps parameters in float32"),
 }
-OFFLOADED = ("sgd", "adam", "accumulation", "clip norm", "clip value", "averaged", "bf16", "fp16")
+OFFLOADED = ("sgd", "adam", "accumulation", "clip norm", "clip value", "bf16", "fp16")
 
 ROWS = {
     "deepspeed": Row(
@@ -29,8 +29,11 @@ ROWS = {
     "deepspeed, stage 0": Row(DEEPSPEED_SLOWLY, "deepspeed", {"stage": 0}, only=ONE_OPTIMIZER),
     "deepspeed_stage_1": Row(DEEPSPEED_SLOWLY, refused=DEEPSPEED_REFUSES),
     "deepspeed_stage_2": Row(DEEPSPEED, refused=DEEPSPEED_REFUSES),
-    "deepspeed_stage_3": Row(DEEPSPEED_SLOWLY, refused=DEEPSPEED_REFUSES),
-    "deepspeed_stage_2_offload": Row(DEEPSPEED_SLOWLY, only=OFFLOADED),
+    "deepspeed_stage_3": Row(
+        DEEPSPEED_SLOWLY,
+        refused={**DEEPSPEED_REFUSES, "averaged": "its engine gathers and frees parameters"},
+    ),
+    "deepspeed_stage_2_offload": Row(DEEPSPEED_SLOWLY, only=(*OFFLOADED, "averaged")),
     "deepspeed_stage_3_offload": Row(DEEPSPEED_SLOWLY, only=OFFLOADED),
 }
 

@@ -116,7 +116,7 @@ class LanguageModel(TrainingModule):
         return {
             "bytes": styles.RowwiseParallel(input_layouts=whole, output_layouts=by_time),
             "positions": styles.RowwiseParallel(input_layouts=whole, output_layouts=Shard(0)),
-            "blocks": mesh.styles.ShardedRandomness(),
+            "blocks.*": mesh.styles.ShardedRandomness(),
             "blocks.*.norm*": styles.SequenceParallel(),
             "blocks.*.attention": styles.PrepareModuleInput(
                 input_layouts=by_time, desired_input_layouts=whole

@@ -2,9 +2,11 @@
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+import torch
 
 from ..errors import ConfigurationError, UserError, nearest, shorten
 from ..launch import (
@@ -71,29 +73,16 @@ def _run(words: list[str]) -> None:
     if command == export.COMMAND:
         export.run(program, rest)
         return
-    work = configuration.read_work(program, command, rest)
-    _COMMANDS[command](work)
+    _COMMANDS[command](configuration.read_work(program, command, rest))
 
 
-def _fit(work: Work) -> None:
-    work.trainer.fit(work.model, work.data)
-
-
-def _validate(work: Work) -> None:
-    metrics = work.trainer.validate(work.model, work.data, **work.weights)
+def _score(work: Work, evaluate: Callable[..., dict[str, float]], stage: str) -> None:
+    metrics = evaluate(work.model, work.data, **work.weights)
     if work.trainer.global_rank == 0:
-        work.results.write_metrics("validation", metrics)
-
-
-def _test(work: Work) -> None:
-    metrics = work.trainer.test(work.model, work.data, **work.weights)
-    if work.trainer.global_rank == 0:
-        work.results.write_metrics("test", metrics)
+        work.results.write_metrics(stage, metrics)
 
 
 def _predict(work: Work) -> None:
-    import torch
-
     outputs = work.trainer.predict(work.model, work.data, **work.weights)
     named = outputs if isinstance(outputs, dict) else {"predictions": outputs}
     for each in named.values():
@@ -104,21 +93,13 @@ def _predict(work: Work) -> None:
         work.results.write_predictions(joined)
 
 
-def _find_batch_size(work: Work) -> None:
-    work.trainer.find_batch_size(work.model, work.data)
-
-
-def _find_learning_rate(work: Work) -> None:
-    work.trainer.find_learning_rate(work.model, work.data)
-
-
-_COMMANDS = {
-    "fit": _fit,
-    "validate": _validate,
-    "test": _test,
+_COMMANDS: dict[str, Callable[[Work], object]] = {
+    "fit": lambda work: work.trainer.fit(work.model, work.data),
+    "validate": lambda work: _score(work, work.trainer.validate, "validation"),
+    "test": lambda work: _score(work, work.trainer.test, "test"),
     "predict": _predict,
-    "find_batch_size": _find_batch_size,
-    "find_learning_rate": _find_learning_rate,
+    "find_batch_size": lambda work: work.trainer.find_batch_size(work.model, work.data),
+    "find_learning_rate": lambda work: work.trainer.find_learning_rate(work.model, work.data),
 }
 
 

@@ -6,9 +6,8 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -28,33 +27,6 @@ HELP = "Write the weights or the model of a run into a file."
 _ONNX_BYTES = 2**31
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The checkpoint to export, whether its average is used, and whether its class is trusted."""
-
-    checkpoint: Checkpoint
-    averaged: bool
-    trust: bool
-
-    def module(self) -> TrainingModule:
-        return load_module(self.checkpoint.path, averaged=self.averaged, trust=self.trust)
-
-    def metadata(self) -> dict[str, str]:
-        model = saved_runs.classes_of(self.checkpoint.path).get("model")
-        class_path = {"class_path": str(model["class_path"])} if model else {}
-        return {**class_path, "step": str(self.checkpoint.step)}
-
-
-@dataclass(frozen=True)
-class _Format:
-    """A file format: its suffix, what it contains, and what writes a checkpoint into a file."""
-
-    suffix: str
-    content: str
-    write: Callable[[_Source, Path], None]
-    packages: tuple[str, ...] = ()
-
-
 def run(program: str, arguments: Sequence[str]) -> None:
     """Run the command.
 
@@ -68,12 +40,21 @@ def run(program: str, arguments: Sequence[str]) -> None:
         UserError: The model cannot be exported, or the file cannot be written.
     """
     given = _parser(program).parse_args(arguments)
-    kind = _FORMATS[given.format]
-    path, file = _checked_paths(given, kind)
-    checkpoint = Checkpoint(path)
+    path, file = _checked_paths(given, _FORMATS[given.format])
+    checkpoint, averaged = Checkpoint(path), given.averaged == "true"
+    model = saved_runs.classes_of(path).get("model")
+    metadata = {"class_path": str(model["class_path"])} if model else {}
+    metadata["step"] = str(checkpoint.step)
+    exported: Any
+    if given.format == "safetensors":
+        exported = read_weights(checkpoint, averaged=averaged)
+    else:
+        exported = load_module(path, averaged=averaged, trust=given.trust)
     try:
         with files.replacing(file) as beside:
-            kind.write(_Source(checkpoint, given.averaged == "true", given.trust), beside)
+            _FORMATS[given.format].write(exported, metadata, beside)
+            with beside.open("rb") as written:
+                os.fsync(written.fileno())
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({one_line(error)})") from None
     print(f"step {checkpoint.step} exported to {files.shown(file, Path.cwd())}", flush=True)
@@ -88,9 +69,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=f"{program} {COMMAND}", description=HELP, allow_abbrev=False)
-    parser.add_argument(
-        "run", metavar="RUN", help="a run directory, or a checkpoint, such as runs/RUN/best"
-    )
+    run = "a run directory, or a checkpoint, such as runs/RUN/best"
+    parser.add_argument("run", metavar="RUN", help=run)
     what = "; ".join(f"{name}: {each.content}" for name, each in _FORMATS.items())
     parser.add_argument("--format", required=True, choices=_FORMATS, help=what)
     where = "the file; default: exported-step-N in the run directory"
@@ -103,39 +83,41 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
+class _Format(NamedTuple):
+    suffix: str
+    content: str
+    write: Callable[[Any, dict[str, str], Path], None]
+    """Writes weights by name (safetensors), or a module, with metadata."""
+    packages: tuple[str, ...] = ()
+
+
 def _checked_paths(given: argparse.Namespace, kind: _Format) -> tuple[Path, Path]:
     """The checkpoint, and the file to write."""
     problems = Problems()
-    checkpoint, file, suffix = Path(), Path(), kind.suffix
-    with problems:
-        if missing := [each for each in kind.packages if importlib.util.find_spec(each) is None]:
-            raise ConfigurationError(
-                f"--format {given.format} needs {' and '.join(missing)}: make {given.format}, or "
-                f"pip install '.[{given.format}]'"
-            )
+    checkpoint = file = None
+    if missing := [each for each in kind.packages if importlib.util.find_spec(each) is None]:
+        problems.add(
+            f"--format {given.format} needs {' and '.join(missing)}: make {given.format}, or "
+            f"pip install '.[{given.format}]'"
+        )
     with problems:
         checkpoint = saved_runs.resolve_given("RUN", given.run)
-        if given.output is None:
-            file = _in_run(checkpoint, suffix)
-            _check_file(file, given.overwrite)
     with problems:
         if given.output is not None:
             file = Path(paths.expand("--output", given.output))
-            if file.suffix != suffix:
+            if file.suffix != kind.suffix:
                 raise ConfigurationError(
-                    f"--output={shown(given.output)}: --format {given.format} writes {suffix} "
-                    f"files; name it {file.stem}{suffix}"
+                    f"--output={shown(given.output)}: --format {given.format} writes {kind.suffix} "
+                    f"files; name it {file.stem}{kind.suffix}"
                 )
+        elif checkpoint is not None:
+            if (directory := run_of(checkpoint)) is None:
+                raise ConfigurationError(f"{checkpoint}: is not in a run; add --output FILE")
+            file = directory / f"exported-{checkpoint.name}{kind.suffix}"
+        if file is not None:
             _check_file(file, given.overwrite)
     problems.raise_any()
-    return checkpoint, file
-
-
-def _in_run(checkpoint: Path, suffix: str) -> Path:
-    directory = run_of(checkpoint)
-    if directory is None:
-        raise ConfigurationError(f"{checkpoint}: is not in a run directory; add --output FILE")
-    return directory / f"exported-{checkpoint.name}{suffix}"
+    return checkpoint or Path(), file or Path()
 
 
 def _check_file(file: Path, overwrite: bool) -> None:
@@ -146,28 +128,21 @@ def _check_file(file: Path, overwrite: bool) -> None:
         raise ConfigurationError(f"{file}: {file.parent} is not a directory that can be written to")
 
 
-def _write_weights(source: _Source, file: Path) -> None:
-    checkpoint = source.checkpoint
-    weights = read_weights(checkpoint, averaged=source.averaged)
+def _write_weights(weights: dict[str, Any], metadata: dict[str, str], file: Path) -> None:
     for name, value in weights.items():
         if not isinstance(value, Tensor):
             raise UserError(
-                f"{checkpoint.path}: {name} is a {type(value).__name__}; safetensors files contain "
-                "only tensors"
+                f"{name} is a {type(value).__name__}; safetensors files contain only tensors"
             )
-    stored_tensors.write(file, weights, {"format": "pt", **source.metadata()})
+    stored_tensors.write(file, weights, metadata)
 
 
-def _write_program(source: _Source, file: Path) -> None:
-    program = _program(source.module())
-    with file.open("wb") as opened:
-        torch.export.save(program, opened, extra_files=source.metadata())
-        opened.flush()
-        os.fsync(opened.fileno())
+def _write_program(module: TrainingModule, metadata: dict[str, str], file: Path) -> None:
+    with file.open("wb") as opened:  # torch requires a suffix of a path
+        torch.export.save(_program(module), opened, extra_files=metadata)
 
 
-def _write_onnx(source: _Source, file: Path) -> None:
-    module = source.module()
+def _write_onnx(module: TrainingModule, metadata: dict[str, str], file: Path) -> None:
     name, program = type(module).__name__, _program(module)
     size = sum(value.nbytes for value in program.state_dict.values())
     if size >= _ONNX_BYTES:
@@ -184,10 +159,8 @@ def _write_onnx(source: _Source, file: Path) -> None:
         except Exception as error:  # the exporter may raise anything
             reason = one_line(error.__cause__ or error)
             raise UserError(f"{name}.forward: cannot be written as ONNX ({reason})") from None
-    converted.model.metadata_props.update(source.metadata())
+    converted.model.metadata_props.update(metadata)
     converted.save(file, external_data=False)
-    with file.open("rb") as written:
-        os.fsync(written.fileno())
 
 
 def _program(module: TrainingModule) -> torch.export.ExportedProgram:

@@ -22,18 +22,14 @@ _TRAINER = Path(__file__).resolve().parents[1]
 # The user's package, which is beside the trainer's.
 PACKAGE = _TRAINER.name.removesuffix("_trainer")
 _OURS = {_TRAINER, _TRAINER.with_name(PACKAGE)}
-_KINDS = ("stdlib", "platstdlib", "purelib", "platlib")
 # Thousands of modules, which need no check.
-_INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in _KINDS)
+_INSTALLED = tuple(
+    sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 
 class _Finder(MetaPathFinder):
-    """Finds what Python's own finder finds, and refuses some of it.
-
-    Args:
-        from_run: Whether the configuration of a run names the classes: files that are found by the
-            working directory are then refused too, unless they are in this package.
-    """
+    """Finds what Python's own finder finds, and refuses some of it."""
 
     def __init__(self, from_run: bool) -> None:
         self._from_run = from_run
@@ -44,21 +40,21 @@ class _Finder(MetaPathFinder):
         spec = PathFinder.find_spec(name, path, target)
         origin = spec.origin if spec is not None and spec.has_location else None
         if origin is not None and not origin.startswith(_INSTALLED):
-            self._check(name, Path(origin).absolute())
+            self._check(Path(origin).absolute())
         return spec
 
-    def _check(self, name: str, file: Path) -> None:
+    def _check(self, file: Path) -> None:
         entries = [Path(each).absolute() for each in sys.path]
         entry = max((each for each in entries if each in file.parents), default=file.parent)
         real, found_by = file.resolve(), entry.resolve()
         above = {entry, *entry.parents, found_by, *found_by.parents, *_OURS, *_TRAINER.parents}
-        folders = {*file.parents, *real.parents} - above
         shown = files.shown(file, Path.cwd())
-        if run := next(filter(run_directory.is_run, sorted(folders)), None):
-            raise ImportError(
-                f"{shown} is in a run directory ({run.name}), and code of a run is never imported; "
-                "move it to where your code is, if you trust it"
-            )
+        for folder in sorted({*file.parents, *real.parents} - above):
+            if run_directory.is_run(folder):
+                raise ImportError(
+                    f"{shown} is in a run directory ({folder.name}), and code of a run is never "
+                    "imported; move it to where your code is, if you trust it"
+                )
         is_here = Path.cwd().is_relative_to(found_by) and not _OURS & {*real.parents}
         if self._from_run and is_here:
             raise ImportError(
@@ -72,8 +68,8 @@ def checked(from_run: bool = False) -> Iterator[None]:
     """Refuse to import code of run directories in this context, by an ``ImportError``.
 
     Args:
-        from_run: Whether the configuration of a run names classes: they must be in this package,
-            or installed.
+        from_run: Whether the configuration of a run names the classes: files that are found by the
+            working directory are then refused too, unless they are in this package.
     """
     finder, found = _Finder(from_run), sys.meta_path
     ours = (each is PathFinder or isinstance(each, _Finder) for each in found)

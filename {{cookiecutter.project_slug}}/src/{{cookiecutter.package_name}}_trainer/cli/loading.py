@@ -4,12 +4,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser
-
 from ..checkpoint import Checkpoint, read_all, resolve
 from ..errors import CheckpointError, ConfigurationError, one_line
 from ..module import TrainingModule
-from . import configuration, imports, mistakes, saved_runs
+from . import classes, imports, saved_runs
 
 
 def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) -> TrainingModule:
@@ -45,25 +43,9 @@ def load_module(run: str | Path, *, averaged: bool = True, trust: bool = False) 
             "create the module, and use load_weights"
         )
     with imports.checked(from_run=not trust):
-        module = _create(path, section)
+        module: TrainingModule = classes.create("model", *classes.check("model", section))
     load_weights(module, path, averaged=averaged)
     return module.eval()
-
-
-def _create(path: Path, section: dict[str, Any]) -> TrainingModule:
-    """Create the model of a run's configuration."""
-    cls = mistakes.find_class("model", section["class_path"])
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(TrainingModule, "model")
-    try:
-        parsed = parser.parse_object({"model": section})
-    except Exception as error:  # jsonargparse raises many types
-        raise ConfigurationError(
-            f"{path}: {cls.__name__} no longer takes the arguments in the run's config.yaml "
-            f"({one_line(error)}); create the module, and use load_weights"
-        ) from None
-    module: TrainingModule = configuration.create("model", cls, parsed)
-    return module
 
 
 def load_weights(module: TrainingModule, run: str | Path, *, averaged: bool = True) -> None:
@@ -84,13 +66,7 @@ def load_weights(module: TrainingModule, run: str | Path, *, averaged: bool = Tr
 
 
 def read_weights(checkpoint: Checkpoint, *, averaged: bool) -> dict[str, Any]:
-    """Read the state dict of a checkpoint's module, whole even if the run has sharded it.
-
-    Prints a line if it is an average.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be read, or has changed since it was saved.
-    """
+    """Read the whole state dict of a checkpoint's module; prints a line if it is an average."""
     checkpoint.check_contents()
     stored, remarks = checkpoint.weights(averaged)
     for line in remarks:

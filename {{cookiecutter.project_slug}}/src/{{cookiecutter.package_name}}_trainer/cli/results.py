@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, run_directory, run_of
+from ..checkpoint import Checkpoint, run_directory, run_of, stored_tensors
 from ..launch import files
 from ..options import redaction
 
@@ -30,7 +30,6 @@ class Results:
 
     def write_metrics(self, stage: str, metrics: dict[str, float]) -> None:
         """Write the metrics of ``"validation"`` or ``"test"``, and print the path."""
-        path = self._path(stage, ".json")
         checkpoint = self._checkpoint
         content = {
             "metrics": metrics,
@@ -38,42 +37,23 @@ class Results:
             "step": Checkpoint(checkpoint).step if checkpoint else None,
             "command": redaction.command(sys.argv),
         }
-        replaced = _replaced(path)
+        path, written = self._file(stage, ".json")
         files.write_atomically(path, json.dumps(content, indent=2) + "\n")
-        print(f"{stage} results written to {self._shown(path)}{replaced}", flush=True)
+        print(f"{stage} results {written}", flush=True)
 
     def write_predictions(self, predictions: Mapping[str, Any]) -> None:
         """Write tensors of predictions by name, and print their number and the path."""
-        from ..checkpoint import stored_tensors
-
-        path = self._path("predictions", ".safetensors")
-        replaced = _replaced(path)
+        path, written = self._file("predictions", ".safetensors")
         with files.replacing(path) as beside:
             stored_tensors.write(beside, predictions, {})
-        count = sum(map(len, predictions.values()))
-        written = f"{count} predictions written to {self._shown(path)}"
-        print(f"{written}{replaced}", flush=True)
+        print(f"{sum(map(len, predictions.values()))} predictions {written}", flush=True)
 
-    def _shown(self, path: Path) -> Path:
-        return files.shown(path, self._started_in)
-
-    def _path(self, stem: str, suffix: str) -> Path:
-        # One file per checkpoint: results of other checkpoints are kept.
-        step = f"-{self._checkpoint.name}" if self._checkpoint else ""
-        return self._directory() / f"{stem}{step}{suffix}"
-
-    def _directory(self) -> Path:
-        run = _run_of(self._checkpoint) if self._checkpoint else None
-        return run or run_directory.create(self._root, self._name)
-
-
-def _run_of(checkpoint: Path) -> Path | None:
-    """The run directory of a checkpoint, if it is writable."""
-    found = run_of(checkpoint.absolute())
-    if found is None or not os.access(found, os.W_OK):
-        return None
-    return found
-
-
-def _replaced(path: Path) -> str:
-    return " (replaced the earlier ones)" if path.exists() else ""
+    def _file(self, stem: str, suffix: str) -> tuple[Path, str]:
+        """A file for this checkpoint's results, and what to print once it is written."""
+        checkpoint = self._checkpoint
+        run = run_of(checkpoint.absolute()) if checkpoint else None
+        if run is None or not os.access(run, os.W_OK):
+            run = run_directory.create(self._root, self._name)
+        path = run / f"{stem}{f'-{checkpoint.name}' if checkpoint else ''}{suffix}"
+        replaced = " (replaced the earlier ones)" if path.exists() else ""
+        return path, f"written to {files.shown(path, self._started_in)}{replaced}"

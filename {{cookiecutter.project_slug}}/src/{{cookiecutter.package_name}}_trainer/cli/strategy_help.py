@@ -3,7 +3,6 @@
 import argparse
 import inspect
 import re
-from collections.abc import Iterator
 
 from jsonargparse import ArgumentParser
 
@@ -71,15 +70,11 @@ def _options(entry: Entry) -> str:
     return plain(text) or "  none"
 
 
-def _limits(limits: Limits) -> Iterator[str]:
-    if limits.max_devices is not None:
-        yield f"at most {limits.max_devices} device"
-    if limits.max_nodes is not None:
-        yield f"at most {limits.max_nodes} node"
-    yield f"runs on {' or '.join(limits.accelerators)}"
+def _limits(limits: Limits) -> list[str]:
+    most = {"device": limits.max_devices, "node": limits.max_nodes}
+    lines = [f"at most {count} {name}" for name, count in most.items() if count is not None]
+    lines.append(f"runs on {' or '.join(limits.accelerators)}")
     if limits.launched_by is not None:
-        yield f"several processes are started by {limits.launched_by}"
-    for package, command in limits.packages.items():
-        yield f"needs the package {package}: {command}"
-    for what, reason in limits.refused.items():
-        yield f"refuses {what}: {reason}"
+        lines.append(f"several processes are started by {limits.launched_by}")
+    lines += [f"needs the package {each}: {how}" for each, how in limits.packages.items()]
+    return lines + [f"refuses {what}: {reason}" for what, reason in limits.refused.items()]

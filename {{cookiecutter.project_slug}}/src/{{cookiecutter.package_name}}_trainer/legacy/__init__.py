@@ -7,41 +7,20 @@ older arguments of ``Trainer``.
 
 from typing import Any
 
-from ..callbacks import Callback, EarlyStopping
-from ..data import seed_everything
 from ..errors import ConfigurationError
 from ..module import DataModule, TrainingModule, problems_of_names
 from ..options.reading import older
 from ..trainer import Trainer
 from . import arguments
-from .plugins import (
-    DataParallelPlugin,
-    DDP2Plugin,
-    DDPPlugin,
-    DDPShardedPlugin,
-    DDPSpawnPlugin,
-    DDPSpawnShardedPlugin,
-    DeepSpeedPlugin,
-    HorovodPlugin,
-    RPCSequentialPlugin,
-)
+from .plugins import DDPPlugin, DeepSpeedPlugin, RPCSequentialPlugin
 
 __all__ = [
-    "Callback",
-    "DDP2Plugin",
     "DDPPlugin",
-    "DDPShardedPlugin",
-    "DDPSpawnPlugin",
-    "DDPSpawnShardedPlugin",
-    "DataParallelPlugin",
     "DeepSpeedPlugin",
-    "EarlyStopping",
-    "HorovodPlugin",
     "LightningDataModule",
     "LightningModule",
     "RPCSequentialPlugin",
     "Trainer",
-    "seed_everything",
 ]
 
 older.types, older.translate = arguments.TYPES, arguments.translate

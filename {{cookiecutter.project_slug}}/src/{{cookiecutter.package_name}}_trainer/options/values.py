@@ -10,7 +10,7 @@ import re
 import traceback
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,33 +88,48 @@ def fits(expected: Any, value: Any) -> bool:
         return True  # jsonargparse would convert "2" to the first type that fits
     try:
         # A copy, because jsonargparse converts the items of lists and dicts in place.
-        return _is_same(value, _parser(expected).parse_object({"value": _copy(value)})["value"])
+        return _is_same(value, _converted(expected, _copy(value)))
     except Exception:  # jsonargparse, or the value itself, may raise anything
         return False
 
 
-def converted(expected: Any, value: Any, default: Any = None) -> Any:
-    """Convert a value as on the command line: a numeric string becomes a number.
+def convert(
+    prefix: str,
+    expected: Mapping[str, Any],
+    given: Mapping[Any, Any],
+    problems: Problems,
+    known: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Convert values as on the command line: a numeric string becomes a number.
 
     Args:
-        expected: The type.
-        value: A value from the command line or a file.
-        default: The option's default, which is always valid.
+        prefix: Prefix of names in errors.
+        expected: Types by name.
+        given: Values by name.
+        problems: Collects a line for each unknown name and each invalid value.
+        known: Names that may be suggested; default: all.
 
-    Raises:
-        Exception: The value does not have this type.
+    Returns:
+        The valid ones.
     """
-    if expected is Any or value is default:
-        return value
-    if _is_too_large(value) or (value is None and not fits(expected, None)):
-        raise TypeError(type(value))
-    return _parser(expected).parse_object({"value": value})["value"]
+    good: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in expected:
+            near = nearest(str(name), expected if known is None else known)
+            problems.add(f"{prefix}{shorten(str(name))}: there is no such option{near}")
+            continue
+        try:
+            good[name] = _converted(expected[name], value)
+        except Exception:  # jsonargparse raises many types
+            read = _converted(Any, value)  # 3 is shown as a number
+            problems.add(refusal(f"{prefix}{name}", read, expected[name]))
+    return good
 
 
 def check_arguments(
     prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
 ) -> dict[str, Any]:
-    """Check the arguments of a class separately, converted as on a command line.
+    """Convert the arguments of a class as on a command line.
 
     Args:
         prefix: What names are shown with.
@@ -123,27 +138,21 @@ def check_arguments(
         problems: Collects a line for each unknown, invalid or missing argument.
 
     Returns:
-        The valid ones.
+        The valid ones; without those that only ``**arguments`` takes.
     """
-    parameters, expected = inspect.signature(cls).parameters, hints(cls)
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    good: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in parameters:
-            if not takes_any:
-                known = nearest(str(name), parameters)
-                problems.add(f"{prefix}.{shorten(str(name))}: there is no such option{known}")
+    found, expected = hints(cls), dict[str, Any]()
+    takes_any = False
+    for name, parameter in inspect.signature(cls).parameters.items():
+        takes_any |= parameter.kind is parameter.VAR_KEYWORD
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        wanted = expected.get(name, Any)
-        try:
-            good[name] = converted(wanted, value, parameters[name].default)
-        except Exception:  # jsonargparse raises many types
-            problems.add(refusal(f"{prefix}.{name}", value, wanted))
-    for name, parameter in parameters.items():
-        is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if parameter.default is parameter.empty and is_named and name not in given:
+        kind = found.get(name, Any)
+        expected[name] = typing.Optional[kind] if parameter.default is None else kind  # noqa: UP045
+        if parameter.default is parameter.empty and name not in given:
             problems.add(f"{prefix}.{name}: not given, and it has no default")
-    return good
+    if takes_any:
+        given = {name: value for name, value in given.items() if name in expected}
+    return convert(f"{prefix}.", expected, given, problems)
 
 
 def refused(
@@ -159,12 +168,7 @@ def refused(
     """
     if isinstance(error, ConfigurationError):
         return error
-    known = inspect.signature(cls).parameters
-    arguments = ", ".join(
-        f"{name}={_shown(name, value)}"
-        for name, value in given.items()
-        if name not in known or value is not known[name].default
-    )
+    arguments = ", ".join(f"{name}={_shown(name, value)}" for name, value in given.items())
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == inspect.getfile(cls)]
     at = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
@@ -174,8 +178,17 @@ def refused(
     )
 
 
+def _converted(expected: Any, value: Any) -> Any:
+    if value is None and expected is not Any and not fits(expected, None):
+        raise TypeError(type(value))
+    found = _parser(expected).parse_object({"value": value}).as_dict()["value"]
+    if _is_too_large(found):
+        raise TypeError(type(value))
+    return found
+
+
 def _is_too_large(value: Any) -> bool:
-    return type(value) is int and abs(value) > _LARGEST
+    return isinstance(value, int) and abs(value) > _LARGEST
 
 
 def _copy(value: Any) -> Any:

@@ -6,6 +6,7 @@ SGD, ``warmup_steps``), https://arxiv.org/abs/2311.08105 (DiLoCo)
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from ...checkpoint.state_file import Packing, unpack
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ...module import TrainingModule
+from ...options.fields import NonNegativeInt, PositiveInt, PositiveNumber
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
 from ..optimizers import Optimization
@@ -37,9 +39,6 @@ class LocalSGD(Replicated):
         warmup_steps: Optimizer steps at the start in which gradients are averaged instead, as
             under ``ddp`` (post-local SGD).
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
-
-    Raises:
-        ConfigurationError: An option is out of range.
     """
 
     limits: Limits = Limits(
@@ -58,12 +57,13 @@ class LocalSGD(Replicated):
     }
 
     def __init__(
-        self, every_n_steps: int = 8, warmup_steps: int = 0, timeout_seconds: float = 600.0
+        self,
+        every_n_steps: PositiveInt = 8,
+        warmup_steps: NonNegativeInt = 0,
+        timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
         self.every_n_steps, self.warmup_steps = every_n_steps, warmup_steps
-        if problems := self.out_of_range():
-            raise ConfigurationError(problems)
         self._reset()
 
     def _reset(self) -> None:
@@ -75,15 +75,6 @@ class LocalSGD(Replicated):
         """The parameters when they were last equal on all ranks."""
         self._own: dict[str, Tensor] = {}
         """This rank's parameters, during an evaluation of the average."""
-
-    def out_of_range(self) -> list[str]:
-        """One line for each option that is out of range."""
-        least = {"every_n_steps": 1, "warmup_steps": 0}
-        return [
-            f"strategy_options.{name}={getattr(self, name)!r}: give a whole number of at least {n}"
-            for name, n in least.items()
-            if getattr(self, name) < n
-        ]
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -144,21 +135,15 @@ class LocalSGD(Replicated):
         self._has_diverged = False
 
     def advance(self, name: str, start: Tensor, progress: Tensor) -> None:
-        """Make a parameter at the start of a period that of the next period, in place.
+        """Move a parameter from the start of a period to that of the next, in place.
 
-        Args:
-            name: Name of the parameter.
-            start: Its value at the start of the period.
-            progress: How far it has moved since then, averaged over ranks.
+        ``progress`` is how far it has moved in the period, averaged over ranks.
         """
         start += progress
 
     def _progress(self) -> Iterator[tuple[str, Tensor]]:
-        """Give parameters that any rank has changed, and how far they have moved, averaged.
-
-        A difference, not the parameters: it loses less in half precision, and what no rank has
-        changed stays the same to the last bit.
-        """
+        """Give parameters that any rank has changed, and how far they have moved, averaged."""
+        # Differences lose less in half precision, and keep what no rank has changed bit-equal.
         parameters = self._parameters()
         # A frozen one too may have been changed, as the average of another in a teacher.
         moved = [
@@ -204,10 +189,7 @@ class LocalSGD(Replicated):
         own = self._put_averages()
         state = super().model_state()
         if own:
-            state = {
-                key: value.clone() if isinstance(value, Tensor) else value
-                for key, value in state.items()
-            }
+            state = deepcopy(state)
             self._put_back(own)
         return state
 
@@ -225,10 +207,7 @@ class LocalSGD(Replicated):
             self.load_shared_state(state.get(_SHARED, {"steps": 0, "starts": {}}))
 
     def load_shared_state(self, saved: Mapping[str, Any]) -> None:
-        """Load a state of :meth:`shared_state`, after the parameters.
-
-        On another number of ranks, the period continues from the average.
-        """
+        """Load a state of :meth:`shared_state`, after the parameters."""
         self._steps = check_count("steps", saved["steps"], 0, MOST_STEPS)
         self._begin_period()
         self._has_diverged = bool(saved["starts"])
@@ -283,26 +262,23 @@ class DiLoCo(LocalSGD):
 
     def __init__(
         self,
-        every_n_steps: int = 500,
-        warmup_steps: int = 0,
-        outer_learning_rate: float = 0.7,
+        every_n_steps: PositiveInt = 500,
+        warmup_steps: NonNegativeInt = 0,
+        outer_learning_rate: PositiveNumber = 0.7,
         outer_momentum: float = 0.9,
         timeout_seconds: float = 600.0,
     ) -> None:
-        self.outer_learning_rate, self.outer_momentum = outer_learning_rate, outer_momentum
         super().__init__(every_n_steps, warmup_steps, timeout_seconds)
+        self.outer_learning_rate, self.outer_momentum = outer_learning_rate, outer_momentum
+        if not 0 <= outer_momentum < 1:
+            raise ConfigurationError(
+                f"strategy_options.outer_momentum={outer_momentum!r}: give a number from 0 to "
+                "below 1"
+            )
 
     def _reset(self) -> None:
         super()._reset()
         self._momenta: dict[str, Tensor] = {}
-
-    def out_of_range(self) -> list[str]:
-        problems, given = super().out_of_range(), "strategy_options.outer_"
-        if (rate := self.outer_learning_rate) <= 0:
-            problems.append(f"{given}learning_rate={rate!r}: give a number above 0")
-        if not 0 <= (momentum := self.outer_momentum) < 1:
-            problems.append(f"{given}momentum={momentum!r}: give a number from 0 to below 1")
-        return problems
 
     def advance(self, name: str, start: Tensor, progress: Tensor) -> None:
         # The update of torch.optim.SGD(nesterov=True), which subtracts a gradient.

@@ -1,52 +1,46 @@
 """``parameter_server``: workers send gradients to a server, which steps and sends weights back.
 
-Each rank is a worker; rank 0 also runs the server, in threads. A process group of all ranks would
-end as a whole with one of them: each worker has a group with the server instead, and collectives
-go through the server, which leaves out lost workers.
+Each rank is a worker; rank 0 also runs the server, in threads.
 
 Source: Dean et al. 2012 (https://papers.nips.cc/paper/4687-large-scale-distributed-deep-networks).
 """
 
 import datetime
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...checkpoint import stored_tensors
-from ...errors import ConfigurationError
-from ...launch import collectives, hangs, rendezvous, watch_for_hangs
+from ...launch import collectives, hangs, rendezvous
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
-from ..base import Strategy
+from ...options.fields import NonNegativeInt
 from ..gradients import sparse
 from ..limits import Limits
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
-from ..precision import Precision
-from .links import NOTHING, WORKER, Link, LinkError, Peers, pack, unpack
-from .server import Server
+from ..process_group import ProcessGroupStrategy
+from .server import MOST_TO_MEET, NO_CLIPPING, RemoteServer, Server, Stepped, unpack
 
 _ON_SERVER = "optimizers step on the server; use strategy='ddp'"
-_NO_CLIPPING = (-1.0, math.inf)
 
 
-class ParameterServer(Strategy):
+class ParameterServer(ProcessGroupStrategy):
     """Workers send gradients to a server, which steps and sends weights back.
 
     No step waits for all: each gradient is an optimizer step of its own, on the batch of one
-    worker. A worker that is killed is left out; the others continue.
+    worker.
 
     Args:
         max_staleness: Maximum number of optimizer steps made between computing a gradient's weights
             and applying it; workers that are further ahead wait. 0: all workers' gradients are
             averaged in each step, as under ddp; ``None``: no limit.
-        timeout_seconds: Seconds after which a silent worker is lost, and a silent server ends the
-            run.
+        timeout_seconds: Seconds in which all ranks must join, and a worker must compute a gradient.
     """
 
     limits: Limits = Limits(
@@ -60,121 +54,72 @@ class ParameterServer(Strategy):
             "skipped_batches": "each step needs a gradient of each worker; use strategy='ddp'",
             "rollback": _ON_SERVER,
             "skipping": _ON_SERVER,
-            "sync_batchnorm": "there is no process group over which to synchronize; use "
-            "strategy='ddp'",
+            "sync_batchnorm": "workers do not run each forward together; use strategy='ddp'",
         },
     )
     lacks: ClassVar[Mapping[str, str]] = {"servers": "there is one, on rank 0"}
-    lost_peer_errors = (LinkError.__name__,)
 
-    def __init__(self, max_staleness: int | None = 8, timeout_seconds: float = 600.0) -> None:
-        if max_staleness is not None and max_staleness < 0:
-            raise ConfigurationError(
-                f"strategy_options.max_staleness={max_staleness}: give at least 0, or None for no "
-                "limit"
-            )
-        self.max_staleness, self.timeout_seconds = max_staleness, timeout_seconds
-        self.steps_together = max_staleness == 0
-        self._server: Server | None = None
-        self._peers: Peers | None = None
+    def __init__(
+        self, max_staleness: NonNegativeInt | None = 8, timeout_seconds: float = 600.0
+    ) -> None:
+        super().__init__(timeout_seconds)
+        self.max_staleness, self.steps_together = max_staleness, max_staleness == 0
+        self._server: Server | RemoteServer | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._parameters: list[Tensor] = []
         self._optimizers: list[Optimizer] = []
         self._copies: list[Tensor] = []
+        """The server's parameters, on rank 0."""
         self._names: dict[int, str] = {}
-        self._has_weights, self._clipping, self._norm = False, _NO_CLIPPING, -1.0
-        self._steps = 0
+        self._has_weights, self._clipping, self._last = False, NO_CLIPPING, Stepped(-1.0)
+        self._steps = self._received = 0
 
     # --- before any process is started ------------------------------------------------------------
 
     def problems(self, options: Options) -> list[str]:
-        lines = []
-        if options.async_checkpoints:
-            lines.append(
-                "async_checkpoints: strategy='parameter_server' carries the collectives of a save "
-                "over the connections of the steps; leave it out"
-            )
-        if not self.steps_together and options.learning_rate_scaling != "none":
-            lines.append(
-                f"learning_rate_scaling={options.learning_rate_scaling!r}: each gradient of a "
-                "worker is a step of its own, on the worker's batch; set max_staleness=0, or scale "
-                "the rate in configure_optimizers"
-            )
-        return lines
+        if self.steps_together or options.learning_rate_scaling == "none":
+            return []
+        return [
+            f"learning_rate_scaling={options.learning_rate_scaling!r}: each gradient of a worker "
+            "is a step of its own, on the worker's batch; set max_staleness=0, or scale the rate "
+            "in configure_optimizers"
+        ]
 
     def problems_of(self, module: TrainingModule) -> list[str]:
         return sparse.problems_of(module, "workers send whole gradients")
 
-    @staticmethod
-    def local_processes(devices: int) -> int:
-        return devices
+    # --- setup -----------------------------------------------------------------------------------
 
-    def replicas(self, devices: int, num_nodes: int) -> int:
-        return devices * num_nodes
-
-    # --- connections -----------------------------------------------------------------------------
-
-    def connect(
-        self, layout: Layout, own_devices: Sequence[torch.device], precision: Precision
-    ) -> None:
-        super().connect(layout, own_devices, precision)
-        store = rendezvous.connect_store(layout, datetime.timedelta(seconds=self.timeout_seconds))
-        rank, size, timeout = layout.rank, layout.world_size, self.timeout_seconds
-        if layout.is_main:
-            self._server = Server(store, size, self.max_staleness, timeout)
-        self._peers = Peers(rank, size, Link(store, rank, WORKER, timeout))
-        if self._server is not None:
-            self._peers.server_failure = self._server.failed
-        collectives.use(self._peers)
-        watch_for_hangs(math.inf)  # the servers detect a worker that hangs
-
-    @property
-    def is_expendable(self) -> bool:
-        return not self.layout.is_main
-
-    def waits_for_peers(self) -> bool:
-        return self._server is not None and self.layout.world_size > 1
-
-    def teardown(self) -> None:
-        hangs.timer.disarm()
-        collectives.use(None)
-        if self._peers is not None:
-            self._peers.leave()
-        if self._server is not None:
-            self._server.close()
-        self._peers = self._server = None
-        self._reset()
-
-    @property
-    def _connected(self) -> Peers:
-        if self._peers is None:
-            raise RuntimeError("the strategy is not connected")
-        return self._peers
-
-    @property
-    def data_replicas(self) -> int:
-        return len(self._connected.living)
-
-    @property
-    def data_index(self) -> int:
-        return self._connected.living.index(self.layout.rank)
-
-    # --- parameters ------------------------------------------------------------------------------
+    def init_process_group(self, layout: Layout, device: torch.device) -> None:
+        seconds = datetime.timedelta(seconds=self.timeout_seconds)
+        with hangs.limited(2 * self.timeout_seconds):  # to join, then to connect
+            dist.init_process_group(
+                "gloo",
+                store=rendezvous.connect_store(layout, seconds),
+                rank=layout.rank,
+                world_size=layout.world_size,
+                timeout=MOST_TO_MEET,
+            )
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        self._leave()
         self.place(module)
-        self._start_equal((*module.parameters(), *module.buffers()))
+        self.start_equal((*module.parameters(), *module.buffers()))
         optimization = configure()
         self._parameters, self._optimizers = optimization.parameters, optimization.optimizers
         self._names = parameter_names(module)
-        if self._server is not None:
-            self._hold(self._server)
-        collectives.barrier()  # then the server serves
+        # Not the default one: if a worker is lost, all operations of the group fail.
+        group = dist.new_group(backend="gloo", timeout=MOST_TO_MEET)
+        if self.layout.is_main:
+            server = self._server = self._make_server()
+            server.serve(group)
+        else:
+            self._server = RemoteServer(self._parameters, group)
         return optimization
 
-    def _hold(self, server: Server) -> None:
+    def _make_server(self) -> Server:
         """Have optimizers step copies of the parameters: this rank computes on the originals."""
         copies = {id(each): nn.Parameter(each.detach().clone()) for each in self._parameters}
         self._copies = list(copies.values())
@@ -185,25 +130,27 @@ class ParameterServer(Strategy):
             state = [(copies[id(each)], values) for each, values in optimizer.state.items()]
             optimizer.state.clear()
             optimizer.state.update(state)
-        server.hold(self._copies, self._optimizers)
+        size, most = self.layout.world_size, self.max_staleness
+        return Server(self._copies, self._optimizers, size, most, self.timeout_seconds)
 
-    def _start_equal(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcast rank 0's parameters or buffers."""
-        own = pack(tensors) if self.layout.is_main else NOTHING
-        received = unpack(self._connected.exchange(own)[0], tensors)
-        for each, new in zip(tensors, received, strict=True):
-            each.detach().copy_(new)
+    @property
+    def _served(self) -> Server | RemoteServer:
+        if self._server is None:
+            raise RuntimeError("the strategy is not set up")
+        return self._server
 
-    def _refresh(self) -> None:
-        """Fetch the weights, when all workers have made their steps and none makes another."""
-        collectives.barrier()
-        self._connected.pull(self._parameters, to_train=False)
-        collectives.barrier()
+    def waits_for_peers(self) -> bool:
+        return self._server is not None and self.layout.world_size > 1
 
-    def begin_evaluation(self) -> None:
-        self._refresh()
-        # BatchNorm statistics differ between workers after training; use those of rank 0.
-        self._start_equal(list(self.module.buffers()))
+    def _leave(self) -> None:
+        if self._server is not None:
+            self._server.leave(self.layout.rank)
+        self._server = None
+        self._reset()
+
+    def teardown(self) -> None:
+        self._leave()
+        super().teardown()
 
     # --- a step ----------------------------------------------------------------------------------
 
@@ -211,22 +158,27 @@ class ParameterServer(Strategy):
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
     ) -> None:
         if not self._has_weights:
-            self._connected.pull(self._parameters, to_train=True)
+            self._load(self._served.pull(self.layout.rank, self._received))
             self._has_weights = True
         super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
+
+    @torch.no_grad()
+    def _load(self, content: Tensor) -> None:
+        for each, new in zip(self._parameters, unpack(content, self._parameters), strict=True):
+            each.copy_(new)
 
     def clip_gradients(
         self, optimization: Optimization, value: float, algorithm: str
     ) -> Tensor | None:
         # The server clips the gradient of the step, and tells its norm.
-        norm, largest = self._clipping
-        self._clipping = (value, largest) if algorithm == "norm" else (norm, value)
+        self._clipping = self._clipping._replace(**{algorithm: value})
         return None
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         if optimizer is self._optimizers[-1]:  # the server steps all of them
-            self._norm = self._connected.step(self._parameters, self._clipping)
-            self._has_weights, self._clipping = False, _NO_CLIPPING
+            gradients = [each.grad for each in self._parameters]
+            self._last = self._served.step(self.layout.rank, gradients, self._clipping)
+            self._has_weights, self._clipping = False, NO_CLIPPING
             self._steps += 1
 
     def zero_grad(self, optimizer: Optimizer) -> None:
@@ -234,19 +186,28 @@ class ParameterServer(Strategy):
             parameter.grad = None
 
     def agreed_signal(self, received: int) -> int:
-        peers = self._connected
-        if received and not peers.stop[0]:
-            peers.tell_signal(received)
-        number, last = peers.stop
-        return number if number and self._steps >= last else 0
+        self._received = received  # the server is told when the next step starts
+        return self._last.signal if self._last.signal and self._steps >= self._last.last else 0
 
     def step_values(self) -> dict[str, float]:
-        norm = {"gradient_norm": self._norm} if self._norm >= 0 else {}
-        if self.steps_together or self._server is None:
+        norm = {"gradient_norm": self._last.norm} if self._last.norm >= 0 else {}
+        if self.steps_together or not isinstance(self._server, Server):
             return norm
         return norm | self._server.staleness()
 
-    # --- checkpoints -----------------------------------------------------------------------------
+    # --- evaluation and checkpoints --------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Load the server's weights on all ranks, once all workers have made their steps."""
+        collectives.barrier()
+        with torch.no_grad():
+            for each, copy in zip(self._parameters, self._copies, strict=False):
+                each.copy_(copy)
+        self.start_equal(self._parameters)
+
+    def begin_evaluation(self) -> None:
+        self._refresh()
+        super().begin_evaluation()
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         self._refresh()

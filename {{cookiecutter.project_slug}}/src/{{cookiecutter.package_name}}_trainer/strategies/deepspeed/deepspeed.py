@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
@@ -30,11 +31,10 @@ from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 from ..step import Stage, StepModule
-from ..weights import LocalWeights
 from . import optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
-from .state import ShardedState, SlicedWeights
+from .state import ShardedState
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -60,9 +60,6 @@ class DeepSpeed(ProcessGroupStrategy):
         allgather_bucket_size: Elements per all-gather of weights; stage 3 prefetches this many, and
             keeps twice as many in memory. Default: 5 million on CPUs; on GPUs DeepSpeed's: 500
             million, or in stage 3 a prefetch of 50 million, and a billion kept.
-        contiguous_gradients: Copy gradients into one buffer as they are computed.
-        overlap_comm: Average gradients during backward, which needs a second buffer; default: on
-            GPUs.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
 
     Raises:
@@ -102,8 +99,6 @@ class DeepSpeed(ProcessGroupStrategy):
         offload_parameters: bool = False,
         reduce_bucket_size: int | None = None,
         allgather_bucket_size: int | None = None,
-        contiguous_gradients: bool = True,
-        overlap_comm: bool | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
@@ -116,12 +111,14 @@ class DeepSpeed(ProcessGroupStrategy):
                 offload_parameters,
                 reduce_bucket_size,
                 allgather_bucket_size,
-                contiguous_gradients=contiguous_gradients,
-                overlap_comm=overlap_comm,
             )
         self.config = own
         self.stage = settings.stage(self.config)
         self.shards_parameters = self.stage == 3
+        if self.stage == 3:
+            averages = "its engine gathers and frees parameters itself; use 'deepspeed_stage_2'"
+            refused = {**self.limits.refused, "parameter_averaging": averages}
+            self.limits = replace(self.limits, refused=refused)
 
     # --- before a run ----------------------------------------------------------------------------
 
@@ -319,13 +316,6 @@ class DeepSpeed(ProcessGroupStrategy):
             if parameter.numel() == 0 and name in state["model"]:  # freed by stage 3
                 parameter.data = parameter.new_empty(state["model"][name].shape)
         super().load_state(state, optimization)
-
-    def weights(self) -> LocalWeights:
-        slices = self.slices if self.sharded is not None else None
-        if not isinstance(slices, ParameterSlices):
-            return super().weights()
-        named = self.module.named_parameters(remove_duplicate=False)
-        return SlicedWeights(named, slices, self.zero)
 
     @property
     def one_bit_adam(self) -> OneBitAdam | None:

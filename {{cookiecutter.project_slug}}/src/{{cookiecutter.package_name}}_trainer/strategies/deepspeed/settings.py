@@ -26,16 +26,8 @@ _OPTIMIZERS = (
     *("RAdam", "RMSprop", "Rprop", "SGD"),
 )
 _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
-# In elements: about a bucket of ddp.
-_SMALL_BUCKET, _SMALL_GATHER = 4_000_000, 5_000_000
-# DeepSpeed's own defaults.
-_ON_GPUS = {
-    "reduce_bucket_size": 500_000_000,
-    "allgather_bucket_size": 500_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
-}
+# In elements: about a bucket of ddp, and DeepSpeed's default.
+_SMALL_BUCKET, _SMALL_GATHER, _LARGE_BUCKET = 4_000_000, 5_000_000, 500_000_000
 # Settings that split or reduce batches and gradients differently from the trainer.
 _NOT_TAKEN = {
     **dict.fromkeys(
@@ -91,9 +83,8 @@ def defaults(
     offload_parameters: bool,
     reduce_bucket_size: int | None,
     allgather_bucket_size: int | None,
-    **others: bool | None,
 ) -> dict[str, Any]:
-    """The configuration of a strategy's options; :func:`sized` sets those that are ``None``.
+    """The configuration of a strategy's options; :func:`sized` sets sizes that are ``None``.
 
     Raises:
         ConfigurationError: Inconsistent options.
@@ -105,34 +96,21 @@ def defaults(
         )
     if offload_optimizer and stage == 0:
         problems.add("strategy_options.offload_optimizer: stage 0 shards nothing; use 1, 2 or 3")
-    sizes = {
-        "reduce_bucket_size": reduce_bucket_size,
-        "allgather_bucket_size": allgather_bucket_size,
-    }
-    for name, size in sizes.items():
-        if size is not None and (size < 2 or size % 2):
-            problems.add(f"strategy_options.{name}={size!r}: give an even number of elements")
-    problems.raise_any()
-    given = {**others, "reduce_bucket_size": reduce_bucket_size}
     zero: dict[str, Any] = {"stage": stage}
-    zero |= {name: value for name, value in given.items() if value is not None}
-    if allgather_bucket_size is not None:
-        zero |= _allgather_sizes(allgather_bucket_size)
+    for name, size in (
+        ("reduce_bucket_size", reduce_bucket_size),
+        ("allgather_bucket_size", allgather_bucket_size),
+    ):
+        if size is not None:
+            zero[name] = size
+            if size < 2 or size % 2:
+                problems.add(f"strategy_options.{name}={size!r}: give an even number of elements")
+    problems.raise_any()
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if offload_parameters:
         zero["offload_param"] = {"device": "cpu"}
     return {"zero_optimization": zero}
-
-
-def _allgather_sizes(elements: int) -> dict[str, int]:
-    """Size of all-gathers, and for stage 3 of prefetching and of parameters kept in memory."""
-    return {
-        "allgather_bucket_size": elements,
-        "stage3_prefetch_bucket_size": elements,
-        "stage3_max_live_parameters": 2 * elements,
-        "stage3_max_reuse_distance": 2 * elements,
-    }
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -244,19 +222,26 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 def sized(config: Mapping[str, Any], device_type: str, elements: int) -> dict[str, Any]:
     """Set the buffer sizes that were not given; none is larger than the model.
 
+    On CPUs, a bucket is about one of ddp's. On GPUs, DeepSpeed's defaults are used, but at least
+    four buckets, so that communication overlaps with backward.
+
     Args:
         config: Configuration of :func:`defaults`.
-        device_type: On CPUs, a bucket is about one of ddp's. On GPUs, DeepSpeed's defaults are
-            used, but at least four buckets, so that communication overlaps with backward.
+        device_type: Type of the device.
         elements: Number of parameters of the model.
     """
-    if device_type == "cpu":
-        chosen = {"reduce_bucket_size": _SMALL_BUCKET, **_allgather_sizes(_SMALL_GATHER)}
-    else:
-        quarter = max(_SMALL_BUCKET, elements // 4)
-        chosen = {**_ON_GPUS, "reduce_bucket_size": min(_ON_GPUS["reduce_bucket_size"], quarter)}
-    given = section(config, "zero_optimization")
-    zero = {**chosen, "overlap_comm": device_type != "cpu", **given}
+    given, on_cpu = section(config, "zero_optimization"), device_type == "cpu"
+    quarter = max(_SMALL_BUCKET, elements // 4)
+    zero: dict[str, Any] = {
+        "overlap_comm": not on_cpu,
+        "reduce_bucket_size": _SMALL_BUCKET if on_cpu else min(_LARGE_BUCKET, quarter),
+        "allgather_bucket_size": _SMALL_GATHER if on_cpu else _LARGE_BUCKET,
+        **given,
+    }
+    if on_cpu or "allgather_bucket_size" in given:
+        gathered = zero["allgather_bucket_size"]
+        zero["stage3_prefetch_bucket_size"] = gathered
+        zero["stage3_max_live_parameters"] = zero["stage3_max_reuse_distance"] = 2 * gathered
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         zero[name] = min(zero[name] + zero[name] % 2, elements + elements % 2)
     return {**config, "zero_optimization": zero}

@@ -3,7 +3,7 @@
 Parameters are gathered on one process after the other, so that none ever holds all of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import Spread, Stored, read_all
+from ...checkpoint import Spread, read_all
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ..optimizer_state import check_groups, implementation, named_groups
-from ..weights import LocalWeights
 from .slices import FlatSlices, ParameterSlices, Slice
 
 _STEPS = "step"  # Adam's step count; may be a tensor
@@ -67,7 +66,7 @@ class ShardedState:
         own = Spread()
         for index, (name, parameter) in enumerate(self._parameters.items()):
             part = self._slices.weights(parameter)
-            whole = gather(index, part, part.flat, self._slices.shape(parameter))
+            whole = _gather(index, part, part.flat, self._slices.shape(parameter))
             if whole is not None:
                 own.update({alias: whole for alias, of in self._aliases.items() if of == name})
         if collectives.rank() == 0:
@@ -80,7 +79,7 @@ class ShardedState:
             shape = self._slices.shape(self._parameters[name])
             values: dict[str, Any] = self._optimizer.state.get(part.flat, {})
             whole = {
-                key: gather(index, part, values[key], shape)
+                key: _gather(index, part, values[key], shape)
                 if _is_flat(values[key], part.flat)
                 else values[key]
                 for key in sorted(values)
@@ -176,7 +175,7 @@ def _keeps(index: int) -> bool:
     return index % collectives.world_size() == collectives.rank()
 
 
-def gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor | None:
+def _gather(index: int, part: Slice, flat: Tensor, shape: torch.Size) -> Tensor | None:
     """Gather a full tensor from all slices, on the process that keeps it; ``None`` elsewhere."""
     whole = flat.new_zeros(shape.numel())
     whole.narrow(0, part.offset, part.length).copy_(part.within(flat))
@@ -194,43 +193,3 @@ def _place_step(group: Mapping[str, Any], values: dict[str, Any], device: torch.
     """
     if (group.get("fused") or group.get("capturable")) and isinstance(values.get("step"), Tensor):
         values["step"] = values["step"].to(device, torch.float32)
-
-
-class SlicedWeights(LocalWeights):
-    """This process' slices of the parameters.
-
-    Args:
-        named: Names and parameters.
-        slices: Locates them.
-        zero: DeepSpeed's optimizer.
-    """
-
-    def __init__(
-        self, named: Iterable[tuple[str, Tensor]], slices: ParameterSlices, zero: Any
-    ) -> None:
-        super().__init__(named, is_spread=True)
-        self._slices, self._zero = slices, zero
-        self._order = {name: index for index, name in enumerate(self.parameters)}
-
-    @torch.no_grad()
-    def parts(self, names: Iterable[str]) -> list[Tensor]:
-        found = (self._slices.weights(self.parameters[name]) for name in names)
-        return [each.within(each.flat) for each in found]
-
-    def put(self, parts: Mapping[str, Tensor]) -> None:
-        # What DeepSpeed calls around loading: it frees gathered parameters, and gathers small ones,
-        # which it keeps in full, again.
-        self._zero.checkpoint_event_prologue()
-        super().put(parts)
-        self._zero.checkpoint_event_epilogue()
-
-    def whole(self, name: str, part: Tensor) -> Tensor | None:
-        parameter = self.parameters[name]
-        own = self._slices.weights(parameter)
-        place = Slice(part, 0, own.offset, own.length)
-        return gather(self._order[name], place, part, self._slices.shape(parameter))
-
-    def read(self, name: str, value: Tensor | Stored) -> Tensor:
-        own = self._slices.weights(self.parameters[name])
-        whole: Tensor = read_all(value)
-        return own.cut(whole).to(own.flat.device, copy=True)

@@ -17,6 +17,7 @@ from ...checkpoint import Spread, stored_tensors
 from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
+from ...options.fields import PositiveInt
 from .. import elementwise
 from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
@@ -75,12 +76,10 @@ class FairScaleFSDP(ProcessGroupStrategy):
     )
     wrapped: "Unit | None" = None
 
-    def __init__(self, min_num_params: int = 1_000_000, timeout_seconds: float = 600.0) -> None:
+    def __init__(
+        self, min_num_params: PositiveInt = 1_000_000, timeout_seconds: float = 600.0
+    ) -> None:
         super().__init__(timeout_seconds)
-        if min_num_params < 1:
-            raise ConfigurationError(
-                f"strategy_options.min_num_params={min_num_params}; at least 1 is needed"
-            )
         self.min_num_params = min_num_params
         self._around = ExitStack()
 

@@ -5,7 +5,7 @@ Tensors that are not sharded are moved to the device as well.
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,23 +37,26 @@ def move_rest(module: nn.Module, device: torch.device) -> None:
     module._apply(move)
 
 
-def load_model(module: nn.Module, saved: Mapping[str, Any]) -> None:
+def load_model(
+    module: nn.Module, saved: Mapping[str, Any], is_own: Callable[[Tensor], bool] = lambda _: True
+) -> None:
     """Load a module's parameters and buffers.
 
     Args:
         module: A module with some DTensor parameters.
         saved: A state dict, with stored or loaded tensors.
+        is_own: Whether this process has a tensor; others are not loaded.
 
     Raises:
         ValueError: Names or shapes differ.
     """
-    own = module.state_dict()
+    own = module.state_dict(keep_vars=True)
     if saved.keys() != own.keys():
         strange = ", ".join(sorted(saved.keys() ^ own.keys())[:3])
         raise ValueError(f"the checkpoint's model has other tensors than this one ({strange})")
     for name, target in own.items():
-        if isinstance(target, Tensor):
-            fill(target, saved[name])
+        if isinstance(target, Tensor) and is_own(target):
+            fill(target.detach(), saved[name])
     others = {name: saved[name] for name, each in own.items() if not isinstance(each, Tensor)}
     if others:
         module.load_state_dict(stored_tensors.read_all(others), strict=False)

@@ -7,14 +7,14 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ...errors import ConfigurationError, UserError
+from ...errors import UserError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ..gradients.averaging import GradientAverage, copy_gradient
@@ -64,15 +64,11 @@ class Horovod(ProcessGroupStrategy):
     def __init__(
         self,
         scale_learning_rate: bool = True,
-        compression: str = "none",
+        compression: Literal["none", "fp16"] = "none",
         fusion_mb: float | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(timeout_seconds)
-        if compression not in ("none", "fp16"):
-            raise ConfigurationError(
-                f"strategy_options.compression={compression!r} is unknown; known: fp16, none"
-            )
         self.scale_learning_rate = scale_learning_rate
         self.compression = compression
         self.fusion_mb = fusion_mb

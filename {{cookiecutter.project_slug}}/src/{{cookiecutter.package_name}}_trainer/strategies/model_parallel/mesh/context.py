@@ -1,53 +1,27 @@
 """Context parallelism: each process of a group holds a slice of every sequence.
 
-Keys and values of all slices are gathered in each attention, and their gradients are summed and
-scattered in its backward. (torch's ``context_parallel`` passes them round in a ring. It does not
-run on CPUs, and needs lengths that are divisible by twice the number of processes.)
-
-Gradients are those of the mean of all processes' losses, as in data parallelism: the backward of
-each operation here is its adjoint over all processes. So gradients of parameters are averaged over
-this group like over replicas, whatever part of the step is computed on slices.
-
-Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html
+Keys and values of all slices are gathered in each attention. (torch's ``context_parallel`` does not
+run on CPUs, and needs lengths that are divisible by twice the number of processes.) The backward of
+each operation here is its adjoint over all processes: so gradients of parameters are those of the
+mean of all processes' losses, and are averaged over this group like over replicas.
 """
 
 import contextlib
-import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed.nn.functional import all_reduce
 from torch.nn.functional import scaled_dot_product_attention
 
 from ....checkpoint import dtensors
 from ....data import sequence
 from ....errors import UserError
-from ....module import TrainingModule
 from ...step import Stage
 from .refusals import refuse_second_order
-from .sizes import Sizes
-
-
-def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
-    """One line if a module does not split its sequences, although there is a context group."""
-    if sizes.context == 1 or module.splits_sequences:
-        return []
-    return [
-        f"strategy_options.context={sizes.context}: {type(module).__name__} does not split its "
-        "sequences; use trainer.sequence in it and set splits_sequences = True, or set context=1"
-    ]
-
-
-def connect(sizes: Sizes, timeout: datetime.timedelta) -> "Context | None":
-    """Create the context groups of a mesh, and return this process'; ``None`` if there is none."""
-    if sizes.context == 1:
-        return None
-    ranks = torch.arange(dist.get_world_size()).view(-1, sizes.context, sizes.tensor)
-    lines = ranks.movedim(1, -1).reshape(-1, sizes.context).tolist()
-    group, _ = dist.new_subgroups_by_enumeration(lines, timeout=timeout)
-    return Context(group)
 
 
 class Context:
@@ -92,16 +66,22 @@ class Context:
 
     def gather(self, tensor: Tensor, dim: int) -> Tensor:
         """The whole sequence; see :func:`~...data.sequence.gather`."""
-        tensor = dtensors.whole(tensor)
+        tensor, dim = dtensors.whole(tensor), dim % tensor.ndim
         lengths = self._slice_lengths(tensor.shape[dim])
-        return _Gather.apply(tensor, dim % tensor.ndim, lengths, self._group)  # type: ignore[no-any-return,no-untyped-call]
+        # Slices of equal lengths: zeros follow those that are shorter than the longest.
+        shape = list(tensor.shape)
+        shape[dim] = max(lengths) - shape[dim]
+        own = torch.cat([tensor, tensor.new_zeros(shape)], dim).contiguous()
+        padded = _first_order(all_gather_tensor_autograd(own, dim, self._group))
+        parts = zip(padded.split(max(lengths), dim), lengths, strict=True)
+        return torch.cat([part.narrow(dim, 0, length) for part, length in parts], dim)
 
     def mean(self, values: Tensor, count: Tensor | int) -> Tensor:
         """The mean over all processes; see :func:`~...data.sequence.mean`."""
         values = dtensors.whole(values)
         sums = [values.sum(dtype=torch.float64), torch.as_tensor(count, device=values.device)]
         own = torch.stack([each.double() for each in sums])
-        total, number = _Sum.apply(own, self._group)  # type: ignore[no-untyped-call]
+        total, number = _first_order(all_reduce(own, group=self._group))
         mean: Tensor = total / number
         return mean.to(values.dtype)
 
@@ -152,10 +132,7 @@ def _lower_right(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """Causal attention whose last query sees the last key, on GPUs: no mask is stored.
-
-    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.bias.CausalBias.html
-    """
+    """Causal attention whose last query sees the last key, on GPUs: no mask is stored."""
     # Importing it imports torch's compiler, which takes seconds.
     from torch.nn.attention.bias import causal_lower_right
 
@@ -169,52 +146,7 @@ def _lower_right(
     )
 
 
-class _Gather(torch.autograd.Function):
-    """All-gather slices along a dimension; backward sums their gradients, and scatters the sums."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: Tensor, dim: int, lengths: Sequence[int], group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.dim, ctx.lengths, ctx.group = dim, lengths, group
-        ctx.own = tensor.shape[dim]
-        own = _padded(tensor, dim, max(lengths))
-        parts = [torch.empty_like(own) for _ in lengths]
-        dist.all_gather(parts, own, group)
-        return torch.cat(
-            [part.narrow(dim, 0, length) for part, length in zip(parts, lengths, strict=True)], dim
-        )
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        refuse_second_order()
-        longest = max(ctx.lengths)
-        parts = [_padded(part, ctx.dim, longest) for part in gradient.split(ctx.lengths, ctx.dim)]
-        own = torch.empty_like(parts[0])
-        dist.reduce_scatter(own, parts, group=ctx.group)
-        return own.narrow(ctx.dim, 0, ctx.own), None, None, None
-
-
-def _padded(tensor: Tensor, dim: int, length: int) -> Tensor:
-    """A contiguous tensor with zeros after a slice that is shorter than the longest."""
-    shape = list(tensor.shape)
-    shape[dim] = length - shape[dim]
-    return torch.cat([tensor, tensor.new_zeros(shape)], dim).contiguous()
-
-
-class _Sum(torch.autograd.Function):
-    """All-reduce; so is its backward: every process computes its own loss from the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        total = tensor.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        refuse_second_order()
-        total = gradient.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+def _first_order(tensor: Tensor) -> Tensor:
+    if tensor.requires_grad:
+        tensor.register_hook(refuse_second_order)
+    return tensor

@@ -1,22 +1,27 @@
 """``mesh`` with several stages: a pipeline whose stages are sharded and replicated."""
 
+import contextlib
 import datetime
 import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ....errors import ConfigurationError
+from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
-from ...fsdp.fsdp import FSDP
-from ..pipeline.processes import Processes
+from ...fsdp.fsdp import FSDP, drop_groups
+from ..pipeline.partition import ATTRIBUTE, Processes
 from ..pipeline.strategy import Sequential
-from . import plan, stages
-from .by_mesh import OnMesh
+from . import plan
+from .on_mesh import OnMesh, device_mesh, drop_mesh, new_group
 from .sizes import Sizes
-from .stages import MeshStages
 
 # Options of FSDP's units, of which a stage is one.
 _OF_UNITS = inspect.signature(FSDP).parameters.keys() - inspect.signature(Sequential).parameters
@@ -25,15 +30,14 @@ _OF_UNITS = inspect.signature(FSDP).parameters.keys() - inspect.signature(Sequen
 class PipelinedMesh(OnMesh, Sequential):
     """Pipeline parallelism over the stages of a mesh; see :class:`.strategy.Mesh`.
 
-    The outermost dimension is the pipeline: neighboring ranks have the same stages.
+    The outermost dimension is the pipeline: neighboring ranks have the same stages. All parameters
+    of a process are one FSDP unit: they are gathered when the first micro-batch of a batch begins,
+    and their gradients are reduced after the last one of an optimizer step.
 
-    Args:
-        data, shard, tensor, pipeline, context: Sizes of the dimensions, as in :class:`Mesh`.
-        options: As in :class:`Sequential`; those of FSDP have no effect.
-
-    Raises:
-        ConfigurationError: Options that are invalid or contradict each other; one line each.
+    The options are those of :class:`Sequential`; those of FSDP have no effect.
     """
+
+    _unit: "_Unit | None" = None
 
     def __init__(
         self,
@@ -59,8 +63,7 @@ class PipelinedMesh(OnMesh, Sequential):
             lines += error.problems
         if lines:
             raise ConfigurationError(lines)
-
-    # --- before any process is started ------------------------------------------------------------
+        self.until_teardown = contextlib.ExitStack()
 
     def check_processes(self, processes: int) -> None:
         self.sizes = self.sizes.on(processes)
@@ -71,24 +74,115 @@ class PipelinedMesh(OnMesh, Sequential):
         lines = super().problems_of(module)
         if of_plan := plan.problems_of(module, self.sizes):
             return lines + of_plan
-        return lines + stages.problems_of(module, self.sizes)
-
-    # --- before the first step -----------------------------------------------------------------
+        sequential = getattr(module, ATTRIBUTE, None)
+        if self.sizes.tensor == 1 or not isinstance(sequential, nn.Sequential):
+            return lines
+        return lines + [
+            f"{plan.ATTRIBUTE}[{layer.key!r}] is a {type(layer.style).__name__} of what a pipeline "
+            f"divides; give styles to the children of {ATTRIBUTE}"
+            for layer in plan.layers(module, self.sizes)
+            if any(each is sequential for each in layer.module.modules())
+        ]
 
     def make_processes(self, count: int) -> Processes:
-        return Processes(
-            self.layout.rank,
-            self.layout.world_size,
-            count,
-            self.shape.rounds,
-            self.timeout_seconds,
-            are_neighbors=False,
-        )
-
-    def make_placement(self) -> MeshStages:
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        return MeshStages(self.processes, self.sizes, self.device.type, timeout)
+        sizes = {name: getattr(self.sizes, name) for name in ("data", "shard", "tensor")}
+        names = [name for name, size in sizes.items() if size > 1] or ["data"]
+        self._mesh = device_mesh({name: sizes[name] for name in names}, self.device.type, timeout)
+        self._data: dist.ProcessGroup | None = None
+        if self.sizes.replicas > 1:
+            self._data = new_group(self.sizes.replicas, self.sizes.tensor, timeout)
+        rank, world_size, rounds = self.layout.rank, self.layout.world_size, self.shape.rounds
+        return Processes(rank, world_size, count, rounds, self.timeout_seconds, are_neighbors=False)
+
+    def shard_stages(self, module: TrainingModule) -> None:
+        own = self.ownership
+        if self.sizes.tensor > 1:
+            # Each process has created and moved the parameters of its stages already.
+            found = plan.layers(module, self.sizes)
+            layers = [each for each in found if own.has_layer(each.module)]
+            plan.apply(layers, self._mesh["tensor"], lambda _: None)
+            self.compute_in_loss_parallel(layers)
+            own.refresh()
+        if self.sizes.shard > 1:
+            self._unit = _Unit(module)
+            fully_shard(
+                self._unit,
+                mesh=self._mesh[("data", "shard") if self.sizes.data > 1 else ("shard",)],
+                reshard_after_forward=False,
+                mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False),
+                ignored_params={p for p in module.parameters() if not own.is_own(p) or not p.dim()},
+            )
+            own.refresh()
+        self._own = [each for each in module.named_parameters() if own.is_own(each[1])]
+
+    def replicated(
+        self, parameters: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], dist.ProcessGroup | None]:
+        return [each for each in parameters if self._unit is None or not each.dim()], self._data
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        unit: Any = self._unit
+        if unit is not None:
+            unit.unshard()
+        try:
+            yield
+        finally:
+            if unit is not None:
+                unit.reshard()
+
+    def end_backward(self, *, synchronize: bool) -> None:
+        if self._unit is not None:
+            if synchronize:
+                self._fill_missing(self._unit)
+            self._unit.reduce(self.device.type, synchronize)
+        if synchronize:
+            self.complete_gradients(self._own, self._mesh)
+
+    def _fill_missing(self, unit: "_Unit") -> None:
+        """Give zero gradients to parameters that only other replicas have used in a step.
+
+        FSDP reduces the gradients that a process has; all processes must have the same ones.
+        """
+        sharded = {name for name, each in self._own if each.requires_grad and each.dim()}
+        used = [each for name, each in unit.module.named_parameters() if name in sharded]
+        has = torch.tensor([float(each.grad is not None) for each in used])
+        anywhere = collectives.all_reduce(has, "max", self._data).tolist()
+        for each, is_used in zip(used, anywhere, strict=True):
+            if is_used and each.grad is None:
+                each.grad = torch.zeros_like(each)
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         reduced = super().reduce(tensor, how)
         return reduced / self.sizes.tensor if how == "sum" else reduced
+
+    def teardown(self) -> None:
+        if self._unit is not None:
+            drop_groups(self._unit)
+        self._unit, self._data = None, None
+        if hasattr(self, "_mesh"):
+            drop_mesh(self._mesh)
+        super().teardown()
+
+
+class _Unit(nn.Module):
+    """A module whose backward reduces the gradients of its parameters, as FSDP does in each.
+
+    Its forward uses none of them: their gradients come from the backwards of the stages.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return a copy of a value."""
+        return value.clone()
+
+    def reduce(self, device_type: str, synchronize: bool) -> None:
+        """Reduce and shard the gradients, or keep them to accumulate others; free parameters."""
+        sharded: Any = self
+        sharded.set_requires_gradient_sync(synchronize)
+        with torch.enable_grad():
+            self(torch.zeros((), device=device_type, requires_grad=True)).backward()

@@ -1,6 +1,6 @@
 """The ``parallelize_plan`` of a module: which layers are sharded over a tensor group, and how."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -32,12 +32,12 @@ _ACTIVATIONS = (
     PrepareModuleInputOutput,
     ShardedRandomness,
 )
-# Dimensions along which the parameters of a layer are sharded.
-_DIMENSIONS: list[tuple[type[ParallelStyle], type[nn.Module], dict[str, int]]] = [
-    (ColwiseParallel, nn.Linear, {"weight": 0, "bias": 0}),
-    (RowwiseParallel, nn.Linear, {"weight": 1}),
-    (ColwiseParallel, nn.Embedding, {"weight": 1}),
-    (RowwiseParallel, nn.Embedding, {"weight": 0}),
+# The dimension along which the weight of a layer is sharded.
+_DIMENSIONS: list[tuple[type[ParallelStyle], type[nn.Linear | nn.Embedding], int]] = [
+    (ColwiseParallel, nn.Linear, 0),
+    (RowwiseParallel, nn.Linear, 1),
+    (ColwiseParallel, nn.Embedding, 1),
+    (RowwiseParallel, nn.Embedding, 0),
 ]
 
 
@@ -61,12 +61,8 @@ class Layer(NamedTuple):
         return [] if is_plain else list(self.module.parameters())
 
 
-def read(module: TrainingModule, sizes: Sizes) -> dict[str, ParallelStyle]:
-    """The plan of a module: its attribute, or what its method returns for a mesh of some sizes.
-
-    Raises:
-        UserError: The module has none, or refuses the sizes.
-    """
+def _read(module: TrainingModule, sizes: Sizes) -> dict[str, ParallelStyle]:
+    """The plan of a module: its attribute, or what its method returns for a mesh of some sizes."""
     plan: Any = getattr(module, ATTRIBUTE, None)
     plan = plan(sizes) if callable(plan) else plan
     if not isinstance(plan, Mapping) or not plan:
@@ -78,19 +74,22 @@ def read(module: TrainingModule, sizes: Sizes) -> dict[str, ParallelStyle]:
     return dict(plan)
 
 
-def layers(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> list[Layer]:
-    """The modules that a plan names, in its order; ``*`` in a name stands for a part of it."""
+def layers(module: TrainingModule, sizes: Sizes) -> list[Layer]:
+    """The modules that the plan of a module names, in its order.
+
+    Raises:
+        UserError: The module has no plan, or refuses the sizes.
+    """
     named = dict(module.named_modules())
     return [
         Layer(key, name, each, style)
-        for key, style in plan.items()
+        for key, style in _read(module, sizes).items()
         for name, each in named.items()
-        if _matches(name, key)
+        if _matches(name.split("."), key.split("."))
     ]
 
 
-def _matches(name: str, key: str) -> bool:
-    parts, patterns = name.split("."), key.split(".")
+def _matches(parts: list[str], patterns: list[str]) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
@@ -99,7 +98,7 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
     if sizes.tensor == 1:
         return []
     try:
-        plan = read(module, sizes)
+        plan, found = _read(module, sizes), layers(module, sizes)
     except UserError as error:
         return error.problems
     lines = [
@@ -108,7 +107,6 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
         for key, style in plan.items()
         if not isinstance(style, ParallelStyle)
     ]
-    found = layers(module, plan)
     names = [name for name, _ in module.named_modules() if name]
     lines += [
         f"{ATTRIBUTE} names {key!r}, and {type(module).__name__} has no such module"
@@ -116,12 +114,11 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
         for key in plan
         if key not in {layer.key for layer in found}
     ]
-    by_key: dict[str, list[str]] = defaultdict(list)
+    by_key: dict[str, str] = {}  # the first of each pattern
     for layer in found:
-        by_key[layer.key] += _of_layer(layer, sizes.tensor)
-    for own in by_key.values():
-        rest = f" (and {len(own) - 1} more of this pattern)" if len(own) > 1 else ""
-        lines += [f"{line}{rest}" for line in own[:1]]
+        if line := _of_layer(layer, sizes.tensor):
+            by_key.setdefault(layer.key, line)
+    lines += by_key.values()
     if not lines and not any(layer.parameters for layer in found):
         lines.append(
             f"{ATTRIBUTE} of {type(module).__name__} shards no parameter: give layers a style such "
@@ -130,25 +127,24 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
     return lines + _of_shared(module, found)
 
 
-def _of_layer(layer: Layer, size: int) -> list[str]:
+def _of_layer(layer: Layer, size: int) -> str:
     """One line if torch does not support a layer in a style, or its sizes are not divisible."""
     style = layer.inner
     if not isinstance(style, ColwiseParallel | RowwiseParallel):
-        return []
-    for each, kind, dimensions in _DIMENSIONS:
+        return ""
+    for each, kind, dimension in _DIMENSIONS:
         if isinstance(style, each) and isinstance(layer.module, kind):
-            parameters = dict(layer.module.named_parameters(recurse=False))
-            return [
-                f"{layer.name}.{name} of shape {tuple(parameters[name].shape)} is sharded along "
-                f"dimension {dimension}: {parameters[name].shape[dimension]} is not divisible by "
-                f"tensor={size}"
-                for name, dimension in dimensions.items()
-                if name in parameters and parameters[name].shape[dimension] % size
-            ][:1]
-    return [
+            shape = tuple(layer.module.weight.shape)
+            if shape[dimension] % size == 0:
+                return ""
+            return (
+                f"{layer.name}.weight of shape {shape} is sharded along dimension {dimension}: "
+                f"{shape[dimension]} is not divisible by tensor={size}"
+            )
+    return (
         f"{ATTRIBUTE}: {layer.name} is a {type(layer.module).__name__}, and "
         f"{type(style).__name__} supports nn.Linear and nn.Embedding"
-    ]
+    )
 
 
 def _of_shared(module: nn.Module, found: list[Layer]) -> list[str]:
@@ -164,16 +160,7 @@ def _of_shared(module: nn.Module, found: list[Layer]) -> list[str]:
 
 
 def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module], None]) -> None:
-    """Shard layers over a tensor group.
-
-    Args:
-        found: The layers of the plan.
-        mesh: The mesh of the tensor group.
-        materialize: Creates and moves the parameters of a layer, equal on all ranks.
-
-    Raises:
-        UserError: A custom style shards a parameter unevenly.
-    """
+    """Shard layers over a tensor group; ``materialize`` creates and moves a layer's parameters."""
     for layer in found:
         if layer.parameters:
             materialize(layer.module)
@@ -186,13 +173,3 @@ def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module
             refusals.watch_second_order(layer.module)
         for name, each in layer.module.named_parameters():
             each.requires_grad_(trains[name])
-            _check_even(f"{layer.name}.{name}", each, mesh.size())
-
-
-def _check_even(name: str, parameter: Any, size: int) -> None:
-    for placement in getattr(parameter, "placements", ()):
-        if placement.is_shard() and parameter.shape[placement.dim] % size:
-            raise UserError(
-                f"{name} of shape {tuple(parameter.shape)} is sharded along dimension "
-                f"{placement.dim}, which is not divisible by tensor={size}"
-            )

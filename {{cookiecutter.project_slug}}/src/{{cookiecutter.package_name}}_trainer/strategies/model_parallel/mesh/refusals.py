@@ -1,7 +1,6 @@
 """Refuse, in a forward or backward, what torch's DTensors compute wrong or wait for without end."""
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +26,8 @@ _Layouts = Iterable[Placement | None]
 def watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int) -> None:
     """Refuse activations that a style would shard unevenly; called before the style is applied.
 
-    torch's styles pass shards on as plain tensors, and the next style takes the length of its own
-    shard times the number of ranks for the whole length. With uneven shards the ranks would
-    disagree about it: on gloo they would wait for each other until the timeout.
+    torch's styles pass shards on as plain tensors, and take the length of a shard times the number
+    of ranks for the whole length. Ranks would disagree about it, and wait until the timeout.
 
     Args:
         name: Name of the module.
@@ -49,32 +47,29 @@ def watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int)
                     f"divisible by tensor={size}; pad or cut each batch to a length that is"
                 )
 
-    def watch_output(given: _Layouts, wanted: _Layouts) -> None:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            check("output", output if isinstance(output, tuple) else [output], given, wanted)
-
-        module.register_forward_hook(hook)
-
-    def prepared(style: PrepareModuleInput, _: nn.Module, inputs: Any, named: Any) -> None:
-        check("input", inputs, style.input_layouts or (), style.desired_input_layouts or ())
-        for key, wanted in style.desired_input_kwarg_layouts.items():
-            check(f"input {key}", [named.get(key)], [style.input_kwarg_layouts.get(key)], [wanted])
-
-    def split(style: SequenceParallel, _: nn.Module, inputs: Any) -> None:
-        if dtensors.is_sharded(inputs[0]):  # a plain tensor is a shard already
+    def before(_: nn.Module, inputs: Any, named: Any) -> None:
+        if isinstance(style, PrepareModuleInput):
+            check("input", inputs, style.input_layouts or (), style.desired_input_layouts or ())
+            for key, wanted in style.desired_input_kwarg_layouts.items():
+                given = style.input_kwarg_layouts.get(key)
+                check(f"input {key}", [named.get(key)], [given], [wanted])
+        elif isinstance(style, SequenceParallel) and dtensors.is_sharded(inputs[0]):
+            # A plain tensor is a shard already.
             check("input", inputs[:1], inputs[0].placements, style.sequence_sharding)
+
+    def after(_: nn.Module, __: Any, output: Any) -> None:
+        outputs = output if isinstance(output, tuple) else [output]
+        if isinstance(style, ColwiseParallel | RowwiseParallel):
+            check("output", outputs, [None], style.output_layouts)
+        elif isinstance(style, PrepareModuleOutput):
+            check("output", outputs, style.output_layouts, style.desired_output_layouts)
 
     if isinstance(style, PrepareModuleInputOutput):
         watch_lengths(name, module, style.prepare_module_input, size)
         watch_lengths(name, module, style.prepare_module_output, size)
-    elif isinstance(style, PrepareModuleInput):
-        module.register_forward_pre_hook(partial(prepared, style), with_kwargs=True)
-    elif isinstance(style, SequenceParallel):
-        module.register_forward_pre_hook(partial(split, style))
-    elif isinstance(style, ColwiseParallel | RowwiseParallel):
-        watch_output([None], style.output_layouts)
-    elif isinstance(style, PrepareModuleOutput):
-        watch_output(style.output_layouts, style.desired_output_layouts)
+    else:
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        module.register_forward_hook(after)
 
 
 def watch_second_order(module: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from ....errors import ConfigurationError
 from . import styles
@@ -13,14 +13,9 @@ DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the dimensions of a mesh; one may be -1: all remaining processes.
+    """Sizes of the dimensions of a mesh, as in :class:`.strategy.Mesh`.
 
-    Args:
-        data: Replicas of the model.
-        shard: Shards of each replica's parameters, gradients and optimizer states, as in ``fsdp``.
-        tensor: Ranks over which the layers of the module's ``parallelize_plan`` are sharded.
-        pipeline: Stages of the model.
-        context: Ranks over which sequences are split.
+    One may be -1: all remaining processes.
     """
 
     data: int = -1
@@ -72,20 +67,10 @@ class Sizes:
             f"strategy_options: {given}: {processes} processes are not divisible by {known}"
         )
 
-    def of_parameters(self, *, has_units: bool) -> "Sizes":
-        """The sizes of the mesh of parameters, without ``context``.
-
-        The ranks of a context group have the same parameters and other parts of their gradients:
-        they are shards if there are units, and replicas otherwise.
-        """
-        name = "shard" if has_units else "data"
-        return replace(self, context=1, **{name: getattr(self, name) * self.context})
-
     @property
     def replicas(self) -> int:
         """Number of parts into which a batch is split."""
         return self.data * self.shard
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        names = {field.name for field in fields(self)}
-        return ((name, getattr(self, name)) for name in DIMENSIONS if name in names)
+        return ((name, getattr(self, name)) for name in DIMENSIONS)

@@ -8,10 +8,8 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import loss_parallel
 
 from ....checkpoint import dtensors
 from ....data import sequence
@@ -28,11 +26,12 @@ from ...gradients.averaging import GradientAverage
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...step import Stage
-from . import context, groups, plan
-from .by_mesh import OnMesh, check_equal, settle
+from . import context, plan
+from .on_mesh import OnMesh, counted_once, device_mesh, drop_mesh, new_group
 from .pipelined import PipelinedMesh
 from .sizes import Sizes
-from .styles import LossParallel
+
+_OF_PIPELINES = ("balance", "microbatches", "schedule", "checkpoint", "stages_per_process")
 
 
 class Mesh(OnMesh, FSDP):
@@ -59,14 +58,10 @@ class Mesh(OnMesh, FSDP):
     """
 
     limits: Limits = Limits(
-        refused={
-            "compile": "compiled modules have not been tested on DTensors; use strategy='fsdp'",
-        }
+        refused={"compile": "compiled modules are not tested on DTensors; use strategy='fsdp'"}
     )
-
     whole_mesh: DeviceMesh
     slices: context.Context | None = None
-    _is_checked = False
 
     def __init__(
         self,
@@ -84,17 +79,11 @@ class Mesh(OnMesh, FSDP):
     ) -> None:
         super().__init__(**options)
         self.sizes = Sizes(data, shard, tensor, pipeline, context)
-        of_pipeline = {
-            "balance": balance,
-            "microbatches": microbatches,
-            "schedule": schedule,
-            "checkpoint": checkpoint,
-            "stages_per_process": stages_per_process,
-        }
+        of_pipeline = (balance, microbatches, schedule, checkpoint, stages_per_process)
         lines = self.sizes.problems() + [
             f"strategy_options.{name} has no effect with pipeline=1, which has no stages; remove "
             "it, or set strategy_options.pipeline of strategy='mesh'"
-            for name, value in of_pipeline.items()
+            for name, value in zip(_OF_PIPELINES, of_pipeline, strict=True)
             if value is not None
         ]
         if pipeline != 1:
@@ -103,15 +92,13 @@ class Mesh(OnMesh, FSDP):
             raise ConfigurationError(lines)
         self.has_units = shard != 1
         self._of_units = [name for name in options if name != "timeout_seconds"]
-        self._until_teardown = contextlib.ExitStack()
+        self.until_teardown = contextlib.ExitStack()
 
     @classmethod
     def make(cls, **options: Any) -> Strategy:
         if cls is Mesh and options.get("pipeline", 1) != 1:
             return PipelinedMesh(**options)
         return cls(**options)
-
-    # --- before any process is started ------------------------------------------------------------
 
     def problems(self, options: Options) -> list[str]:
         lines = super().problems(options)
@@ -142,40 +129,43 @@ class Mesh(OnMesh, FSDP):
         else:
             lines = sparse.problems_of(module, "a mesh averages dense gradients")
         lines += plan.problems_of(module, self.sizes)
-        return lines + context.problems_of(module, self.sizes)
-
-    # --- before the first step -----------------------------------------------------------------
+        if self.sizes.context > 1 and not module.splits_sequences:
+            lines.append(
+                f"strategy_options.context={self.sizes.context}: {type(module).__name__} does not "
+                "split its sequences; use trainer.sequence in it and set splits_sequences = True, "
+                "or set context=1"
+            )
+        return lines
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        self.slices = context.connect(self.sizes, timeout)
-        of_parameters = self.sizes.of_parameters(has_units=self.has_units)
-        sizes = {name: size for name, size in of_parameters if size > 1}
-        if self.has_units or not sizes:
-            sizes = {name: size for name, size in of_parameters if size > 1 or name == "shard"}
-        self.whole_mesh = groups.device_mesh(sizes, self.device.type, timeout)
-        of_units = [name for name in ("data", "shard") if name in sizes]
-        return self.whole_mesh[tuple(of_units)] if of_units else self.whole_mesh
+        if self.sizes.context > 1:
+            group = new_group(self.sizes.context, self.sizes.tensor, timeout)
+            self.slices = context.Context(group)
+        # The ranks of a context group have the same parameters and other parts of their gradients:
+        # they are shards if there are units, and replicas otherwise.
+        outer = "shard" if self.has_units else "data"
+        sizes = {name: getattr(self.sizes, name) for name in ("data", "shard", "tensor")}
+        sizes[outer] *= self.sizes.context
+        sizes = {name: size for name, size in sizes.items() if size > 1 or name == outer}
+        self.whole_mesh = device_mesh(sizes, self.device.type, timeout)
+        return self.whole_mesh[tuple(name for name in sizes if name != "tensor")]
 
     def shard_units(self, module: TrainingModule) -> None:
         if self.sizes.tensor > 1:
             problems = plan.problems_of(module, self.sizes)  # not checked yet without training
             if problems:
                 raise UserError(problems)
-            found = plan.layers(module, plan.read(module, self.sizes))
+            found = plan.layers(module, self.sizes)
             plan.apply(found, self.whole_mesh["tensor"], self.materialize)
-            if any(isinstance(layer.style, LossParallel) for layer in found):
-                self._until_teardown.enter_context(loss_parallel())
-            self._count_once(module)
+            self.compute_in_loss_parallel(found)
+            # Each rank of a context group counts its own slice.
+            timeout = datetime.timedelta(seconds=self.timeout_seconds)
+            counted = counted_once(module, self.sizes.tensor, timeout)
+            self.until_teardown.enter_context(counted)
         if self.has_units:
             super().shard_units(module)
-
-    def _count_once(self, module: TrainingModule) -> None:
-        # Each rank of a context group counts its own slice.
-        ranks = torch.arange(self.layout.world_size).view(-1, self.sizes.tensor)
-        counted = groups.CountedOnce(module, ranks.T.tolist())
-        self._until_teardown.callback(counted.close)
 
     def whole_parameters(self) -> list[nn.Parameter]:
         if self.has_units:
@@ -188,8 +178,6 @@ class Mesh(OnMesh, FSDP):
         elif self.sizes.data * self.sizes.context > 1:
             group = self.whole_mesh.get_group("data")
             self.averaged = GradientAverage(self.module.parameters(), group)
-
-    # --- a micro-batch -------------------------------------------------------------------------
 
     def forward_backward(
         self, batch: Any, batch_idx: int, *, weight: float, synchronize: bool
@@ -210,23 +198,13 @@ class Mesh(OnMesh, FSDP):
         synchronize = synchronize or not self.module.automatic_optimization
         super().backward(loss, synchronize=synchronize)
         if synchronize:
-            settle(self.module.parameters())
-            self._check_once()
-
-    def _check_once(self) -> None:
-        if self.sizes.tensor > 1 and not self._is_checked:
-            self._is_checked = True
-            check_equal(self.module.named_parameters(), self.whole_mesh.get_group("tensor"))
-
-    # --- a step --------------------------------------------------------------------------------
+            self.complete_gradients(self.module.named_parameters(), self.whole_mesh)
 
     def clip_gradients(
         self, optimization: Optimization, value: float, algorithm: str
     ) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)
         return clip_gradients_on_meshes(optimization.parameters, value, algorithm)
-
-    # --- all processes -------------------------------------------------------------------------
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         # Over all ranks: those of a replica have the same values, and their sum counts once.
@@ -235,8 +213,7 @@ class Mesh(OnMesh, FSDP):
         return reduced / copies if how == "sum" else reduced
 
     def teardown(self) -> None:
-        self._until_teardown.close()
         self.slices = None
         if hasattr(self, "whole_mesh"):
-            groups.close(self.whole_mesh)
+            drop_mesh(self.whole_mesh)
         super().teardown()

@@ -20,8 +20,6 @@ class LossParallel(ColwiseParallel):
 
     Args:
         input_layouts: Layout of the layer's input; default: the same on all ranks.
-
-    Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
     """
 
     def __init__(self, *, input_layouts: Placement | None = None) -> None:
@@ -35,9 +33,7 @@ class ShardedRandomness(ParallelStyle):
 
     For modules whose activations are sharded, such as attention whose heads are: their dropout
     masks must differ. Outside, all ranks of a tensor group draw the same, because they compute the
-    same.
-
-    The random state inside is made from one number of the state outside, so that activation
+    same. The random state inside is made from one number of the state outside, so that activation
     checkpointing and a resume repeat both.
 
     Args:
@@ -52,40 +48,28 @@ class ShardedRandomness(ParallelStyle):
         if self.style is not None:
             self.style.src_data_rank = self.src_data_rank
             module = self.style._apply(module, device_mesh)
-        scope = _Scope(device_mesh.get_local_rank(), device_mesh.device_type)
-        module.register_forward_pre_hook(scope.enter)
-        module.register_forward_hook(scope.leave, always_call=True)
+        device = device_mesh.device_type
+        own: Any = torch.get_device_module(device) if device != "cpu" else None
+        index = device_mesh.get_local_rank()
+        outside: list[tuple[Tensor, Tensor | None]] = []
+
+        def enter(module: nn.Module, _: Any) -> None:
+            if not module.training:
+                return
+            # From the CPU's generator: the host need not wait for a GPU.
+            seed = randomness.mix(int(torch.randint(2**62, ())), index)
+            outside.append((torch.get_rng_state(), own.get_rng_state() if own else None))
+            torch.default_generator.manual_seed(seed)
+            if own:
+                own.manual_seed(seed)
+
+        def leave(*_: Any) -> None:
+            if outside:
+                of_host, of_device = outside.pop()
+                torch.set_rng_state(of_host)
+                if of_device is not None:
+                    own.set_rng_state(of_device)
+
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave, always_call=True)
         return module
-
-
-class _Scope:
-    """Replaces torch's random states during a module's forward.
-
-    Args:
-        index: The rank in its tensor group.
-        device_type: Type of the ranks' devices.
-    """
-
-    def __init__(self, index: int, device_type: str) -> None:
-        self._index = index
-        self._device = None if device_type == "cpu" else torch.get_device_module(device_type)
-        self._outside: list[tuple[Tensor, Tensor | None]] = []
-
-    def enter(self, module: nn.Module, _: Any) -> None:
-        if not module.training:
-            return
-        # From the CPU's generator: the host need not wait for a GPU.
-        seed = randomness.mix(int(torch.randint(2**62, ())), self._index)
-        of_device = self._device.get_rng_state() if self._device is not None else None
-        self._outside.append((torch.default_generator.get_state(), of_device))
-        torch.default_generator.manual_seed(seed)
-        if self._device is not None:
-            self._device.manual_seed(seed)
-
-    def leave(self, *_: Any) -> None:
-        if not self._outside:
-            return
-        of_host, of_device = self._outside.pop()
-        torch.default_generator.set_state(of_host)
-        if self._device is not None and of_device is not None:
-            self._device.set_rng_state(of_device)

@@ -14,26 +14,19 @@ from ....errors import UserError
 from ....module import TrainingModule
 from .partition import ATTRIBUTE
 
+Compute = Callable[[tuple[Any, ...]], Any]
+"""Gets the inputs of ``sequential_module`` and returns its output."""
+
 
 class _Reached(BaseException):
     """Ends a step on the first stage; the user's ``except Exception`` does not catch it."""
 
 
-class _Silent:
-    """A run whose module logs nothing: the process with the last stage logs."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
-
-    def log(self, *_: Any, **__: Any) -> None:
-        """Ignore a value."""
-
-
 class Boundary:
     """Replaces the call of ``sequential_module`` in a step until :meth:`close`.
+
+    A step gets the seed of the random numbers before the call, which are the same on the first and
+    the last process; ``None``: those of this process.
 
     Args:
         module: The user's module.
@@ -44,7 +37,7 @@ class Boundary:
         self._module = module
         self._device = device
         self._sequential: nn.Module = getattr(module, ATTRIBUTE)
-        self._compute: Callable[[tuple[Any, ...]], Any] | None = None
+        self._compute: Compute | None = None
         self._calls = 0
         self._before: ExitStack = ExitStack()
         vars(self._sequential)["forward"] = self._forward
@@ -64,19 +57,8 @@ class Boundary:
         self._before.close()
         return self._compute(inputs)
 
-    @property
-    def is_training(self) -> bool:
-        """Whether ``sequential_module`` is in training mode."""
-        return self._sequential.training
-
     def inputs(self, step: Callable[[], Any], seed: int | None) -> tuple[Any, ...]:
-        """Run a step until it calls ``sequential_module``; return what it gives to it.
-
-        Args:
-            step: The user's step.
-            seed: Seed of the random numbers before the call: the same on the first and the last
-                process. ``None``: those of this process.
-        """
+        """Run a step until it calls ``sequential_module``; return what it gives to it."""
         reached: tuple[Any, ...] = ()
 
         def stop(inputs: tuple[Any, ...]) -> Any:
@@ -84,35 +66,27 @@ class Boundary:
             reached = inputs
             raise _Reached
 
-        run = self._module.trainer_state.run
-        silent = self._state(run=None if run is None else _Silent(run))
-        with silent, contextlib.suppress(_Reached):
-            self._run(step, stop, seed)
+        vars(self._module)["log"] = lambda *_, **__: None  # the process with the last stage logs
+        try:
+            with contextlib.suppress(_Reached):
+                self._run(step, stop, seed)
+        finally:
+            del vars(self._module)["log"]
         return reached
 
     def outputs(
-        self,
-        step: Callable[[], Any],
-        compute: Callable[[tuple[Any, ...]], Any],
-        seed: int | None,
-        samples: int | None,
+        self, step: Callable[[], Any], compute: Compute, seed: int | None, samples: int | None
     ) -> Any:
-        """Run a step in which ``compute`` takes the place of ``sequential_module``.
-
-        Args:
-            step: The user's step.
-            compute: Gets the inputs of ``sequential_module`` and returns its output.
-            seed: As in :meth:`inputs`.
-            samples: Samples of the micro-batch; ``None``: of a batch in evaluation.
-        """
-        run = self._module.trainer_state.run
-        is_padding = run is not None and not run.batch_samples
-        with self._state(samples=0 if is_padding else samples):
+        """Run a step, of so many samples, in which ``compute`` replaces ``sequential_module``."""
+        module, state = self._module, self._module.trainer_state
+        is_padding = state.run is not None and not state.run.batch_samples
+        module.trainer_state = dataclasses.replace(state, samples=0 if is_padding else samples)
+        try:
             return self._run(step, compute, seed)
+        finally:
+            module.trainer_state = state
 
-    def _run(
-        self, step: Callable[[], Any], compute: Callable[[tuple[Any, ...]], Any], seed: int | None
-    ) -> Any:
+    def _run(self, step: Callable[[], Any], compute: Compute, seed: int | None) -> Any:
         self._compute, self._calls = compute, 0
         try:
             with ExitStack() as self._before:
@@ -129,19 +103,9 @@ class Boundary:
         return outputs
 
     @contextlib.contextmanager
-    def _state(self, **changes: Any) -> Iterator[None]:
-        module, state = self._module, self._module.trainer_state
-        module.trainer_state = dataclasses.replace(state, **changes)
-        try:
-            yield
-        finally:
-            module.trainer_state = state
-
-    @contextlib.contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
         """Draw the random numbers in this context from a seed."""
-        with ExitStack() as stack:
-            stack.enter_context(randomness.Stream(seed))
+        with randomness.Stream(seed), ExitStack() as stack:
             if self._device.type != "cpu":
                 own: Any = torch.get_device_module(self._device)
                 stack.callback(own.set_rng_state, own.get_rng_state(self._device), self._device)

@@ -9,14 +9,16 @@ from torch import nn
 from ....errors import nearest
 from ....module import TrainingModule
 from ...balance import divide, total
-from . import partition
 from .measure import Measured
 from .partition import ATTRIBUTE
 from .stages import SCHEDULES
 
-BALANCES = ("parameters", "time", "memory")
-CHECKPOINTS = ("never", "except_last", "always")
-_DEFAULT_ROUNDS = 2
+_CHOICES = {
+    "schedule": tuple(SCHEDULES),
+    "checkpoint": ("never", "except_last", "always"),
+    "balance": ("parameters", "time", "memory"),
+}
+_LEAST = {"stages": 1, "microbatches": 1, "stages_per_process": 2}
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,7 @@ class Shape:
     @property
     def rounds(self) -> int:
         """Number of stages of a process."""
-        if self.schedule != "interleaved":
-            return 1
-        return self.stages_per_process or _DEFAULT_ROUNDS
+        return (self.stages_per_process or 2) if self.schedule == "interleaved" else 1
 
     def processes(self, run_processes: int) -> int:
         """Number of processes of a pipeline in a run of so many processes."""
@@ -43,31 +43,28 @@ class Shape:
 
     def count(self, samples: int, processes: int) -> int:
         """The largest number of micro-batches that divides a batch and that its schedule runs."""
-        counts = range(min(self.microbatches, samples), 0, -1)
-        return next(
-            (each for each in counts if samples % each == 0 and self._runs(each, processes)), 1
-        )
-
-    def _runs(self, count: int, processes: int) -> bool:
         in_rounds = self.schedule in ("interleaved", "zero_bubble")
-        return not in_rounds or count % max(1, count // processes) == 0
+        for count in range(min(self.microbatches, samples), 1, -1):
+            if samples % count == 0 and not (in_rounds and count % max(1, count // processes)):
+                return count
+        return 1
 
     def checkpoints(self, number: int, count: int) -> bool:
         """Whether stages recompute the activations of a micro-batch of so many."""
         except_last = self.checkpoint == "except_last" and number < count - 1
         return self.checkpoint == "always" or except_last
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether the balance is measured on a sample."""
-        return self.balance in ("time", "memory")
-
     def sizes(self, module: nn.Module, stages: int) -> list[int]:
         """Number of children of each stage; by parameters, if there are no measurements."""
-        if isinstance(self.balance, str):
-            costs = partition.parameter_costs(module)
-            return divide(total(costs), len(costs), stages)
-        return list(self.balance)
+        if not isinstance(self.balance, str):
+            return list(self.balance)
+        # A shared parameter counts where it is first used.
+        costs, seen = [], set[int]()
+        for child in getattr(module, ATTRIBUTE):
+            own = {id(each): each.numel() for each in child.parameters() if id(each) not in seen}
+            seen.update(own)
+            costs.append(float(sum(own.values())))
+        return divide(total(costs), len(costs), stages)
 
     def measured_sizes(self, found: Sequence[Measured], stages: int) -> list[int]:
         """Number of children of each stage, by measurements of the children."""
@@ -92,22 +89,13 @@ class Shape:
         """One line for each invalid option."""
         lines = [
             f"strategy_options.{name}={value!r} is unknown{nearest(value, known)}"
-            for name, value, known in (
-                ("schedule", self.schedule, tuple(SCHEDULES)),
-                ("checkpoint", self.checkpoint, CHECKPOINTS),
-                ("balance", self.balance, BALANCES),
-            )
-            if isinstance(value, str) and value not in known
+            for name, known in _CHOICES.items()
+            if isinstance(value := getattr(self, name), str) and value not in known
         ]
-        numbers = (
-            ("stages", self.stages, 1),
-            ("microbatches", self.microbatches, 1),
-            ("stages_per_process", self.stages_per_process, 2),
-        )
         lines += [
             f"strategy_options.{name}={value}: give at least {least}"
-            for name, value, least in numbers
-            if value is not None and value < least
+            for name, least in _LEAST.items()
+            if (value := getattr(self, name)) is not None and value < least
         ]
         if not isinstance(self.balance, str) and any(size < 1 for size in self.balance):
             lines.append(
@@ -171,14 +159,9 @@ def problems_of_module(module: TrainingModule, shape: Shape, run_processes: int)
         )
     if "forward" in vars(sequential):
         lines.append(f"{name}.{ATTRIBUTE} has a forward of its own, which would be replaced")
-    metrics = [
-        path
+    return lines + [
+        f"{name}.{path} synchronizes over all processes, and only the last stage updates it; log "
+        "numbers instead, or use strategy='ddp'"
         for path, each in module.named_modules()
         if hasattr(each, "metric_state") and hasattr(each, "_update_count")
     ]
-    lines += [
-        f"{name}.{path} synchronizes over all processes, and only the last stage updates it; log "
-        "numbers instead, or use strategy='ddp'"
-        for path in metrics
-    ]
-    return lines

@@ -1,9 +1,9 @@
 """Measure the children of ``sequential_module`` on a sample, to divide them by time or memory."""
 
-import contextlib
 import copy
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,10 @@ from ....data import randomness
 from ....memory import activation_checkpointing, meta_device
 from ....module import TrainingModule
 from . import partition
-from .activations import changeable
+from .activations import alias
 from .boundary import Boundary
 
-Context = Callable[[], contextlib.AbstractContextManager[None]]
-
+Context = Callable[[], AbstractContextManager[None]]
 _REPEATS = 3
 # A parameter, its gradient, and two states of an optimizer such as Adam.
 _COPIES_OF_PARAMETERS = 4
@@ -27,63 +26,52 @@ _COPIES_OF_PARAMETERS = 4
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a child and a micro-batch: seconds of forward and backward, and bytes.
-
-    ``saved``: what its forward keeps for its backward; ``inputs``: what it gets; ``parameters``:
-    with gradients and the states of an optimizer.
-    """
+    """Of a child and a micro-batch: seconds of forward and backward, and bytes."""
 
     seconds: float
     saved: int
+    """What its forward keeps for its backward."""
     inputs: int
     parameters: int
+    """With gradients and the states of an optimizer."""
 
 
 def measure(
     module: TrainingModule, run_step: Callable[[], Any], autocast: Context, device: torch.device
 ) -> list[Measured]:
-    """Measure each child; the module and the random states are the same afterward.
+    """Measure each child on a device, with a step that runs on the CPU, as the whole module does.
 
-    Args:
-        module: The user's module, whole and on the CPU.
-        run_step: Runs the user's step on a micro-batch on the CPU.
-        autocast: Context of a forward.
-        device: Where to measure.
+    The module and the random states are the same afterward.
     """
     meta_device.materialize(module, module)
     sequential: Any = getattr(module, partition.ATTRIBUTE)
     boundary = Boundary(module, torch.device("cpu"))
-    found = []
+    found, seen = [], dict[int, Tensor]()
     with randomness.Stream(0), activation_checkpointing.buffers_kept(module):
         try:
             with torch.no_grad():
                 given = boundary.inputs(run_step, None)
         finally:
             boundary.close()
-        seen: dict[int, Tensor] = {}
         for index in range(len(sequential)):
             part = copy.deepcopy(partition.part(sequential, range(index, index + 1))).to(device)
-            measured, output = _measure(part, given, autocast, device, seen)
+            inputs = tree_map_only(
+                Tensor, lambda x: x.detach().to(device).requires_grad_(x.is_floating_point()), given
+            )
+            measured, output = _measure(part, inputs, seen, autocast)
             found.append(measured)
             given = partition.arguments(part, output)
     return found
 
 
 def _measure(
-    part: nn.Sequential,
-    given: tuple[Any, ...],
-    autocast: Context,
-    device: torch.device,
-    seen: dict[int, Tensor],
+    part: nn.Sequential, inputs: tuple[Any, ...], seen: dict[int, Tensor], autocast: Context
 ) -> tuple[Measured, Any]:
     """Measure a child; ``seen``: what earlier children have saved, by its address."""
 
-    def leaf(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(device).requires_grad_(tensor.is_floating_point())
-
     def run() -> Any:
         with autocast():
-            return part(*tree_map_only(Tensor, changeable, inputs))
+            return part(*tree_map_only(Tensor, alias, inputs))
 
     def pack(tensor: Tensor) -> Tensor:
         seen.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
@@ -91,15 +79,13 @@ def _measure(
 
     def seconds() -> float:
         started = time.perf_counter()
-        leaves = [each for each in tree_leaves(run()) if isinstance(each, Tensor)]
-        outputs = [each for each in leaves if each.requires_grad]
+        outputs = [x for x in tree_leaves(run()) if isinstance(x, Tensor) and x.requires_grad]
         if outputs:
             torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
-            if device.type != "cpu":
-                torch.get_device_module(device).synchronize(device)
+            if outputs[0].device.type != "cpu":
+                torch.get_device_module(outputs[0].device).synchronize()
         return time.perf_counter() - started
 
-    inputs = tree_map_only(Tensor, leaf, given)
     known = {*seen, *(each.untyped_storage().data_ptr() for each in part.parameters())}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
         output = run()

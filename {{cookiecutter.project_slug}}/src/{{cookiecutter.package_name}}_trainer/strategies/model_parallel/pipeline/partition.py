@@ -1,10 +1,11 @@
 """Which process of a pipeline has which children of ``sequential_module``, and which parameters."""
 
 import copy
+import datetime
 import inspect
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,32 +15,73 @@ from torch import Tensor, nn
 from ....checkpoint import dtensors
 from ....memory import meta_device
 from ....module import TrainingModule
-from .processes import Processes
 
 ATTRIBUTE = "sequential_module"
 
 
-def children(module: nn.Module) -> list[nn.Module]:
-    """The children of its ``sequential_module``; one that is there twice is listed twice."""
-    found = getattr(module, ATTRIBUTE)._modules.values()
-    return [each for each in found if each is not None]
+class Processes:
+    """This process' position in its pipeline (0 has the first stage), and its groups.
 
+    The first rank of a pipeline has the last stage, because it logs and returns predictions.
 
-def bounds(balance: Sequence[int]) -> list[range]:
-    """Indices of the children of each stage."""
-    ends = [sum(balance[: index + 1]) for index in range(len(balance))]
-    return [range(end - size, end) for size, end in zip(balance, ends, strict=True)]
+    Args:
+        rank: Rank of this process, of ``world_size``.
+        count: Number of processes of a pipeline.
+        rounds: Number of stages of a process.
+        are_neighbors: Whether the processes of a pipeline have neighboring ranks; if not, the
+            processes of a stage have.
+    """
 
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        count: int,
+        rounds: int,
+        timeout_seconds: float,
+        *,
+        are_neighbors: bool = True,
+    ) -> None:
+        ranks = torch.arange(world_size)
+        lines = ranks.view(-1, count) if are_neighbors else ranks.view(count, -1).T
+        self._ranks: list[list[int]] = lines.flip(1).tolist()
+        self._timeout = datetime.timedelta(seconds=timeout_seconds)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self.count, self.stages = count, count * rounds
+        self.replicas = len(self._ranks)
+        self.replica = next(index for index, own in enumerate(self._ranks) if rank in own)
+        self.position = self._ranks[self.replica].index(rank)
+        self.own_stages = range(self.position, self.stages, count)
+        self.has_first, self.has_last = self.position == 0, self.position == count - 1
 
-def parameter_costs(module: nn.Module) -> list[float]:
-    """Number of parameters of each child; a shared one counts where it is first used."""
-    seen: set[int] = set()
-    costs = []
-    for child in children(module):
-        own = {id(each): each.numel() for each in child.parameters() if id(each) not in seen}
-        seen.update(own)
-        costs.append(float(sum(own.values())))
-    return costs
+    def rank_at(self, position: int, replica: int | None = None) -> int:
+        """Rank of the process at a position of a pipeline; by default, of this one."""
+        return self._ranks[self.replica if replica is None else replica][position]
+
+    def among(self, positions: Iterable[int]) -> dist.ProcessGroup | None:
+        """Group of the processes at some positions of this pipeline; ``None`` on other processes.
+
+        All processes must call it at once.
+        """
+        key = tuple(sorted(positions))
+        group = self._group(key, [[own[place] for place in key] for own in self._ranks])
+        return group if self.position in key else None
+
+    def across_replicas(self) -> dist.ProcessGroup | None:
+        """Group of the processes with the same stages; ``None`` if there is one pipeline."""
+        if self.replicas == 1:
+            return None
+        return self._group((), [list(own) for own in zip(*self._ranks, strict=True)])
+
+    def _group(self, key: tuple[int, ...], ranks: list[list[int]]) -> dist.ProcessGroup:
+        if key not in self._groups:
+            lines = [sorted(own) for own in ranks]
+            self._groups[key], _ = dist.new_subgroups_by_enumeration(lines, timeout=self._timeout)
+        return self._groups[key]
+
+    def close(self) -> None:
+        """Drop the groups, and so gloo's threads."""
+        self._groups.clear()
 
 
 def part(sequential: nn.Sequential, indices: range) -> nn.Sequential:
@@ -72,117 +114,116 @@ class Ownership:
 
     Args:
         module: The user's module, whole.
-        stages: Indices of the children of each stage.
+        sizes: Number of children of each stage.
         processes: The processes of the pipeline.
     """
 
-    def __init__(
-        self, module: TrainingModule, stages: Sequence[range], processes: Processes
-    ) -> None:
-        self.position = processes.position
-        self._module = module
+    def __init__(self, module: TrainingModule, sizes: Sequence[int], processes: Processes) -> None:
+        self._module, self._processes = module, processes
         self._ends = frozenset((0, processes.count - 1))
+        ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+        self._bounds = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self._layers: dict[int, set[int]] = defaultdict(set)
-        own = children(module)
-        for stage, indices in enumerate(stages):
+        children = list(getattr(module, ATTRIBUTE)._modules.values())
+        for stage, indices in enumerate(self._bounds):
             for index in indices:
-                for layer in own[index].modules():
-                    self._layers[id(layer)].add(processes.position_of(stage))
+                for layer in children[index].modules():
+                    self._layers[id(layer)].add(stage % processes.count)
         self.refresh()
 
     def refresh(self) -> None:
-        """Know the module's tensors again, after some of them have been replaced."""
+        """Find the module's tensors again, after some of them have been replaced."""
         holders: dict[int, set[int]] = defaultdict(set)
         for layer in self._module.modules():
             for each in (*layer._parameters.values(), *layer._buffers.values()):
-                holders[id(each)].update(self._positions(layer))
+                holders[id(each)].update(self._layers.get(id(layer), self._ends))
         self._holders = {key: frozenset(positions) for key, positions in holders.items()}
 
-    def _positions(self, layer: nn.Module) -> Collection[int]:
-        return self._layers.get(id(layer), self._ends)
+    def parts(self) -> dict[int, nn.Sequential]:
+        """This process' parts of ``sequential_module``, by the index of the stage."""
+        sequential = getattr(self._module, ATTRIBUTE)
+        return {
+            index: part(sequential, self._bounds[index]) for index in self._processes.own_stages
+        }
 
     def has_layer(self, layer: nn.Module) -> bool:
         """Whether this process has a layer."""
-        return self.position in self._positions(layer)
+        return self._processes.position in self._layers.get(id(layer), self._ends)
 
-    def holders(self, tensor: Tensor) -> frozenset[int]:
-        """Positions of the processes that have a parameter or buffer."""
+    def _holding(self, tensor: Tensor) -> frozenset[int]:
         return self._holders.get(id(tensor), self._ends)
 
     def is_own(self, tensor: Tensor) -> bool:
         """Whether this process has a parameter or buffer."""
-        return self.position in self.holders(tensor)
+        return self._processes.position in self._holding(tensor)
 
     def counts_here(self, tensor: Tensor) -> bool:
-        """Whether this process is the one that counts a parameter."""
-        return max(self.holders(tensor)) == self.position
+        """Whether this process, of those of its pipeline, counts and saves a tensor."""
+        return self._processes.position == max(self._holding(tensor))
 
     def shared(self, tensors: Iterable[Tensor]) -> dict[frozenset[int], list[Tensor]]:
         """Those of several processes, by the positions of these; the same on all processes."""
         found: dict[frozenset[int], list[Tensor]] = defaultdict(list)
         for each in tensors:
-            if len(self.holders(each)) > 1:
-                found[self.holders(each)].append(each)
+            if len(self._holding(each)) > 1:
+                found[self._holding(each)].append(each)
         return dict(sorted(found.items(), key=lambda entry: sorted(entry[0])))
 
-    def materialize(self, module: TrainingModule) -> None:
+    def materialize(self) -> None:
         """Allocate this process' parameters that are on the meta device; free the others'."""
-        before = [
-            (layer, name, each)
-            for layer in module.modules()
+        layers = list(self._module.modules())
+        meta = [
+            (layer._parameters, name, each)
+            for layer in layers
             for name, each in layer._parameters.items()
             if each is not None and each.is_meta
         ]
-        meta_device.materialize_layers(module, filter(self.has_layer, module.modules()))
-        pairs = [(old, layer._parameters[name]) for layer, name, old in before]
-        made = {id(old): new for old, new in pairs if new is not None and not new.is_meta}
-        for layer, name, old in before:
-            if id(old) not in made:
-                made[id(old)] = nn.Parameter(_without_memory(old), old.requires_grad)
-            layer._parameters[name] = made[id(old)]
+        meta_device.materialize_layers(self._module, filter(self.has_layer, layers))
+        made = {id(old): own[name] for own, name, old in meta if own[name] is not old}
+        for own, name, old in meta:
+            empty = nn.Parameter(_without_memory(old, torch.device("cpu")), old.requires_grad)
+            own[name] = made.setdefault(id(old), empty)
         self.refresh()
 
-    def move(self, module: nn.Module, device: torch.device) -> None:
-        """Move this process' parameters and buffers to its device."""
-        for each in (*module.parameters(), *module.buffers()):
-            if self.is_own(each):
-                each.data = each.data.to(device)
-
-    def broadcast_shared(self, tensors: Iterable[Tensor], processes: Processes) -> None:
-        """Broadcast tensors that several stages have, from the last of them."""
+    def equalize(self, tensors: Sequence[Tensor]) -> None:
+        """Broadcast tensors that several stages have, from the last of them; then :meth:`join`."""
         for positions, shared in self.shared(tensors).items():
-            group = processes.among(positions)
-            if group is not None:
-                for each in shared:
-                    dist.broadcast(each.detach(), processes.rank_at(max(positions)), group)
+            group = self._processes.among(positions)
+            for each in shared if group is not None else ():
+                dist.broadcast(each.detach(), self._processes.rank_at(max(positions)), group)
+        self.join(tensors)
 
-    def broadcast_to_replicas(self, tensors: Iterable[Tensor], processes: Processes) -> None:
-        """Broadcast this process' tensors from the first pipeline."""
-        group = processes.across_replicas()
-        if group is not None:
-            for each in filter(self.is_own, tensors):
-                dist.broadcast(each.detach(), processes.rank_at(self.position, 0), group)
+    def join(self, tensors: Iterable[Tensor]) -> None:
+        """Broadcast this process' tensors from the first pipeline to the others."""
+        processes, group = self._processes, self._processes.across_replicas()
+        for each in filter(self.is_own, tensors) if group is not None else ():
+            dist.broadcast(each.detach(), processes.rank_at(processes.position, 0), group)
 
-    def free_others(self, module: nn.Module) -> None:
-        """Free the memory of parameters and buffers of other processes; their shapes remain."""
-        for each in (*module.parameters(), *module.buffers()):
+    def free_others(self, device: torch.device) -> None:
+        """Free the memory of tensors of other processes; their shapes remain, on a device."""
+        for each in (*self._module.parameters(), *self._module.buffers()):
             if not self.is_own(each):
                 each.grad = None
-                each.data = _without_memory(each)
+                each.data = _without_memory(each, device)
 
 
 def is_divided(module: nn.Module) -> bool:
     """Whether a fit has left parameters of a module without memory, or sharded."""
-    return any(dtensors.is_sharded(each) for each in module.parameters()) or any(
-        each.numel() > 1 and not each.is_meta and each.untyped_storage().nbytes() < each.nbytes
+    return any(
+        dtensors.is_sharded(each)
+        or (
+            each.numel() > 1
+            and type(each.data) is Tensor
+            and each.layout == torch.strided
+            and not each.is_meta
+            and each.untyped_storage().nbytes() < each.nbytes
+        )
         for each in module.parameters()
-        if each.layout == torch.strided and type(each.data) is Tensor
     )
 
 
-def _without_memory(tensor: Tensor) -> Tensor:
+def _without_memory(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the same shape with one element in memory; NaN, so that its use is noticed."""
     floats = tensor.is_floating_point() or tensor.is_complex()
-    device = "cpu" if tensor.is_meta else tensor.device
     value = torch.full((), math.nan if floats else 0, dtype=tensor.dtype, device=device)
     return value.expand(tensor.shape)

@@ -22,9 +22,9 @@ from ....memory import activation_checkpointing
 from ....module import TrainingModule
 from ...precision import Precision
 from . import partition
-from .activations import Spec, check, linked, pack, unpack
+from .activations import Spec, alias, pack, unpack
 from .boundary import Boundary
-from .processes import Processes
+from .partition import Processes
 
 # Names in torch.distributed.pipelining.
 SCHEDULES = {
@@ -39,21 +39,17 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class Step:
-    """The user's step on a micro-batch.
-
-    Args:
-        run: Runs it, and returns its result.
-        loss: Gets what to call backward on from the step's result.
-        seed: Seed of its random numbers before ``sequential_module``; ``None``: not seeded.
-        samples: Its number of samples; ``None``: that of the batch.
-        checkpointed: Whether stages recompute their activations.
-    """
+    """The user's step on a micro-batch."""
 
     run: Callable[[], Any]
     loss: Callable[[Any], Tensor]
+    """Gets what to call backward on from the step's result."""
     seed: int | None = None
+    """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
     samples: int | None = None
+    """Its number of samples; ``None``: that of the batch."""
     checkpointed: bool = False
+    """Whether stages recompute their activations."""
 
 
 class _Stage(nn.Module):
@@ -69,38 +65,26 @@ class _Stage(nn.Module):
 
 
 class Stages:
-    """The stages of this process.
-
-    Args:
-        module: The user's module.
-        parts: The children of its stages, by the stages' indices.
-        processes: The processes of the pipeline.
-        boundary: Where the user's step enters and leaves the pipeline.
-        precision: Precision of the run.
-        device: Device of this process.
-    """
+    """The stages of this process: ``parts`` of ``sequential_module``, by the stages' indices."""
 
     def __init__(
         self,
         module: TrainingModule,
         parts: Mapping[int, nn.Sequential],
         processes: Processes,
-        boundary: Boundary,
         precision: Precision,
         device: torch.device,
     ) -> None:
         self._module, self._parts, self._processes = module, parts, processes
-        self._boundary, self._precision, self._device = boundary, precision, device
+        self._precision, self._device = precision, device
+        self._boundary = Boundary(module, device)
         self._group = processes.among(range(processes.count))
         self._schedules: dict[Hashable, tuple[Any, dict[int, Spec]]] = {}
         self._specs: dict[int, Spec] = {}
         """What each stage of this process receives and gives, by the receiving stage."""
-        self._steps: Sequence[Step] = ()
-        self._begun: dict[int, int] = {}
-        """Number of micro-batches that each stage has begun."""
+        self._steps: dict[int, Iterator[Step]] = {}
+        """The micro-batches that each stage has not begun."""
         self._loss = torch.zeros(())
-
-    # --- training ------------------------------------------------------------------------------
 
     def train(self, schedule: str, steps: Sequence[Step], shapes: Hashable) -> None:
         """Run forward and backward of all micro-batches.
@@ -110,19 +94,14 @@ class Stages:
             steps: The user's step on each micro-batch.
             shapes: Equal for batches with which stages exchange tensors of the same shapes.
         """
-        self._steps, self._begun = steps, dict.fromkeys(self._parts, 0)
-        if self._processes.count == 1:
-            with self._weights_cast_once():
-                for step in steps:
-                    step.loss(self._run(0, None, step)).backward()
-            return
         key = (schedule, len(steps), shapes)
         if key not in self._schedules:
-            specs = self._exchange_specs(steps[0])
+            self._specs = self._exchange_specs(steps[0])
             while len(self._schedules) >= _KEPT:
                 del self._schedules[next(iter(self._schedules))]
-            self._schedules[key] = self._schedule(schedule, len(steps), specs), specs
+            self._schedules[key] = self._schedule(schedule, len(steps)), self._specs
         made, self._specs = self._schedules[key]
+        self._steps = {index: iter(steps) for index in self._parts}
         numbers = torch.arange(len(steps))
         arguments = (numbers,) if self._processes.has_first else ()
         target = numbers if self._processes.has_last else None
@@ -149,14 +128,14 @@ class Stages:
         buffers = activation_checkpointing.buffers_kept(self._module)
         with buffers, self._boundary.seeded(0), torch.enable_grad():
             for index in self._parts:
-                received = self._receive(index) if index else None
+                received = self._receive(index)
                 if received is not None:
                     specs[index] = received[0]
                 if index < self._processes.stages - 1:
                     specs[index + 1] = self._send(index, self._run(index, received, step))
         return specs
 
-    def _schedule(self, name: str, count: int, specs: Mapping[int, Spec]) -> Any:
+    def _schedule(self, name: str, count: int) -> Any:
         from torch.distributed import pipelining  # takes a second
 
         made = []
@@ -167,8 +146,8 @@ class Stages:
                 index,
                 self._processes.stages,
                 self._device,
-                _example(specs[index]) if index else torch.zeros(1, dtype=torch.int64),
-                torch.zeros(1) if is_last else _example(specs[index + 1]),
+                _example(self._specs[index]) if index else torch.zeros(1, dtype=torch.int64),
+                torch.zeros(1) if is_last else _example(self._specs[index + 1]),
                 group=self._group,
             )
             # torch numbers the processes by their stages, and rank 0 has the last one.
@@ -193,49 +172,43 @@ class Stages:
 
     def _next(self, index: int, received: Tensor) -> Tensor:
         """Run a stage on its next micro-batch, in training."""
-        step = self._steps[self._begun[index]]
-        self._begun[index] += 1
+        step = next(self._steps[index])
         output = self._run(index, (self._specs[index], received) if index else None, step)
         source = received if index else torch.zeros((), device=self._device, requires_grad=True)
         if index == self._processes.stages - 1:
-            self._loss = linked(step.loss(output), source)
+            self._loss = alias(step.loss(output), source)
             return torch.zeros(1, device=self._device)
-        spec = Spec.of(output)
+        spec = Spec.of(output, self._name(index))
         if spec != self._specs[index + 1]:
             raise UserError(
                 f"{self._name(index)} gives tensors of other shapes or types than for the "
                 f"first micro-batch: {spec.tensors}, not {self._specs[index + 1].tensors}; between "
                 "stages they may depend only on the shapes of the batch: pad its samples equally"
             )
-        return linked(pack(output, spec, self._device), source)
-
-    # --- evaluation ----------------------------------------------------------------------------
+        return alias(pack(output, spec, self._device), source)
 
     def evaluate(self, step: Step) -> Any:
-        """Run a step on a batch, in the stages of this process.
-
-        Returns:
-            The step's result on the process with the last stage, ``None`` on others.
-        """
-        output = None
+        """Run a step on a batch; return its result on the process with the last stage."""
         for index in self._parts:
-            output = self._run(index, self._receive(index) if index else None, step)
-            if index < self._processes.stages - 1:
-                self._send(index, output)
-                output = None
-        return output
+            output = self._run(index, self._receive(index), step)
+            if index == self._processes.stages - 1:
+                return output
+            self._send(index, output)
+        return None
 
     def _send(self, index: int, output: Any) -> Spec:
         """Send what a stage gives to the next one, and its description."""
-        spec = Spec.of(output)
+        spec = Spec.of(output, self._name(index))
         text = torch.frombuffer(bytearray(json.dumps(spec).encode()), dtype=torch.uint8)
         to = self._processes.rank_at((index + 1) % self._processes.count)
         for each in (torch.tensor([len(text)]), text, pack(output, spec, self._device).detach()):
             dist.send(each, to, self._group)
         return spec
 
-    def _receive(self, index: int) -> tuple[Spec, Tensor]:
-        """Receive what the stage before gives."""
+    def _receive(self, index: int) -> tuple[Spec, Tensor] | None:
+        """Receive what the stage before gives, if there is one."""
+        if index == 0:
+            return None
         source = self._processes.rank_at((index - 1) % self._processes.count)
         length = torch.zeros(1, dtype=torch.int64)
         dist.recv(length, source, self._group)
@@ -246,8 +219,6 @@ class Stages:
         dist.recv(flat, source, self._group)
         return spec, flat.requires_grad_(torch.is_grad_enabled())
 
-    # --- a stage -------------------------------------------------------------------------------
-
     def _name(self, index: int) -> str:
         return f"{partition.ATTRIBUTE}.{list(self._parts[index]._modules)[-1]}"
 
@@ -256,34 +227,29 @@ class Stages:
         part = self._parts[index]
 
         def compute(given: tuple[Any, ...]) -> Any:
+            part.training = getattr(self._module, partition.ATTRIBUTE).training
             if received is not None:
                 spec, flat = received
                 given = partition.arguments(part, unpack(flat, spec))
-            return self._call(part, given, step)
+            if not step.checkpointed:
+                return part(*given)
+            return activation_checkpointing.recomputed(part, recompute, *given)
+
+        def recompute(*inputs: Any) -> Any:
+            # A stage that begins with an operation in place changes what it is computed from again.
+            return part(*tree_map_only(Tensor, Tensor.clone, inputs))
 
         if index == self._processes.stages - 1:
             return self._boundary.outputs(step.run, compute, step.seed, step.samples)
         given = self._boundary.inputs(step.run, step.seed) if received is None else ()
         with self._precision.autocast():
-            output = compute(given)
-        check(output, self._name(index))
-        return output
-
-    def _call(self, part: nn.Sequential, given: tuple[Any, ...], step: Step) -> Any:
-        part.training = self._boundary.is_training
-        if not step.checkpointed:
-            return part(*given)
-
-        def run(*inputs: Any) -> Any:
-            # A stage that begins with an operation in place changes what it is computed from again.
-            return part(*tree_map_only(Tensor, Tensor.clone, inputs))
-
-        return activation_checkpointing.recomputed(part, run, *given)
+            return compute(given)
 
     def close(self) -> None:
-        """Drop what a failed step has left, and the connections."""
+        """Drop what a failed step has left, and the connections; restore the module."""
+        self._boundary.close()
         self._schedules.clear()
-        self._steps, self._group = (), None
+        self._steps, self._group = {}, None
 
 
 def _example(spec: Spec) -> Tensor:

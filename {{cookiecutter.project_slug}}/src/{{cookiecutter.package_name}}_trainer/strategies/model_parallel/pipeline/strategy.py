@@ -1,33 +1,36 @@
 """``sequential``: pipeline parallelism over the children of ``sequential_module``."""
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ....checkpoint import Spread, dtensors, stored_tensors
 from ....data import Feed, MicroBatch, Splitter, batch_length, moving, part_sizes, randomness
 from ....errors import ConfigurationError, UserError
 from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ... import elementwise
+from ...clipping import clip_distinct_gradients
+from ...fsdp import state as sharded_state
 from ...gradients import sparse
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
 from ...step import Stage
 from ...weights import LocalWeights
-from . import partition, state
-from .boundary import Boundary
+from . import partition
 from .checks import Shape, problems_of_module
-from .gradients import Gradients, Placement
 from .measure import measure
-from .partition import Ownership
-from .processes import Processes
+from .partition import Ownership, Processes
 from .stages import Stages, Step
 
 _REFUSED = {
@@ -75,6 +78,8 @@ class Sequential(ProcessGroupStrategy):
     }
     shards_parameters: bool = True
     processes: Processes
+    ownership: Ownership
+    _stages: Stages
 
     def __init__(
         self,
@@ -91,7 +96,6 @@ class Sequential(ProcessGroupStrategy):
         if lines := self.shape.problems():
             raise ConfigurationError(lines)
         self._run_processes = 1
-        self._boundary: Boundary | None = None
         self._splitter = Splitter()
         self._expected = 0
         """Samples of the current batch, if it counts."""
@@ -119,13 +123,9 @@ class Sequential(ProcessGroupStrategy):
         self.processes = self.make_processes(self.shape.processes(layout.world_size))
 
     def make_processes(self, count: int) -> Processes:
-        """The processes of pipelines of so many; creates their process groups."""
+        """The processes of pipelines of so many."""
         rank, world_size = self.layout.rank, self.layout.world_size
         return Processes(rank, world_size, count, self.shape.rounds, self.timeout_seconds)
-
-    def make_placement(self) -> Placement:
-        """How processes with the same stages hold their parameters."""
-        return Placement(self.processes)
 
     @property
     def data_replicas(self) -> int:
@@ -164,24 +164,24 @@ class Sequential(ProcessGroupStrategy):
         if problems:
             raise ConfigurationError(problems)
         self.module = module
-        self.stages = partition.bounds(self._sizes(module))
-        self.ownership = Ownership(module, self.stages, self.processes)
-        self.ownership.materialize(module)
+        self.ownership = Ownership(module, self._sizes(module), self.processes)
+        self.ownership.materialize()
         tensors = (*module.parameters(), *module.buffers())
         self.precision.cast_all(filter(self.ownership.is_own, tensors))
-        self.ownership.move(module, self.device)
-        # Of shared parameters those of the last stage, and all of the first pipeline.
-        self.ownership.broadcast_shared(tensors, self.processes)
-        self.ownership.broadcast_to_replicas(tensors, self.processes)
-        self.placement = self.make_placement()
-        self.placement.shard(module, self.ownership)
+        for each in filter(self.ownership.is_own, tensors):
+            each.data = each.data.to(self.device)
+        self.ownership.equalize(tensors)
+        self.shard_stages(module)
         parameters = list(module.parameters())
-        self._gradients = Gradients(parameters, self.ownership, self.processes, self.placement)
+        shared = self.ownership.shared(parameters)
+        groups = [(own, self.processes.among(positions)) for positions, own in shared.items()]
+        self._shared = [(own, group) for own, group in groups if group is not None]
+        self._replicated = self.replicated(list(filter(self.ownership.is_own, parameters)))
 
     def _sizes(self, module: TrainingModule) -> list[int]:
         """Number of children of each stage; in evaluation, nothing is measured."""
         stages = self.processes.stages
-        if not self.shape.is_measured or self.read_sample is None:
+        if self.shape.balance not in ("time", "memory") or self.read_sample is None:
             return self.shape.sizes(module, stages)
         batch = self.read_sample()
         sizes: list[int] = []
@@ -195,17 +195,28 @@ class Sequential(ProcessGroupStrategy):
 
     def _divide(self, module: TrainingModule) -> None:
         """Free the other processes' part, and connect the stages."""
-        self.ownership.free_others(module)
-        sequential: Any = getattr(module, partition.ATTRIBUTE)
-        own = self.processes.own_stages
-        self._boundary = Boundary(module, self.device)
-        parts = {stage: partition.part(sequential, self.stages[stage]) for stage in own}
-        for part in parts.values():
-            self.placement.prepare_part(part)
-        self._stages = Stages(
-            module, parts, self.processes, self._boundary, self.precision, self.device
-        )
+        self.ownership.free_others(self.device)
+        parts = self.ownership.parts()
+        self._stages = Stages(module, parts, self.processes, self.precision, self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)
+
+    # --- how processes with the same stages hold their parameters: whole, unless overridden ------
+
+    def shard_stages(self, module: TrainingModule) -> None:
+        """Shard this process' parameters, equal so far, before optimizers are created."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Context of forwards and backwards, in which modules have the parameters they use."""
+        return nullcontext()
+
+    def end_backward(self, *, synchronize: bool) -> None:
+        """End the backwards of a batch; ``synchronize``: average the gradients of shards."""
+
+    def replicated(
+        self, parameters: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], dist.ProcessGroup | None]:
+        """This process' parameters whose gradients are averaged after backward, and the group."""
+        return parameters, self.processes.across_replicas()
 
     # --- a micro-batch -------------------------------------------------------------------------
 
@@ -230,11 +241,18 @@ class Sequential(ProcessGroupStrategy):
             )
             for number, piece in enumerate(pieces)
         ]
-        with self.placement.gathered():
+        with self.gathered():
             self._stages.train(self.shape.schedule, steps, self._shapes(pieces[0]))
-            self.placement.end_backward(synchronize=synchronize)
-        if synchronize:
-            self._gradients.synchronize()
+            self.end_backward(synchronize=synchronize)
+        if not synchronize:
+            return
+        # A parameter that several stages use, or that is outside of them, is on several processes:
+        # each computes a part of its gradient.
+        for own, group in self._shared:
+            _reduce(own, group, 1)
+        replicated, replicas = self._replicated
+        if replicas is not None:
+            _reduce(replicated, replicas, replicas.size())
 
     def _shapes(self, piece: Any) -> Hashable:
         """What the shapes of tensors between stages depend on."""
@@ -269,19 +287,30 @@ class Sequential(ProcessGroupStrategy):
 
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = functools.partial(super().forward, stage, batch, batch_idx)
-        with self.placement.gathered():
+        with self.gathered():
             return self._stages.evaluate(Step(run, self.read_loss))
 
     def begin_evaluation(self) -> None:
         # BatchNorm statistics differ between replicas after training; use those of the first.
-        self.ownership.broadcast_to_replicas(self.module.buffers(), self.processes)
+        self.ownership.join(self.module.buffers())
 
     # --- a step --------------------------------------------------------------------------------
 
     def clip_gradients(
         self, optimization: Optimization, value: float, algorithm: str
     ) -> Tensor | None:
-        return self._gradients.clip(optimization.parameters, value, algorithm)
+        parameters = optimization.parameters
+        if algorithm == "value" and all(each.grad is None for each in parameters):
+            return None  # a stage may have no parameters, and torch refuses an empty list
+        return clip_distinct_gradients(parameters, value, algorithm, self._counts)
+
+    def _counts(self, parameter: Tensor) -> bool:
+        """Whether this process adds a parameter to the norm, and no other one that holds it."""
+        if not self.ownership.counts_here(parameter):
+            return False
+        if dtensors.is_sharded(parameter):
+            return dtensors.is_first_copy(parameter)
+        return self.processes.replica == 0
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         if how != "mean":
@@ -292,10 +321,18 @@ class Sequential(ProcessGroupStrategy):
     # --- checkpoints ---------------------------------------------------------------------------
 
     def model_state(self) -> dict[str, Any]:
-        return state.model_state(self.module, self.ownership)
+        # Of what several stages have, the last one's.
+        whole = self.module.state_dict(keep_vars=True)
+        return Spread(
+            {
+                name: each.detach() if isinstance(each, Tensor) else each
+                for name, each in whole.items()
+                if not isinstance(each, Tensor) or self.ownership.counts_here(each)
+            }
+        )
 
     def load_model(self, saved: Mapping[str, Any]) -> None:
-        state.load_model(self.module, self.ownership, saved)
+        sharded_state.load_model(self.module, saved, self.ownership.is_own)
 
     def weights(self) -> LocalWeights:
         named = self.module.named_parameters(remove_duplicate=False)
@@ -303,19 +340,50 @@ class Sequential(ProcessGroupStrategy):
         return LocalWeights(own, is_spread=True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return state.optimizer_state(optimizer, self.module, self.ownership)
+        found = super().optimizer_state(optimizer)
+        own = self._names(self.ownership.counts_here)
+        values = {name: each for name, each in found["state"].items() if name in own}
+        return {**found, "state": Spread(values)}
 
     def load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        state.load_optimizer(optimizer, self.module, self.ownership, saved)
+        own = self._names(self.ownership.is_own)
+        values = {name: each for name, each in saved["state"].items() if name in own}
+        groups = stored_tensors.read_all(saved["param_groups"])
+        own_state = {"state": values, "param_groups": groups}
+        sharded_state.load_optimizer(self.module, optimizer, own_state)
+
+    def _names(self, holds: Callable[[Tensor], bool]) -> set[str]:
+        return {name for name, each in self.module.named_parameters() if holds(each)}
 
     def teardown(self) -> None:
-        if self._boundary is not None:
-            self._boundary.close()
-            self._boundary = None
-            self._gradients.close()
+        if hasattr(self, "_stages"):
             self._stages.close()
-        if hasattr(self, "placement"):
-            self.placement.close()
+        self._shared, self._replicated = [], ([], None)
         if hasattr(self, "processes"):
             self.processes.close()
         super().teardown()
+
+
+def _reduce(parameters: Sequence[Tensor], group: dist.ProcessGroup, divisor: int) -> None:
+    """Sum gradients over a group; a process without a gradient contributes zeros."""
+    trained = [each for each in parameters if each.requires_grad]
+    if not trained:
+        return
+    has = torch.tensor([float(each.grad is not None) for each in trained])
+    dist.all_reduce(has, dist.ReduceOp.MAX, group)
+    same_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    for parameter, anywhere in zip(trained, has.tolist(), strict=True):
+        if not anywhere:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradient = dtensors.local(parameter.grad)
+        same_type[gradient.dtype, gradient.device].append(gradient)
+    for gradients in same_type.values():
+        flat = torch.cat([each.flatten() for each in gradients])
+        dist.all_reduce(flat, group=group)
+        flat /= divisor
+        parts = flat.split([each.numel() for each in gradients])
+        torch._foreach_copy_(
+            gradients, [part.view_as(each) for each, part in zip(gradients, parts, strict=True)]
+        )

@@ -13,8 +13,8 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
-    "callbacks": 889,
-    "checkpoint": 1471,
+    "callbacks": 885,
+    "checkpoint": 1472,
     "cli": 1439,
     "data": 2162,
     "errors.py": 111,

@@ -4,6 +4,7 @@ import hashlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ _HOW = "by data_index and data_replicas of the module or the data module"
 
 
 def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool) -> Iterator[Any]:
-    """Yield the batches of a replica's rank, and compare the first one with that of other ranks.
+    """Read the first batch, compare it with that of the other ranks, and iterate over all.
 
-    ``tells``: print a note if replicas read the same.
+    ``replica`` is that of this rank. ``tells``: print a note if replicas read the same.
 
     Raises:
         UserError: Ranks of a replica have read different batches; on every rank.
@@ -34,10 +35,8 @@ def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool
         # Also without a batch: the other ranks wait.
         own = torch.tensor([replica, fingerprint(first)])
         _compare([each.tolist() for each in collectives.all_gather_equal(own)], tells)
-        if first is None:
-            return
-        yield first
-    yield from batches
+        return batches if first is None else chain([first], batches)
+    return batches
 
 
 def fingerprint(batch: Any) -> int:

@@ -48,16 +48,25 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 
 
 def read(
-    feed: Feed, epoch: int, start: int, device: torch.device, dtype: torch.dtype | None
+    feed: Feed,
+    epoch: int,
+    start: int,
+    devices: Sequence[torch.device],
+    dtype: torch.dtype | None,
 ) -> Iterator[MicroBatch]:
     """Yield the batches of an epoch; those for a GPU are copied one batch ahead.
+
+    Those that several GPUs share are copied to pinned memory.
 
     Objects with their own ``to`` method and subclasses of Tensor are left for the step's own
     stream: it is unknown when their memory can be reused. ``dtype``: as in :func:`moving.move`.
     """
-    batches, stream = feed.epoch(epoch, start), copy_stream(device)
+    batches, device = feed.epoch(epoch, start), devices[0]
+    stream = copy_stream(device)
     if stream is None:
         return batches
+    if len(devices) > 1:
+        return (batch._replace(data=_each_plain(batch.data, pinned)) for batch in batches)
 
     def copied(batch: MicroBatch) -> tuple[MicroBatch, list[Tensor]]:
         tensors: list[Tensor] = []
@@ -94,14 +103,6 @@ def _ahead(
         yield batch
     if error is not None:
         raise error
-
-
-def read_pinned(feed: Feed, epoch: int, start: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Yield the batches of an epoch in pinned memory, to be scattered to several GPUs."""
-    batches = feed.epoch(epoch, start)
-    if device.type == "cpu":
-        return batches
-    return (each._replace(data=_each_plain(each.data, pinned)) for each in batches)
 
 
 def pinned(tensor: Tensor) -> Tensor:

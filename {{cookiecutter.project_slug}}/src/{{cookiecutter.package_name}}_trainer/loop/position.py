@@ -39,8 +39,12 @@ class Position:
 
     def is_end(self, options: Options) -> bool:
         """Whether training has made all epochs or steps of the options, or was stopped."""
-        epochs = self.epoch + self.epoch_done
-        return self.is_stopped or _reaches(options, epochs, self.global_step)
+        if self.is_stopped:
+            return True
+        epochs, steps = options.max_epochs, options.max_steps
+        return (epochs is not None and self.epoch + self.epoch_done >= epochs) or (
+            steps is not None and self.global_step >= steps
+        )
 
 
 def is_logged(options: Options, step: int) -> bool:
@@ -50,12 +54,7 @@ def is_logged(options: Options, step: int) -> bool:
 
 def is_planned_end(options: Options, position: Position, batch: MicroBatch) -> bool:
     """Whether ``max_steps`` or ``max_epochs`` ends training with the step of this batch."""
-    epochs = position.epoch + batch.ends_epoch
-    return _reaches(options, epochs, position.global_step + 1)
-
-
-def _reaches(options: Options, epochs: int, steps: int) -> bool:
-    most_epochs, most_steps = options.max_epochs, options.max_steps
-    return (most_epochs is not None and epochs >= most_epochs) or (
-        most_steps is not None and steps >= most_steps
-    )
+    epochs, steps = options.max_epochs, options.max_steps
+    if steps is not None and position.global_step + 1 >= steps:
+        return True
+    return batch.ends_epoch and epochs is not None and position.epoch + 1 >= epochs

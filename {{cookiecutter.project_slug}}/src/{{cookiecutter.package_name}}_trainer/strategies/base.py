@@ -192,7 +192,7 @@ class Strategy:
         """Iterate over the batches of an epoch, from ``start`` on, where ``forward`` needs them."""
         dtype = self.precision.parameter_dtype
         try:
-            for batch in transfer.read(feed, epoch, start, self.device, dtype):
+            for batch in transfer.read(feed, epoch, start, [self.device], dtype):
                 yield batch
                 timer.note_batch()
         finally:

@@ -103,10 +103,10 @@ class _Scatters:
     """What ``dp`` and ``ddp2`` have in common: ``step`` scatters a batch over the devices."""
 
     step: ReplicatedStep
-    device: torch.device
+    devices: Sequence[torch.device]
 
     def batches(self, feed: Feed, epoch: int, start: int) -> Iterator[MicroBatch]:
-        return transfer.read_pinned(feed, epoch, start, self.device)
+        return transfer.read(feed, epoch, start, self.devices, None)
 
     def move(self, batch: Any) -> Any:
         return batch  # scattered later

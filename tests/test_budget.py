@@ -25,7 +25,7 @@ LINES = {
     "memory": 399,
     "module": 655,
     "options": 879,
-    "run": 1410,
+    "run": 1405,
     "strategies/*.py": 2093,
     "strategies/asynchronous": 1036,
     "strategies/deepspeed": 1671,

@@ -25,7 +25,7 @@ LINES = {
     "memory": 386,
     "module": 654,
     "options": 892,
-    "run": 1407,
+    "run": 1402,
     "strategies/*.py": 2093,
     "strategies/asynchronous": 840,
     "strategies/deepspeed": 1595,

@@ -43,13 +43,9 @@ def hints(cls: type) -> dict[str, Any]:
 def check(
     expected: Mapping[str, Any], given: Mapping[str, Any], problems: Problems, prefix: str = ""
 ) -> list[str]:
-    """Check the types of values, and return the names of the invalid ones.
+    """Check values whose type is known, and return the names of the invalid ones.
 
-    Args:
-        expected: Types by name; a value without a type is not checked.
-        given: Values by name.
-        problems: Collects a line for each value of a wrong type.
-        prefix: Prefix of names in these lines.
+    ``problems`` collects a line for each, with a prefix before its name.
     """
     wrong = [name for name, value in given.items() if not fits(expected.get(name, Any), value)]
     for name in wrong:
@@ -100,7 +96,7 @@ def convert(
     problems: Problems,
     known: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Convert values as on the command line: a numeric string becomes a number.
+    """Convert values as on the command line, where ``"2"`` is a number, and return the valid ones.
 
     Args:
         prefix: Prefix of names in errors.
@@ -108,9 +104,6 @@ def convert(
         given: Values by name.
         problems: Collects a line for each unknown name and each invalid value.
         known: Names that may be suggested; default: all.
-
-    Returns:
-        The valid ones.
     """
     good: dict[str, Any] = {}
     for name, value in given.items():
@@ -129,16 +122,10 @@ def convert(
 def check_arguments(
     prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
 ) -> dict[str, Any]:
-    """Convert the arguments of a class as on a command line.
+    """Convert the arguments of a class as on a command line, and return the valid ones.
 
-    Args:
-        prefix: What names are shown with.
-        cls: The class.
-        given: Values by name.
-        problems: Collects a line for each unknown, invalid or missing argument.
-
-    Returns:
-        The valid ones; without those that only ``**arguments`` takes.
+    ``problems`` collects a line for each unknown, invalid or missing argument. Those that only
+    ``**arguments`` takes are not checked, nor returned.
     """
     found, expected = hints(cls), dict[str, Any]()
     takes_any = False
@@ -158,14 +145,7 @@ def check_arguments(
 def refused(
     what: str, cls: type, given: Mapping[str, Any], error: BaseException
 ) -> ConfigurationError:
-    """Error for a class whose constructor raised.
-
-    Args:
-        what: Section or option that names the class.
-        cls: The class.
-        given: Arguments given by the user.
-        error: The exception.
-    """
+    """Error for a class, named by an option ``what``, whose constructor raised an exception."""
     if isinstance(error, ConfigurationError):
         return error
     arguments = ", ".join(f"{name}={_shown(name, value)}" for name, value in given.items())

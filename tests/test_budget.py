@@ -24,7 +24,7 @@ LINES = {
     "loop": 2160,
     "memory": 399,
     "module": 686,
-    "options": 851,
+    "options": 864,
     "run": 1912,
     "strategies/*.py": 2093,
     "strategies/asynchronous": 1036,

@@ -124,11 +124,10 @@ def check_arguments(
 ) -> dict[str, Any]:
     """Convert the arguments of a class as on a command line, and return the valid ones.
 
-    ``problems`` collects a line for each unknown, invalid or missing argument. Those that only
-    ``**arguments`` takes are not checked, nor returned.
+    ``problems`` collects a line for each unknown, invalid or missing argument.
     """
     found, expected = hints(cls), dict[str, Any]()
-    takes_any = False
+    takes_any, missing = False, list[str]()
     for name, parameter in inspect.signature(cls).parameters.items():
         takes_any |= parameter.kind is parameter.VAR_KEYWORD
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
@@ -136,10 +135,24 @@ def check_arguments(
         kind = found.get(name, Any)
         expected[name] = typing.Optional[kind] if parameter.default is None else kind  # noqa: UP045
         if parameter.default is parameter.empty and name not in given:
-            problems.add(f"{prefix}.{name}: not given, and it has no default")
-    if takes_any:
-        given = {name: value for name, value in given.items() if name in expected}
-    return convert(f"{prefix}.", expected, given, problems)
+            missing.append(f"{prefix}.{name}: not given, and it has no default")
+    passed_on = _passed_on(cls) if takes_any else {}
+    if takes_any and passed_on.keys() <= expected.keys():  # it passes none on
+        passed_on = dict.fromkeys(given, Any)
+    good = convert(f"{prefix}.", {**passed_on, **expected}, given, problems)
+    problems.lines += missing
+    return good
+
+
+def _passed_on(cls: type) -> dict[str, Any]:
+    """Types of a class' arguments, with those that ``**arguments`` pass on to a parent class."""
+    parser = ArgumentParser(exit_on_error=False)
+    try:
+        parser.add_class_arguments(cls, as_group=False)
+    except ValueError:  # a type that jsonargparse does not support
+        return {}
+    actions = {each.dest: getattr(each, "_typehint", Any) for each in parser._actions}
+    return {name: kind for name, kind in actions.items() if name != "help"}
 
 
 def refused(

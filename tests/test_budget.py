@@ -24,7 +24,7 @@ LINES = {
     "loop": 2060,
     "memory": 386,
     "module": 654,
-    "options": 892,
+    "options": 864,
     "run": 1402,
     "strategies/*.py": 2093,
     "strategies/asynchronous": 840,

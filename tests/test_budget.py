@@ -13,10 +13,10 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
-    "callbacks": 889,
-    "checkpoint": 1503,
+    "callbacks": 885,
+    "checkpoint": 1504,
     "cli": 1264,
-    "data": 1839,
+    "data": 1838,
     "errors.py": 116,
     "launch": 2604,
     "legacy": 451,

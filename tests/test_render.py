@@ -65,7 +65,7 @@ def test_the_metadata_name_what_the_project_needs(project: Path) -> None:
         "nvidia-ml-py",
         "pyyaml",
         "rich",
-        "safetensors",
+        "safetensors>=0.8",
         "tensorboard",
         "torch>=2.10",
         "torchmetrics",

@@ -33,6 +33,11 @@ class TakesAnything(DataModule):
         self.size, self.options = size, options
 
 
+class PassesOn(NeedsArgument):
+    def __init__(self, extra: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+
+
 class FailsByItself(TrainingModule):
     def __init__(self) -> None:
         super().__init__()

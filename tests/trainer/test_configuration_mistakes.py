@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from my_project_trainer import DataModule
+from my_project_trainer.options import class_paths
 
 from configuration_subject import CPU, DIGITS, TASKS, mistakes, write
 
@@ -204,6 +206,24 @@ def test_an_argument_that_is_required_and_missing() -> None:
     assert mistakes("--trainer.max_steps", "1", "--model", name) == [
         "model.width: not given, and it has no default"
     ]
+
+
+def test_an_argument_that_is_passed_on_to_a_parent_class() -> None:
+    name = "configuration_subject.PassesOn"
+    assert mistakes("--model", name, "--model.widht=3", "--model.depth=x", "--trainer.seed=x") == [
+        "model.widht: there is no such option; did you mean 'width'?",
+        "model.depth='x': expected int",
+        "trainer.seed='x': expected int >= 0",
+    ]
+
+
+def test_a_class_with_any_keywords_is_given_all() -> None:
+    entry = {
+        "class_path": "configuration_subject.TakesAnything",
+        "init_args": {"size": "2", "a": 3},
+    }
+    made = class_paths.create("callbacks[0]", entry, DataModule, {})
+    assert (made.size, made.options) == (2, {"a": 3})
 
 
 def test_no_model_at_all() -> None:

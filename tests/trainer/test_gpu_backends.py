@@ -120,7 +120,7 @@ def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
             found.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark))
 
     found: list[Any] = []
-    monkeypatch.setattr(devices, "backends_set", as_on_a_gpu)
+    monkeypatch.setattr(trainer.trainer, "backends_set", as_on_a_gpu)
     trainer.Trainer(accelerator="cpu", max_steps=1, default_root_dir=tmp_path).fit(Looks(tmp_path))
     assert (asked, found) == (["cpu"], [("high", True)])
 

@@ -43,7 +43,7 @@ def test_a_name_that_is_none(name: str) -> None:
         (["fit", "--model.token=S", "--x", "1"], ["fit", "--model.token=***", "--x", "1"]),
         (["--model.token", "S", "--x=1"], ["--model.token", "***", "--x=1"]),
         (["--model.token", "--x", "1"], ["--model.token", "--x", "1"]),
-        (["--model.opt", '{"token": "S", "n": 1}'], ["--model.opt", "{n: 1, token: '***'}"]),
+        (["--model.opt", '{"token": "S", "n": 1}'], ["--model.opt", "{token: '***', n: 1}"]),
         (["--model={opts: {keys: [{key: S}]}}"], ["--model={opts: {keys: [{key: '***'}]}}"]),
         (["--data.url=https://me:S@host/x:y"], ["--data.url=https://***@host/x:y"]),
         (["--data.url", "[s3://k:S@host]"], ["--data.url", "['s3://***@host']"]),

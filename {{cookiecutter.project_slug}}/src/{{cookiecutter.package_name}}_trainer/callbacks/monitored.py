@@ -20,10 +20,14 @@ class Monitored(Callback):
     """Base of callbacks that watch a logged value.
 
     Args:
-        monitor: Its name in the logs.
+        monitor: Its name in the logs, such as ``"val_loss"``.
         mode: ``"min"``: lower values are better; ``"max"``: higher ones.
         min_delta: The least change that counts as an improvement.
         checks: Of other arguments, as in :func:`check`.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+        UserError: At the first validation: no such value is logged.
     """
 
     def __init__(
@@ -57,17 +61,10 @@ class Monitored(Callback):
 class EarlyStopping(Monitored):
     """Stop training when a logged value has not improved for some validations.
 
-    A run that resumes continues to count.
+    A run that resumes continues to count. See :class:`Monitored` for the other arguments.
 
     Args:
-        monitor: Name of the value, such as ``"val_loss"``.
         patience: Number of validations without an improvement after which training stops.
-        mode: ``"min"``: lower values are better; ``"max"``: higher ones.
-        min_delta: The least change that counts as an improvement.
-
-    Raises:
-        ConfigurationError: An argument is invalid.
-        UserError: At the first validation: no such value is logged.
     """
 
     def __init__(
@@ -103,8 +100,7 @@ class BestCheckpoint(Monitored):
 
     They are in ``checkpoints/best`` of the run directory, and ``best`` there is a link to the best
     of them. Their files are hard links to those of the newest checkpoints where the file system
-    supports it, so that nothing is written twice. See :class:`EarlyStopping` for ``monitor``,
-    ``mode`` and the errors.
+    supports it, so that nothing is written twice. See :class:`Monitored` for the arguments.
     """
 
     def __init__(self, monitor: str, mode: Mode = "min", k: int = 1) -> None:

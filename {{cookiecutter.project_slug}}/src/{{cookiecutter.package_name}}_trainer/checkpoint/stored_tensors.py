@@ -49,7 +49,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         if (found := _OS_ERROR.search(str(error))) is None:
             raise
         raise OSError(number := int(found[1]), os.strerror(number)) from None
-    path.chmod(mode)
+    if path.stat().st_mode != mode:
+        path.chmod(mode)
     with path.open("rb") as file, ThreadPoolExecutor(1, "fsync") as executor:
         synced = executor.submit(os.fsync, file.fileno())
         crc32 = checksum(path)

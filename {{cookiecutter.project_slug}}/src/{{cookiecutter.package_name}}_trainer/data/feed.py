@@ -237,13 +237,12 @@ class ReplayFeed(Feed):
         is_whole = self._most is None and isinstance(loader, DataLoader)
         is_counted = is_whole and not isinstance(getattr(loader, "dataset", None), IterableDataset)
         batches = _drawn(iterator, stream, first, length(loader) if is_counted else None)
-        batches = compared(batches, share.replica, replicas=share.replicas, tells=self._tells)
-        self._tells = False
         if self._most is not None:
             batches = islice(batches, max(0, self._most - first))
         if self._positions is not None:
-            return self._positions.noted(batches, first, stream)
-        return batches
+            batches = self._positions.noted(batches, first, stream)
+        tells, self._tells = self._tells, False
+        return compared(batches, share.replica, replicas=share.replicas, tells=tells)
 
 
 def _iterator(loader: Iterable[Any]) -> Iterator[Any]:

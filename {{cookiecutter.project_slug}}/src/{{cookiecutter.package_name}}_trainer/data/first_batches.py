@@ -23,7 +23,7 @@ _HOW = "by data_index and data_replicas of the module or the data module"
 def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool) -> Iterator[Any]:
     """Read the first batch, compare it with that of the other ranks, and iterate over all.
 
-    ``tells``: print a note if replicas read the same.
+    ``replica`` is that of this rank. ``tells``: print a note if replicas read the same.
 
     Raises:
         UserError: Ranks of a replica have read different batches; on every rank.

@@ -1,7 +1,7 @@
 """Where ranks stand: their stacks as text, and a timer that ends a rank which hangs.
 
 A stack is one call per line, the most recent last. faulthandler writes stacks in C, so also while
-native code holds the GIL. Source: https://docs.python.org/3/library/faulthandler.html
+native code holds the GIL.
 """
 
 import contextlib

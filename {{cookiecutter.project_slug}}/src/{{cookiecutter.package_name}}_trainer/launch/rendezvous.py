@@ -182,9 +182,6 @@ def avoid_loopback(main_address: str) -> None:
     By default gloo listens on the address of this host's name. Where that is 127.0.1.1, as in
     Debian's /etc/hosts, other nodes would connect to themselves.
 
-    Args:
-        main_address: Address of rank 0's node.
-
     Raises:
         UserError: The host name resolves to loopback, and there is no default route.
     """

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -76,7 +77,9 @@ def report_start() -> None:
         # A script may catch an error and train again; then the old report must not be shown.
         (directory / f"rank-{_rank()}.json").unlink(missing_ok=True)
         set_state("started")
-        signals.unblock_sigint()
+        if threading.current_thread() is threading.main_thread():
+            # The launcher has blocked it.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def set_state(state: State) -> None:

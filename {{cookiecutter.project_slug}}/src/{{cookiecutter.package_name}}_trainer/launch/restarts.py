@@ -25,10 +25,7 @@ def expected(layout: Layout, environment: Mapping[str, str] = os.environ) -> boo
 
 
 def run_name(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Default name of the run: torchrun's ``--rdzv-id``; ``None`` if it is not set.
-
-    ``--standalone`` generates one.
-    """
+    """Default name of the run: torchrun's ``--rdzv-id``; ``None`` if it is not set."""
     name = environment.get("TORCHELASTIC_RUN_ID", "none")
     return None if name == "none" else f"torchrun-{name}"
 
@@ -41,12 +38,9 @@ def count_attempt(directory: Path, step: int, layout: Layout) -> None:
     """
     failures, path = 0, directory / _FILE
     if layout.is_main:
-        found = None
-        if path.exists():
-            with contextlib.suppress(ValueError):
-                found = json.loads(path.read_text())
-        if isinstance(found, dict) and found.get("step") == step:
-            failures = found.get("failures", -1) + 1
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged
+            found = json.loads(path.read_text())
+            failures = found["failures"] + 1 if found["step"] == step else 0
         files.write_atomically(path, json.dumps({"step": step, "failures": failures}))
     if collectives.broadcast(failures) < _MOST_FAILURES:
         return

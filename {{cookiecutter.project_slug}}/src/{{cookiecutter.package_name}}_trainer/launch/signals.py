@@ -42,10 +42,7 @@ class Preempted(SystemExit):
 class Interrupted(KeyboardInterrupt):
     """SIGINT (Ctrl-C) ended a fit after it saved a checkpoint; the message says how to resume.
 
-    Args:
-        step: Number of optimizer steps when the checkpoint was saved.
-        directory: The run directory.
-        is_command: Whether the run was started by the command line, not by a script.
+    ``is_command``: whether the run was started by the command line, not by a script.
     """
 
     def __init__(self, step: int, directory: str, is_command: bool) -> None:
@@ -164,12 +161,6 @@ def block_sigint_in_children(method: str = "fork") -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def unblock_sigint() -> None:
-    """Undo :func:`block_sigint_in_children` in a child process."""
-    if threading.current_thread() is threading.main_thread():
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
 def is_ignored(number: int) -> bool:
     """Whether this process was started with SIGHUP ignored, for example by nohup."""
     return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
@@ -193,10 +184,7 @@ def hide_traceback(
 ) -> None:
     """Print only a line, or nothing, if an error, or one of a class, ends this process.
 
-    Args:
-        hidden: The error or the class.
-        line: What to print; empty: another process prints it.
-        code: The exit code; default: Python's.
+    ``code``: the exit code; default: Python's.
     """
     print_error = sys.excepthook
 

@@ -102,10 +102,8 @@ class Watcher:
         """Start the ranks and wait until all have succeeded or one has failed.
 
         SIGTERM, SIGUSR1, SIGHUP and SIGINT are forwarded; a second SIGINT kills the ranks. Ranks
-        that have not ended after ``TRAINER_SAVE_SECONDS`` (120) are terminated.
-
-        Returns:
-            The first failure, with rank -1 if a signal ended the run; ``None`` on success.
+        that have not ended after ``TRAINER_SAVE_SECONDS`` (120) are terminated. Returns the first
+        failure, with rank -1 if a signal ended the run.
         """
         # Python accepts signal handlers only in the main thread.
         is_main = threading.current_thread() is threading.main_thread()

@@ -135,7 +135,7 @@ class WandbLogger(RemoteLogger):
         return str(self._run.id)
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values over ``step``."""
+        """Log values, with the step as a value."""
         self._run.log({**values, "step": step})
 
     def close(self) -> None:

@@ -38,17 +38,13 @@ def _limits(options: Options) -> Iterator[str]:
     accumulate, overfit = options.accumulate_grad_batches, options.overfit_batches
     for name in _LIMITS:
         value = getattr(options, name)
-        is_number = type(value) is int
-        if not (value >= 1 if is_number else 0 < value <= 1) and (
-            value != 0 or name not in _OR_NONE
-        ):
+        is_number, is_none = type(value) is int, value == 0 and name in _OR_NONE
+        if not (is_none or (value >= 1 if is_number else 0 < value <= 1)):
             yield (
                 f"{name}={value!r}: give a number of batches, or a fraction above 0 and up to 1.0"
                 f"{_OR_NONE.get(name, '')}"
             )
-        elif (
-            is_number and value % accumulate and name in ("limit_train_batches", "overfit_batches")
-        ):
+        elif is_number and value % accumulate and name in (_LIMITS[0], _LIMITS[-1]):
             yield (
                 f"{name}={value}: an optimizer step takes accumulate_grad_batches={accumulate} "
                 f"batches; give a multiple of {accumulate}"

@@ -30,14 +30,14 @@ def create(where: str, given: object, base: type[T], built_in: Mapping[str, type
     if isinstance(given, base):
         return given
     entry = {"class_path": given} if isinstance(given, str) else given
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("class_path"), str):
+    if not isinstance(entry, Mapping) or not isinstance(path := entry.get("class_path"), str):
         raise ConfigurationError(
             f"{where}={shown(given)}: give a {base.__name__}, its class path, or class_path and "
             "init_args"
         )
     if unknown := sorted(map(str, entry.keys() - set(_KEYS))):
         raise ConfigurationError(f"{where} has no {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
-    path, arguments = entry["class_path"], entry.get("init_args") or {}
+    arguments = entry.get("init_args") or {}
     if "." not in path and path not in built_in:
         raise ConfigurationError(
             f"{where}={shown(path)} is no built-in {base.__name__.lower()} and no class path"

@@ -92,25 +92,17 @@ def explains_keywords(cls: C) -> C:
 
 
 def read(given: Mapping[str, Any], problems: Problems) -> Options:
-    """Read options in their current spelling; a default replaces each invalid one.
-
-    Args:
-        given: The user's keywords, older spellings included.
-        problems: Collects one line per error.
-    """
+    """Read the user's keywords in any spelling; a default replaces each invalid one."""
     defaults = {each.name: each.default for each in fields(Options)}
     known = {*defaults, *older.types}
     for name in given:
         if name not in known:
             problems.add(f"{name}: Trainer has no such argument{nearest(name, defaults)}")
-    found = {name: value for name, value in given.items() if name in known}
-    try:
-        found = older.translate(found)
-    except ConfigurationError as error:
-        problems.lines += error.problems
-        found = {
-            name: found[name] for name in found if name in defaults and name not in _TRANSLATED
-        }
+    given = {name: value for name, value in given.items() if name in known}
+    # After an error, those that are not translated.
+    found = {name: given[name] for name in given if name in defaults and name not in _TRANSLATED}
+    with problems:
+        found = older.translate(given)
     changed = {
         name: value
         for name, value in found.items()
@@ -134,15 +126,7 @@ def _plain(value: Any) -> Any:
 
 
 def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]:
-    """Options of a run with ``fast_dev_run``, which is short and leaves no trace.
-
-    Args:
-        options: The trainer's.
-        problems: Collects a line if another option contradicts it.
-
-    Returns:
-        The options, and what to print.
-    """
+    """Options of a run, which ``fast_dev_run`` makes short, and what to print of that."""
     number = int(options.fast_dev_run)
     if not number:
         return options, []
@@ -152,14 +136,14 @@ def shortened(options: Options, problems: Problems) -> tuple[Options, list[str]]
             "batches; give only one of them"
         )
     limits = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
-    short: dict[str, Any] = dict.fromkeys(limits, number)
-    short |= {
+    short: dict[str, Any] = {
+        **dict.fromkeys(limits, number),
+        **{name: getattr(Options, name) for name in _OFF_IN_SHORT_RUNS},
         "max_epochs": 1,
         "limit_train_batches": number * options.accumulate_grad_batches,
         "sanity_check": 0,
         "loggers": (),
     }
-    short |= {name: getattr(Options, name) for name in _OFF_IN_SHORT_RUNS}
     replaced = [
         f"{name}={shown(value)}"
         for name in short.keys() - {"loggers"}

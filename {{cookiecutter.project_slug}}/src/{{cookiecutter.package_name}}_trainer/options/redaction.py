@@ -52,23 +52,22 @@ def text(given: str) -> str:
     """A command-line value with secrets inside it redacted."""
     if ":" not in given:
         return message(given)
+    return document(given, default_flow_style=True, width=10**6).strip()
+
+
+def document(given: str, **style: Any) -> str:
+    """A YAML document with secrets inside it redacted; ``style``: how it is written then."""
     try:
         parsed = yaml.safe_load(given)
     except yaml.YAMLError:
-        parsed = given
-    if isinstance(parsed, Mapping | list) and (shown := value(parsed)) != parsed:
-        return yaml.safe_dump(shown, default_flow_style=True, width=10**6).strip()
-    return message(given)
-
-
-def document(given: str) -> str:
-    """A YAML document with secrets inside it redacted."""
-    try:
-        parsed = yaml.safe_load(given)
-    except yaml.YAMLError:
+        parsed = None
+    if not isinstance(parsed, Mapping | list):
         return message(given)
     shown = value(parsed)
-    return given if shown == parsed else yaml.safe_dump(shown, sort_keys=False)
+    if shown == parsed:
+        return message(given)
+    written: str = yaml.safe_dump(shown, sort_keys=False, **style)
+    return written
 
 
 def message(given: str) -> str:

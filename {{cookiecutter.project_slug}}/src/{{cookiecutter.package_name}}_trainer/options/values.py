@@ -43,13 +43,9 @@ def hints(cls: type) -> dict[str, Any]:
 def check(
     expected: Mapping[str, Any], given: Mapping[str, Any], problems: Problems, prefix: str = ""
 ) -> list[str]:
-    """Check the types of values, and return the names of the invalid ones.
+    """Check values whose type is known, and return the names of the invalid ones.
 
-    Args:
-        expected: Types by name; a value without a type is not checked.
-        given: Values by name.
-        problems: Collects a line for each value of a wrong type.
-        prefix: Prefix of names in these lines.
+    ``problems`` collects a line for each, with a prefix before its name.
     """
     wrong = [name for name, value in given.items() if not fits(expected.get(name, Any), value)]
     for name in wrong:
@@ -100,7 +96,7 @@ def convert(
     problems: Problems,
     known: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Convert values as on the command line: a numeric string becomes a number.
+    """Convert values as on the command line, where ``"2"`` is a number, and return the valid ones.
 
     Args:
         prefix: Prefix of names in errors.
@@ -108,9 +104,6 @@ def convert(
         given: Values by name.
         problems: Collects a line for each unknown name and each invalid value.
         known: Names that may be suggested; default: all.
-
-    Returns:
-        The valid ones.
     """
     good: dict[str, Any] = {}
     for name, value in given.items():
@@ -129,19 +122,12 @@ def convert(
 def check_arguments(
     prefix: str, cls: type, given: Mapping[Any, Any], problems: Problems
 ) -> dict[str, Any]:
-    """Convert the arguments of a class as on a command line.
+    """Convert the arguments of a class as on a command line, and return the valid ones.
 
-    Args:
-        prefix: What names are shown with.
-        cls: The class.
-        given: Values by name.
-        problems: Collects a line for each unknown, invalid or missing argument.
-
-    Returns:
-        The valid ones; without those that only ``**arguments`` takes.
+    ``problems`` collects a line for each unknown, invalid or missing argument.
     """
     found, expected = hints(cls), dict[str, Any]()
-    takes_any = False
+    takes_any, missing = False, list[str]()
     for name, parameter in inspect.signature(cls).parameters.items():
         takes_any |= parameter.kind is parameter.VAR_KEYWORD
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
@@ -149,23 +135,30 @@ def check_arguments(
         kind = found.get(name, Any)
         expected[name] = typing.Optional[kind] if parameter.default is None else kind  # noqa: UP045
         if parameter.default is parameter.empty and name not in given:
-            problems.add(f"{prefix}.{name}: not given, and it has no default")
-    if takes_any:
-        given = {name: value for name, value in given.items() if name in expected}
-    return convert(f"{prefix}.", expected, given, problems)
+            missing.append(f"{prefix}.{name}: not given, and it has no default")
+    passed_on = _passed_on(cls) if takes_any else {}
+    if takes_any and passed_on.keys() <= expected.keys():  # it passes none on
+        passed_on = dict.fromkeys(given, Any)
+    good = convert(f"{prefix}.", {**passed_on, **expected}, given, problems)
+    problems.lines += missing
+    return good
+
+
+def _passed_on(cls: type) -> dict[str, Any]:
+    """Types of a class' arguments, with those that ``**arguments`` pass on to a parent class."""
+    parser = ArgumentParser(exit_on_error=False)
+    try:
+        parser.add_class_arguments(cls, as_group=False)
+    except ValueError:  # a type that jsonargparse does not support
+        return {}
+    actions = {each.dest: getattr(each, "_typehint", Any) for each in parser._actions}
+    return {name: kind for name, kind in actions.items() if name != "help"}
 
 
 def refused(
     what: str, cls: type, given: Mapping[str, Any], error: BaseException
 ) -> ConfigurationError:
-    """Error for a class whose constructor raised.
-
-    Args:
-        what: Section or option that names the class.
-        cls: The class.
-        given: Arguments given by the user.
-        error: The exception.
-    """
+    """Error for a class, named by an option ``what``, whose constructor raised an exception."""
     if isinstance(error, ConfigurationError):
         return error
     arguments = ", ".join(f"{name}={_shown(name, value)}" for name, value in given.items())

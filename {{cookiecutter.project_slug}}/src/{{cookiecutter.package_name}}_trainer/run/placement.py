@@ -55,51 +55,46 @@ def find(options: Options, problems: Problems) -> Placement:
             raise ConfigurationError(
                 f"{layout.source}: MASTER_PORT={layout.main_port}: give a port from 1 to 65535"
             )
-    strategy = _given_strategy(options, problems)
+    own_options = options.strategy_options or {}
+    is_auto = isinstance(options.strategy, str) and options.strategy == "auto"
+    made: tuple[str, Strategy] | None = None
+    if not is_auto:
+        with problems:
+            made = _create(options.strategy, own_options)
     # If they are invalid: a number about which no other check reports an error.
     devices = list(range(layout.local_world_size if layout.started_outside else 1))
     with problems:
-        devices = _devices(options, accelerator, layout, strategy)
-    name = options.strategy if isinstance(options.strategy, str) else type(strategy).__name__
-    if strategy is None:
-        name, strategy = _default_strategy(options, accelerator, layout, devices, problems)
+        devices = _devices(options, accelerator, layout, made[1] if made else None)
+    # single_device has no options; those of ddp are kept if an elastic run shrinks to one process.
+    is_ddp = bool(own_options) or max(len(devices), layout.world_size) > 1
+    auto = _auto(accelerator, layout, is_ddp)
+    if is_auto:
+        with problems:
+            made = _create(auto, own_options)
+    # In place of an invalid one: it causes no other errors.
+    name, strategy = made or _create(auto, {})
     nodes = layout.num_nodes if layout.source != "none" else options.num_nodes or 1
     return Placement(accelerator, layout, tuple(devices), nodes, name, strategy)
 
 
-def _given_strategy(options: Options, problems: Problems) -> Strategy | None:
-    """The strategy of the options; ``None`` if it is ``"auto"``, or cannot be created."""
-    wanted, own_options = options.strategy, options.strategy_options or {}
-    if isinstance(wanted, Strategy):
-        if own_options:
-            problems.add("strategy_options belong to a strategy's name; this one is already made")
-        return wanted
-    if not (isinstance(wanted, str) and wanted == "auto"):
-        with problems:
-            return strategies.create(wanted, own_options)
-    return None
+def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]:
+    """The name of a strategy, and the strategy."""
+    if not isinstance(wanted, Strategy):
+        strategy = strategies.create(wanted, own_options)
+        return str(wanted), strategy
+    if own_options:
+        raise ConfigurationError(
+            "strategy_options belong to a strategy's name; this one is already made"
+        )
+    return type(wanted).__name__, wanted
 
 
-def _default_strategy(
-    options: Options,
-    accelerator: Accelerator,
-    layout: Layout,
-    devices: Sequence[int],
-    problems: Problems,
-) -> tuple[str, Strategy]:
-    """The strategy of ``"auto"``, or in place of an invalid one, and its name."""
-    is_auto = isinstance(options.strategy, str) and options.strategy == "auto"
-    own_options = options.strategy_options or {} if is_auto else {}
-    # single_device has no options; those of ddp are kept if an elastic run shrinks to one process.
-    is_ddp = bool(own_options) or max(len(devices), layout.world_size) > 1
-    name = "ddp" if is_ddp else "single_device"
+def _auto(accelerator: Accelerator, layout: Layout, is_ddp: bool) -> str:
     if accelerator in ADDED:
-        name = ADDED[accelerator].strategy
-    elif is_auto and is_ddp and launch.is_interactive() and not layout.started_outside:
-        name = "ddp_notebook"
-    with problems:
-        return name, strategies.create(name, own_options)
-    return name, strategies.create(name, {})
+        return ADDED[accelerator].strategy
+    if is_ddp and launch.is_interactive() and not layout.started_outside:
+        return "ddp_notebook"
+    return "ddp" if is_ddp else "single_device"
 
 
 def check(options: Options, where: Placement) -> list[str]:

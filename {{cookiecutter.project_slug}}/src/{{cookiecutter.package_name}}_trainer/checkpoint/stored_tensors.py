@@ -44,7 +44,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     path.touch()
     mode = path.stat().st_mode  # safetensors replaces the file by one that only this user can read
     try:
-        serialize_file(specs, path, dict(metadata))
+        serialize_file(specs, path, {"format": "pt", **metadata})
     except SafetensorError as error:
         if (found := _OS_ERROR.search(str(error))) is None:
             raise

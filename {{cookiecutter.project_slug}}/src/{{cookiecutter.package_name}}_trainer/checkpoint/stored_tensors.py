@@ -32,7 +32,8 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """Write a safetensors file directly from tensor memory, fsync it, and return its checksum.
 
-    An existing file is replaced; tensors may share memory; ``metadata`` is text for the header.
+    An existing file is replaced; tensors may share memory; ``metadata`` is text for the header, whose
+    order is random: with at most one entry, equal tensors make equal files.
 
     Raises:
         CheckpointError: A tensor has a dtype that such files cannot hold.
@@ -44,7 +45,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     path.touch()
     mode = path.stat().st_mode  # safetensors replaces the file by one that only this user can read
     try:
-        serialize_file(specs, path, {"format": "pt", **metadata})
+        serialize_file(specs, path, dict(metadata))
     except SafetensorError as error:
         if (found := _OS_ERROR.search(str(error))) is None:
             raise

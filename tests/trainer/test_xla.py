@@ -48,7 +48,6 @@ def chips(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"accelerator": "tpu", "strategy": "xla"}, MISSING),
         ({"tpu_cores": 8}, MISSING),
         ({"tpu_cores": [1]}, MISSING),
-        ({"tpu_cores": "8", "accelerator": "tpu"}, MISSING),
         ({"strategy": "xla_fsdp"}, "strategy='xla_fsdp' is unknown; did you mean 'fsdp'?"),
         ({"accelerator": "xla"}, "accelerator='xla' is unknown; known: auto, cpu, cuda, gpu, tpu"),
         (

@@ -134,7 +134,7 @@ def _write_weights(weights: dict[str, Any], metadata: dict[str, str], file: Path
             raise UserError(
                 f"{name} is a {type(value).__name__}; safetensors files contain only tensors"
             )
-    stored_tensors.write(file, weights, metadata)
+    stored_tensors.write(file, weights, {"format": "pt", **metadata})
 
 
 def _write_program(module: TrainingModule, metadata: dict[str, str], file: Path) -> None:

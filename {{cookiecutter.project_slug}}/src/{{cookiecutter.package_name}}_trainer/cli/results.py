@@ -45,7 +45,7 @@ class Results:
         """Write tensors of predictions by name, and print their number and the path."""
         path, written = self._file("predictions", ".safetensors")
         with files.replacing(path) as beside:
-            stored_tensors.write(beside, predictions, {})
+            stored_tensors.write(beside, predictions, {"format": "pt"})
         print(f"{sum(map(len, predictions.values()))} predictions {written}", flush=True)
 
     def _file(self, stem: str, suffix: str) -> tuple[Path, str]:

@@ -32,7 +32,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """Write a safetensors file directly from tensor memory, fsync it, and return its checksum.
 
-    An existing file is replaced; tensors may share memory; ``metadata`` is text for the header, whose
+    An existing file is replaced; tensors may share memory. ``metadata``: text for the header, whose
     order is random: with at most one entry, equal tensors make equal files.
 
     Raises:

@@ -1,54 +1,149 @@
-"""Private API of torch that strategies use, why, and what breaks without it."""
+"""Private API of torch and other packages that the trainer uses, why, and what breaks without it.
 
-import re
+A name with a leading underscore is the trainer's own if the trainer defines it; each other one is
+listed here. Deleting the folder of an engine deletes the names of :data:`OF_FOLDERS`.
+"""
+
+import ast
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from my_project_trainer.strategies.replicated.dp import replicate
 from tests.project import PACKAGE, ROOT
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
-FOLDERS = ("*.py", "fsdp/*.py", "replicated/*.py", "gradients/*.py")
-# The object that has it, its name, and why no public one will do.
-USED = [
-    (torch.amp.GradScaler, "_unscale_grads_", "fp16: gradients on several meshes are unscaled"),
-    (torch, "_foreach_copy_", "averages: one kernel for all parameters"),
-    (FSDPModule, "_get_fsdp_state", "fsdp: ranks that use other parameters; groups are dropped"),
-    (nn.Module, "_apply", "fsdp: move what is not sharded, also the state of torchmetrics"),
-    (nn.Module, "_replicate_for_data_parallel", "dp: a copy of a module, with its hooks"),
+TRAINER = ROOT / "src" / f"{PACKAGE}_trainer"
+# Module, its object, the private name, and why no public one will do.
+TORCH = [
+    ("torch", "", "_foreach_copy_", "gradients and averages: one kernel for all tensors"),
+    ("torch", "", "_foreach_lerp_", "averages of weights: one kernel for all parameters"),
+    ("torch", "cuda", "_get_pynvml_handler", "idle GPUs: what processes use which GPU"),
+    ("torch.amp", "GradScaler", "_unscale_grads_", "fp16: gradients on several meshes"),
+    ("torch.distributed", "Reducer", "_check_reducer_finalized", "ddp: an unused parameter"),
+    ("torch.distributed", "Reducer", "_rebuild_buckets", "ddp: a resumed run adds in one order"),
     (
-        DistributedDataParallel,
+        "torch.distributed",
+        "distributed_c10d",
+        "_get_default_store",
+        "ranks ask without collectives",
+    ),
+    ("torch.distributed.device_mesh", "DeviceMesh", "_get_root_mesh", "meshes: who writes a shard"),
+    ("torch.distributed.fsdp", "FSDPModule", "_get_fsdp_state", "fsdp: units that a rank skips"),
+    ("torch.distributed.tensor.parallel", "ParallelStyle", "_apply", "mesh: a style with another"),
+    ("torch.nn", "Module", "_apply", "fsdp: move what is not sharded, torchmetrics too"),
+    ("torch.nn", "Module", "_compiled_call_impl", "compile: undone at the end of a run"),
+    ("torch.nn", "Module", "_replicate_for_data_parallel", "dp: a copy with the module's hooks"),
+    (
+        *("torch.nn.parallel", "DistributedDataParallel"),
         "_set_params_and_buffers_to_ignore_for_model",
         "ddp: sparse and complex gradients are averaged apart",
     ),
-    (dist.Reducer, "_check_reducer_finalized", "ddp: an unused parameter is named in its step"),
-    (dist.Reducer, "_rebuild_buckets", "ddp: a resumed run adds in the same order"),
-    (dist.distributed_c10d, "_get_default_store", "ranks that use other parameters ask for it"),
-    (nn.BatchNorm1d(1), "_modules", "dp: children of a replica are replaced"),
-    (nn.BatchNorm1d(1), "_parameters", "dp: parameters of a replica are no leaves"),
-    (nn.BatchNorm1d(1), "_buffers", "dp: buffers of a replica are copies"),
+    *(
+        ("torch.nn", "BatchNorm1d(1)", name, "children and tensors of a module, and their places")
+        for name in ("_modules", "_parameters", "_buffers")
+    ),
 ]
-# Of objects that exist only in a run; `test_sharded_parts`, `test_process_group` and `test_ranks`
-# read and set them.
-OF_RUNS = {"_fsdp_param_group", "_param_fqn", "_ddp_ignored"}
-# Of the trainer itself, by way of super().
-OWN = {"_connect", "_wrap", "_step_optimizer"}
+IMPORTED = {
+    "torch.distributed._functional_collectives.all_gather_tensor_autograd",
+    "torch.nn.modules.batchnorm._BatchNorm",
+    "torch.utils._pytree.tree_leaves",
+    "torch.utils._pytree.tree_map",
+    "torch.utils._pytree.tree_map_only",
+    "torch.utils.data.dataloader._BaseDataLoaderIter",
+}
+OTHERS = [
+    ("atexit", "", "_clear", "forked ranks: not what their parent is to do at its end"),
+    ("atexit", "", "_run_exitfuncs", "ranks that end by os._exit: loggers close first"),
+    ("jsonargparse", "ArgumentParser()", "_actions", "the options of a class, with their help"),
+    ("multiprocessing.util", "", "_exit_function", "forked ranks: their own processes end"),
+    *(
+        ("torchmetrics", "MeanMetric()", name, "an unfinished epoch is saved and resumed")
+        for name in ("_computed", "_copy_state_dict", "_update_count")
+    ),
+]
+# By folder of an engine: their tests run them. Objects of them exist only in a run.
+OF_FOLDERS = {
+    "strategies/deepspeed": {
+        *("_zero_init_param", "_WORLD_GROUP", "_release_process_group_references"),
+        *("_convert_to_deepspeed_param", "_hp_mapping", "_hp_optimizer_states_linked"),
+    },
+    "strategies/fairscale": {
+        *("_get_reduce_fn", "_register_post_backward_hooks", "_post_backward_hook"),
+        *("_wait_for_post_backward", "_lazy_init"),
+    },
+    "strategies/fsdp": {"_fsdp_param_group", "_param_fqn"},
+    "strategies/horovod": {"_allreduce_delay"},
+    "strategies/replicated": {"_ddp_ignored"},
+    "strategies/xla": {"torch_xla._internal.pjrt", "torch_xla._internal.tpu"},
+}
+PUBLIC = {"_exit", "_replace"}  # of os and of named tuples
 
 
-@pytest.mark.parametrize(("owner", "name", "why"), USED, ids=[name for _, name, _ in USED])
-def test_torch_has_what_strategies_use(owner: Any, name: str, why: str) -> None:
-    assert hasattr(owner, name), f"without it breaks: {why}"
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
-def test_no_other_private_name_is_used() -> None:
-    strategies = ROOT / "src" / f"{PACKAGE}_trainer" / "strategies"
-    text = "\n".join(path.read_text() for each in FOLDERS for path in strategies.glob(each))
-    used = set(re.findall(r"(?<!\bself)\.(_[a-z]\w*)", text))
-    assert used - OWN == {name for _, name, _ in USED} | OF_RUNS
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Names that a file defines: functions, classes, variables, attributes that it sets."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), ctx=ast.Store()):
+                yield node.attr
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+
+
+def used(tree: ast.AST) -> Iterator[str]:
+    """Private names that a file reads from objects other than ``self``, or imports."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                pass
+            case ast.Attribute() if is_private(node.attr):
+                yield node.attr
+            case ast.ImportFrom(level=0, module=str(module)):
+                for each in node.names:
+                    name = f"{module}.{each.name}"
+                    if any(is_private(part) for part in name.split(".")):
+                        yield name
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.AST]:
+    return {path: ast.parse(path.read_text()) for path in TRAINER.rglob("*.py")}
+
+
+def test_each_private_name_of_others_is_listed(trees: dict[Path, ast.AST]) -> None:
+    listed = {name for _, _, name, _ in TORCH + OTHERS} | IMPORTED | PUBLIC
+    present = [names for folder, names in OF_FOLDERS.items() if (TRAINER / folder).is_dir()]
+    listed |= set().union(*present)
+    found = {name for tree in trees.values() for name in used(tree)}
+    own = {name for tree in trees.values() for name in defined(tree)}
+    assert found - own - listed == set()
+    assert listed - found == set()
+
+
+@pytest.mark.parametrize(("module", "owner", "name", "why"), TORCH + OTHERS)
+def test_it_exists(module: str, owner: str, name: str, why: str) -> None:
+    found: Any = importlib.import_module(module)
+    attribute, is_made, argument = owner.partition("(")
+    found = getattr(found, attribute) if owner else found
+    if is_made:
+        found = found(*map(int, filter(None, [argument.rstrip(")")])))
+    assert hasattr(found, name), f"without it breaks: {why}"
+
+
+@pytest.mark.parametrize("name", sorted(IMPORTED))
+def test_it_can_be_imported(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    assert hasattr(importlib.import_module(module), attribute)
 
 
 def test_schedulers_and_fused_optimizers_have_the_attributes_that_are_read() -> None:

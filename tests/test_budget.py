@@ -25,7 +25,7 @@ LINES = {
     "memory": 386,
     "module": 656,
     "options": 864,
-    "run": 1400,
+    "run": 1401,
     "strategies/*.py": 2025,
     "strategies/asynchronous": 850,
     "strategies/deepspeed": 1602,

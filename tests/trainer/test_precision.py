@@ -236,7 +236,7 @@ def test_an_overflow_on_one_of_several_meshes_skips_the_step(gradients: tuple[fl
         each.device_mesh = object()  # as a DTensor's: torch's foreach kernels take one mesh
     losses = [each * gradient for each, gradient in zip(parameters, gradients, strict=True)]
     found.scale(torch.stack(losses).sum()).backward()
-    found.step(SGD(parameters, lr=1.0))
+    found.scaler.step(SGD(parameters, lr=1.0))
     found.update()
     assert [each.item() for each in parameters] == [1.0, 1.0]
     assert found.state()["scale"] == 32768.0

@@ -66,7 +66,8 @@ def find(options: Options, problems: Problems) -> Placement:
     with problems:
         devices = _devices(options, accelerator, layout, made[1] if made else None)
     # single_device has no options; those of ddp are kept if an elastic run shrinks to one process.
-    is_ddp = bool(own_options) or max(len(devices), layout.world_size) > 1
+    processes = max(len(devices), layout.world_size, options.num_nodes or 1)
+    is_ddp = bool(own_options) or processes > 1
     auto = _auto(accelerator, layout, is_ddp)
     if is_auto:
         with problems:

@@ -21,7 +21,7 @@ LINES = {
     "launch": 2584,
     "legacy": 451,
     "logging": 1226,
-    "loop": 2058,
+    "loop": 2057,
     "memory": 386,
     "module": 656,
     "options": 864,

@@ -207,7 +207,6 @@ class FitLoop:
             position.is_stopped = True
         elif number:
             self._save_once()
-            self.checkpoints.wait()
             raise Preempted(number)
         return position.is_stopped
 

@@ -32,7 +32,31 @@ def test_the_maps_of_the_trainer_are_up_to_date() -> None:
     for path, text in structure_table.pages().items():
         assert path.read_text(encoding="utf-8") == text, "run `make docs`"
     assert "| `errors.py` |" in structure_table.short_map()
-    assert "    cluster/ " in structure_table.tree()
+    assert "    run/ " in structure_table.tree()
+
+
+def section(heading: str) -> str:
+    """Return a section of docs/design.md."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    return re.split(r"\n##+ ", text.split(f"# {heading}\n")[1])[0]
+
+
+def test_files_of_the_list_of_tasks_exist() -> None:
+    for row in re.findall(r"^\| (?!task |---).*", section("Where to look"), re.MULTILINE):
+        named = re.findall(r"`([\w/]+(?:\.py|/))`", row)
+        files = {path for path in named if not path.startswith("tests/")}
+        assert 1 <= len(files) <= 3, row
+        for path in named:
+            folder = TEMPLATE if path.startswith("tests/") else structure_table.TRAINER
+            assert (folder / path).exists(), row
+
+
+def test_the_path_of_a_batch_is_short() -> None:
+    rows = re.findall(r"^\| `(.+\.py)` \| (\d+) \|", section("The path of a batch"), re.MULTILINE)
+    lines = {path: (structure_table.TRAINER / path).read_bytes().count(b"\n") for path, _ in rows}
+    assert sum(lines.values()) <= 2500
+    written = {path: int(number) for path, number in rows}
+    assert all(abs(written[path] - count) <= 30 for path, count in lines.items()), lines
 
 
 def test_every_question_has_a_wording_and_is_checked_right_after_it() -> None:

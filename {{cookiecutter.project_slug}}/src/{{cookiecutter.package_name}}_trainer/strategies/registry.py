@@ -122,7 +122,7 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
         )
     for option in (each for each in entry.preset if each in options):
         problems.add(
-            f"strategy_options.{option}is set by the strategy's name; use "
+            f"strategy_options.{option} is set by the strategy's name; use "
             f"strategy={entry.base!r} to choose it"
         )
     problems.raise_any()

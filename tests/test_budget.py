@@ -14,7 +14,7 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
     "callbacks": 885,
-    "checkpoint": 1505,
+    "checkpoint": 1507,
     "cli": 1264,
     "data": 1838,
     "errors.py": 116,

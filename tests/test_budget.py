@@ -13,7 +13,7 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
-    "callbacks": 885,
+    "callbacks": 890,
     "checkpoint": 1505,
     "cli": 1264,
     "data": 1838,
@@ -25,7 +25,7 @@ LINES = {
     "memory": 386,
     "module": 656,
     "options": 870,
-    "run": 1400,
+    "run": 1395,
     "strategies/*.py": 2025,
     "strategies/asynchronous": 841,
     "strategies/deepspeed": 1602,

@@ -49,17 +49,18 @@ from cluster_environments import (
             {"SLURM_STEP_ID": "0"},
             "srun: SLURM_NODEID is not set; the launch is broken",
         ),
+        (
+            STEP | {"SLURM_NODEID": "2"},
+            "srun: SLURM_NODEID=2 of 2 nodes, but the step has 2 nodes "
+            "(SLURM_STEP_TASKS_PER_NODE=2(x2)); the launch is broken",
+        ),
         *(
             (
-                STEP | forged,
-                f"srun: rank 2 of 4, local rank 0 of 0, node {node} of 2 (counted from 0) are "
-                "impossible (at most 1048576 processes); the launch is broken",
+                STEP | {"SLURM_STEP_TASKS_PER_NODE": forged},
+                f"srun: SLURM_NODEID=1 of 2 nodes, but the step has {nodes} nodes "
+                f"(SLURM_STEP_TASKS_PER_NODE={forged}); the launch is broken",
             )
-            for forged, node in (
-                ({"SLURM_NODEID": "2"}, 2),
-                ({"SLURM_STEP_TASKS_PER_NODE": "2(x-5)"}, 1),
-                ({"SLURM_STEP_TASKS_PER_NODE": "2"}, 1),
-            )
+            for forged, nodes in (("1(x999999999)", 999999999), ("2(x-5)", -5), ("2", 1))
         ),
         (
             LAUNCHED | {"LOCAL_WORLD_SIZE": "0"},
@@ -87,8 +88,8 @@ from cluster_environments import (
         ),
         (
             ON_EACH_NODE | {"LOCAL_RANK": "1"},
-            "nodes: rank 1 of 2, local rank 1 of 1, node 1 of 2 (counted from 0) are impossible "
-            "(at most 1048576 processes); the launch is broken",
+            "nodes: LOCAL_RANK=1, but neither RANK nor WORLD_SIZE; start the command once on each "
+            "node without LOCAL_RANK, or set all three for each process",
         ),
         (
             ON_EACH_NODE | {"NODE_RANK": "2"},

@@ -99,6 +99,8 @@ def test_a_hook_is_called(name: str, calls: int) -> None:
         ("benchmark", "did you mean 'cudnn_benchmark'"),
         ("profiler", "known: accelerator, "),
         ("max_epoch", "did you mean 'max_epochs'"),
+        ("num_processes", "use devices"),
+        ("distributed_backend", "use strategy"),
     ],
 )
 def test_an_argument_that_the_trainer_does_not_have_is_named(name: str, instead: str) -> None:

@@ -262,6 +262,7 @@ def test_the_table_of_device_spellings(value: Any, older: Any, newer: Any) -> No
         ({"accelerator": "horovod", "devices": 2}, ("auto", [0, 1], "horovod", None)),
         ({"gpus": 0, "accelerator": "cpu"}, ("cpu", [0], "auto", None)),
         ({"gpus": 2, "accelerator": "gpu"}, ("gpu", [0, 1], "auto", None)),
+        ({"gpus": 2, "accelerator": "cuda"}, ("cuda", [0, 1], "auto", None)),
         ({"gpus": 2, "strategy": "fsdp"}, ("gpu", [0, 1], "fsdp", None)),
         ({"tpu_cores": [5]}, ("tpu", [4], "xla", None)),
         ({"tpu_cores": 1, "accelerator": "tpu"}, ("tpu", [0], "xla", None)),
@@ -274,6 +275,11 @@ def test_the_table_of_device_spellings(value: Any, older: Any, newer: Any) -> No
 )
 def test_other_older_spellings(given: Any, expected: Any) -> None:
     assert layout(**given) == expected
+
+
+def test_an_unknown_accelerator_is_left_to_who_looks_for_it() -> None:
+    translated = translate(gpus=2, accelerator="gpus")
+    assert (translated["accelerator"], translated["devices"]) == ("gpus", 2)
 
 
 @pytest.mark.parametrize("name", ["dp", "ddp", "ddp_spawn", "ddp2", "horovod"])

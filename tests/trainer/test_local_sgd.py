@@ -332,16 +332,12 @@ def test_the_state_of_a_compression_starts_empty(trained_by, tmp_path):
         ),
         (
             "diloco",
-            {"every_n_steps": 0, "outer_learning_rate": 0.0},
+            {"every_n_steps": 0, "outer_learning_rate": 0.0, "outer_momentum": 1.0},
             [
                 "strategy_options.every_n_steps=0: expected int >= 1",
                 "strategy_options.outer_learning_rate=0.0: expected float > 0",
+                "strategy_options.outer_momentum=1.0: expected float >= 0 and < 1",
             ],
-        ),
-        (
-            "diloco",
-            {"outer_momentum": 1.0},
-            ["strategy_options.outer_momentum=1.0: give a number from 0 to below 1"],
         ),
         (
             "diloco",

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
 from my_project_trainer import ConfigurationError, Trainer, callbacks, checkpoint
-from my_project_trainer.callbacks import BestCheckpoint, UploadCheckpoints
+from my_project_trainer.callbacks import BestCheckpoint, UploadCheckpoints, upload_checkpoints
 from my_project_trainer.launch import signals
 from my_project_trainer.launch.files import write_private
 
@@ -107,6 +108,22 @@ def test_what_the_run_no_longer_has_is_removed(tmp_path: Path) -> None:
     fit(upload, max_steps=8, resume="auto")
     left = checkpoint.complete(tmp_path / "store" / "run" / "checkpoints")
     assert [path.name for path in left] == ["step-00000008"]
+
+
+def test_a_checkpoint_that_is_pruned_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_linked = upload_checkpoints.copy_linked
+
+    def pruned(path: Path, folder: Path) -> Path:
+        if path.name == "step-00000006":
+            shutil.rmtree(path)
+        return copy_linked(path, folder)
+
+    monkeypatch.setattr(upload_checkpoints, "copy_linked", pruned)
+    fit(UploadCheckpoints(f"file://{tmp_path}/store", every_n_seconds=600))
+    assert capsys.readouterr().err == ""
+    assert "metrics.csv" in files(tmp_path / "store" / "run")
 
 
 def test_an_overwritten_run_is_replaced_there_too(tmp_path: Path) -> None:

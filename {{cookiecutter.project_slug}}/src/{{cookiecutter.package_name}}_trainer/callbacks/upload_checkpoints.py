@@ -115,7 +115,12 @@ class UploadCheckpoints(Callback):
         for checkpoint in {newest[-1], *best} - self._uploaded:
             # A copy is not pruned meanwhile. The next start removes what a killed process leaves.
             with tempfile.TemporaryDirectory(prefix=".step-", dir=run / DIRECTORY) as folder:
-                copy = copy_linked(checkpoint, Path(folder))
+                try:
+                    copy = copy_linked(checkpoint, Path(folder))
+                except OSError:
+                    if checkpoint.exists():
+                        raise
+                    continue  # it was pruned: there is a newer one
                 target = f"{root}/{checkpoint.relative_to(run)}"
                 system.makedirs(target, exist_ok=True)
                 for file in sorted(copy.iterdir(), key=lambda each: each.name == FILE):

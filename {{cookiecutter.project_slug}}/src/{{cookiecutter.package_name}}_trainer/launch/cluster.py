@@ -263,6 +263,11 @@ def _nodes(env: Environment) -> Layout | None:
                 "NODE_RANK, MASTER_ADDR, MASTER_PORT and NUM_NODES (or num_nodes of the trainer); "
                 f"set {OVERRIDE}=none to ignore them"
             )
+    if given["LOCAL_RANK"] != "0":
+        raise ConfigurationError(
+            f"nodes: LOCAL_RANK={given['LOCAL_RANK']}, but neither RANK nor WORLD_SIZE; start the "
+            "command once on each node without LOCAL_RANK, or set all three for each process"
+        )
     return read_named(given, NODES, _COMMANDS)
 
 
@@ -290,8 +295,14 @@ def _srun(env: Environment) -> Layout | None:
     # Numbers of tasks, each with the number of nodes: "2(x3),1" is [(2, 3), (1, 1)].
     parts = [part.partition("(x") for part in env["SLURM_STEP_TASKS_PER_NODE"].split(",")]
     tasks = [(int(count), int(times.rstrip(")") or 1)) for count, _, times in parts]
-    ends = zip(tasks, accumulate(times for _, times in tasks), strict=True)
-    on_node = next((count for (count, _), end in ends if node_rank < end), 0)
+    ends = list(accumulate(times for _, times in tasks))
+    if not 0 <= node_rank < ends[-1] == int(env[_STEP.num_nodes]):
+        raise ConfigurationError(
+            f"srun: SLURM_NODEID={node_rank} of {env[_STEP.num_nodes]} nodes, but the step has "
+            f"{ends[-1]} nodes (SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}); the "
+            "launch is broken"
+        )
+    on_node = next(count for (count, _), end in zip(tasks, ends, strict=True) if node_rank < end)
     step = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     return read_named(
         {**env, _STEP.local_world_size: str(on_node)},

@@ -39,6 +39,8 @@ Method = Literal["spawn", "fork"]
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Variables of launchers that set RANK themselves.
 _OTHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
+# Exit code of a spawned process that tries to start the run again; used for nothing else.
+_NO_MAIN_GUARD = 113
 
 _Work = Path | Callable[[], object]
 """The function to run, or the path of the file that contains it pickled."""
@@ -201,6 +203,8 @@ def run_in_processes(
         KeyboardInterrupt: This process received SIGINT and the ranks have ended: an
             :class:`~..signals.Interrupted` if they have saved a checkpoint.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(_NO_MAIN_GUARD)  # the parent process prints the message, once for all ranks
     if method == "fork":
         _check_can_fork(names)
     # Readable by this user only: it contains the store of the ranks, and what is pickled.
@@ -314,6 +318,11 @@ def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> N
 def _exception(failure: Failure) -> BaseException:
     if failure.interrupted is not None:
         return failure.interrupted
+    if failure.code == _NO_MAIN_GUARD:
+        return UserError(
+            "the script starts processes while it is being imported by one of them; put the call "
+            "under: if __name__ == '__main__':"
+        )
     if failure.rank < 0:
         # Behave as if there were no watcher: run Python's default handler, or the user's.
         signal.raise_signal(failure.code - 128)

@@ -129,10 +129,13 @@ def _hardware(older: _Values, current: _Values) -> dict[str, Any]:
         raise ConfigurationError(f"{_listed(counts)} each select devices; give only devices")
     [(name, value)] = counts.items()
     kind, devices = _gpus(value) if name == "gpus" else ("tpu", _tpu_cores(value))
-    if not (isinstance(accelerator, str) and accelerator in ("auto", kind, *_MODES)):
+    same = {"gpu": ("gpu", "cuda")}.get(kind, (kind,))
+    if accelerator in ("cpu", "gpu", "cuda", "tpu") and accelerator not in same:
         both = _listed({"accelerator": accelerator, name: value})
         raise ConfigurationError(f"{both} contradict each other; give accelerator and devices")
-    return {"accelerator": kind, "devices": devices}
+    # Another one is left to who looks for it.
+    is_kind = accelerator in ("auto", *_MODES)
+    return {"accelerator": kind if is_kind else accelerator, "devices": devices}
 
 
 def _gpus(value: Any) -> tuple[str, Any]:

@@ -13,6 +13,7 @@ from ..errors import ConfigurationError, shown
 
 if TYPE_CHECKING:
     AtLeastTwo = int
+    Below1 = float
     NonNegativeInt = int
     PositiveInt = int
     PositiveNumber = float
@@ -20,6 +21,7 @@ else:
     from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
     AtLeastTwo = restricted_number_type("AtLeastTwo", int, (">=", 2))
+    Below1 = restricted_number_type("Below1", float, [(">=", 0), ("<", 1)])
     PositiveNumber = restricted_number_type("PositiveNumber", float, [(">", 0), ("<", math.inf)])
 
 _DURATION = re.compile(r"(\d{1,5}):(\d{1,2}):(\d{1,2}):(\d{1,2})")

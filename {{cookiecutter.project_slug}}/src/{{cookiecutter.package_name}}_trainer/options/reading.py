@@ -19,6 +19,8 @@ _OFF_IN_SHORT_RUNS = (
     *("val_every_n_steps", "checkpoint_every_n_steps", "checkpoint_every_n_epochs"),
     *("keep_checkpoints", "async_checkpoints", "run_name", "overwrite"),
 )
+# Of other trainers, whose names are like those of options that mean something else.
+_INSTEAD = {"num_processes": "; use devices", "distributed_backend": "; use strategy"}
 _TRANSLATED = ("accelerator", "devices", "strategy", "precision")
 
 T = TypeVar("T")
@@ -97,7 +99,8 @@ def read(given: Mapping[str, Any], problems: Problems) -> Options:
     known = {*defaults, *older.types}
     for name in given:
         if name not in known:
-            problems.add(f"{name}: Trainer has no such argument{nearest(name, defaults)}")
+            instead = _INSTEAD.get(name) or nearest(name, defaults)
+            problems.add(f"{name}: Trainer has no such argument{instead}")
     given = {name: value for name, value in given.items() if name in known}
     # After an error, those that are not translated.
     found = {name: given[name] for name in given if name in defaults and name not in _TRANSLATED}

@@ -26,6 +26,7 @@ _RANGES = {
     "PositiveInt": "int >= 1",
     "NonNegativeInt": "int >= 0",
     "AtLeastTwo": "int >= 2",
+    "Below1": "float >= 0 and < 1",
     "PositiveNumber": "float > 0",
 }
 

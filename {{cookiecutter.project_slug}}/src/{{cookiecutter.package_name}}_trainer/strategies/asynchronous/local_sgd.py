@@ -16,10 +16,9 @@ from torch.optim import Optimizer
 
 from ...checkpoint import MOST_STEPS, check_count, fill
 from ...checkpoint.state_file import Packing, unpack
-from ...errors import ConfigurationError
 from ...launch import collectives
 from ...module import TrainingModule
-from ...options.fields import NonNegativeInt, PositiveInt, PositiveNumber
+from ...options.fields import Below1, NonNegativeInt, PositiveInt, PositiveNumber
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
 from ..optimizers import Optimization
@@ -259,9 +258,6 @@ class DiLoCo(LocalSGD):
         outer_learning_rate: Above 0.
         outer_momentum: From 0 to below 1.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
-
-    Raises:
-        ConfigurationError: An option is out of range.
     """
 
     def __init__(
@@ -269,16 +265,11 @@ class DiLoCo(LocalSGD):
         every_n_steps: PositiveInt = 500,
         warmup_steps: NonNegativeInt = 0,
         outer_learning_rate: PositiveNumber = 0.7,
-        outer_momentum: float = 0.9,
+        outer_momentum: Below1 = 0.9,
         timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__(every_n_steps, warmup_steps, timeout_seconds)
         self.outer_learning_rate, self.outer_momentum = outer_learning_rate, outer_momentum
-        if not 0 <= outer_momentum < 1:
-            raise ConfigurationError(
-                f"strategy_options.outer_momentum={outer_momentum!r}: give a number from 0 to "
-                "below 1"
-            )
 
     def _reset(self) -> None:
         super()._reset()

@@ -13,10 +13,10 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
-    "callbacks": 885,
+    "callbacks": 841,
     "checkpoint": 1505,
     "cli": 1264,
-    "data": 1838,
+    "data": 1722,
     "errors.py": 116,
     "launch": 2584,
     "legacy": 451,
@@ -24,7 +24,7 @@ LINES = {
     "loop": 2057,
     "memory": 386,
     "module": 656,
-    "options": 864,
+    "options": 826,
     "run": 1401,
     "strategies/*.py": 2025,
     "strategies/asynchronous": 850,

@@ -15,7 +15,7 @@ LINES = {
     "__init__.py": 34,
     "callbacks": 841,
     "checkpoint": 1505,
-    "cli": 1264,
+    "cli": 1204,
     "data": 1722,
     "errors.py": 116,
     "launch": 2584,

@@ -13,10 +13,10 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
-    "callbacks": 890,
+    "callbacks": 846,
     "checkpoint": 1507,
-    "cli": 1264,
-    "data": 1838,
+    "cli": 1204,
+    "data": 1722,
     "errors.py": 116,
     "launch": 2604,
     "legacy": 454,
@@ -24,7 +24,7 @@ LINES = {
     "loop": 2057,
     "memory": 386,
     "module": 656,
-    "options": 870,
+    "options": 832,
     "run": 1396,
     "strategies/*.py": 2025,
     "strategies/asynchronous": 841,

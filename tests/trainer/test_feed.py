@@ -217,15 +217,15 @@ def test_a_generator_that_is_used_up_is_one_line() -> None:
 @KINDS
 @pytest.mark.parametrize("in_global_order", [True, False])
 def test_reading_leaves_the_global_generators_alone(kind: str, in_global_order: bool) -> None:
-    before = randomness.host_state()
+    before = randomness.Snapshot().state()
     for _ in training(LOADERS[kind](), in_global_order=in_global_order).epoch(0, 1):
-        after = randomness.host_state()
+        after = randomness.Snapshot().state()
         assert all(torch.equal(after[part], before[part]) for part in before)
     evaluation = feed_creation.feed_evaluation(
         LOADERS[kind](), ALONE, in_global_order=in_global_order
     )
     assert list(evaluation.epoch(0, 0))
-    after = randomness.host_state()
+    after = randomness.Snapshot().state()
     assert all(torch.equal(after[part], before[part]) for part in before)
 
 

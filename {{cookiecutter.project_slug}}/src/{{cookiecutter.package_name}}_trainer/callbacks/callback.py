@@ -103,10 +103,6 @@ class Callback:
 
 
 def check(name: str, *checks: tuple[bool, str]) -> None:
-    """Check the arguments of a callback.
-
-    Raises:
-        ConfigurationError: With the line of each check that is false.
-    """
+    """Raise a ConfigurationError with the line of each check that is false."""
     if lines := [f"{name}: {line}" for is_good, line in checks if not is_good]:
         raise ConfigurationError(lines)

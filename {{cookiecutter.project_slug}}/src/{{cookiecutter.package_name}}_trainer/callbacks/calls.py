@@ -22,12 +22,9 @@ from .system_monitor import SystemMonitor
 from .upload_checkpoints import UploadCheckpoints
 from .weight_averages import EMA, StochasticWeightAveraging, WeightAverage
 
+_BUILT_IN = (BestCheckpoint, EarlyStopping, EMA, Profile, StochasticWeightAveraging)
 BUILT_IN: dict[str, type[Callback]] = {
-    each.__name__: each
-    for each in (
-        *(BestCheckpoint, EarlyStopping, EMA, Profile, StochasticWeightAveraging),
-        *(SystemMonitor, UploadCheckpoints),
-    )
+    each.__name__: each for each in (*_BUILT_IN, SystemMonitor, UploadCheckpoints)
 }
 _Calls = tuple[Callable[..., None], ...]
 
@@ -36,8 +33,7 @@ _Calls = tuple[Callable[..., None], ...]
 class HookCalls:
     """The overridden hooks by moment, those of callbacks first: what the loop calls.
 
-    The loop iterates over each tuple; an empty one costs tens of nanoseconds. ``callbacks``: by the
-    name of their state in checkpoints.
+    ``callbacks``: by the name of their state in checkpoints.
     """
 
     callbacks: Mapping[str, Callback] = field(default_factory=dict)
@@ -104,13 +100,7 @@ def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
 
 
 def create(given: object, problems: Problems) -> tuple[Callback, ...]:
-    """Create the callbacks of the trainer's argument.
-
-    Args:
-        given: A callback, or a list: callbacks, class paths, names of built-in callbacks, or dicts
-            with ``class_path`` and ``init_args``.
-        problems: Collects one line per error.
-    """
+    """Create the callbacks of ``Trainer(callbacks=…)``; ``problems`` collects a line per error."""
     given = [given] if isinstance(given, Callback) else given
     if not isinstance(given, list | tuple):
         problems.add(f"callbacks={shown(given)}: give a list of callbacks, or of class paths")

@@ -17,17 +17,13 @@ Mode = Literal["min", "max"]
 
 
 class Monitored(Callback):
-    """Base of callbacks that watch a logged value.
+    """Base of callbacks that watch a logged value; a UserError says if none has that name.
 
     Args:
         monitor: Its name in the logs, such as ``"val_loss"``.
         mode: ``"min"``: lower values are better; ``"max"``: higher ones.
         min_delta: The least change that counts as an improvement.
         checks: Of other arguments, as in :func:`check`.
-
-    Raises:
-        ConfigurationError: An argument is invalid.
-        UserError: At the first validation: no such value is logged.
     """
 
     def __init__(
@@ -59,12 +55,9 @@ class Monitored(Callback):
 
 
 class EarlyStopping(Monitored):
-    """Stop training when a logged value has not improved for some validations.
+    """Stop training when a logged value has not improved for ``patience`` validations.
 
     A run that resumes continues to count. See :class:`Monitored` for the other arguments.
-
-    Args:
-        patience: Number of validations without an improvement after which training stops.
     """
 
     def __init__(

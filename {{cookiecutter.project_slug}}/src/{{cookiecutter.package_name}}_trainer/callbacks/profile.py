@@ -26,9 +26,6 @@ class Profile(Callback):
         ranks: Ranks that record; ``None``: all.
         record_shapes, profile_memory, with_stack: As of ``torch.profiler.profile``.
 
-    Raises:
-        ConfigurationError: An argument is out of range.
-
     Source: https://docs.pytorch.org/docs/stable/profiler.html
     """
 
@@ -43,13 +40,12 @@ class Profile(Callback):
         profile_memory: bool = False,
         with_stack: bool = False,
     ) -> None:
+        least = {"wait": (wait, 0), "warmup": (warmup, 0), "active": (active, 1)}
+        least |= {"repeat": (repeat, 1)}
         are_ranks = ranks is None or (bool(ranks) and min(ranks) >= 0)
         check(
             "Profile",
-            (wait >= 0, f"wait={wait!r}: give at least 0"),
-            (warmup >= 0, f"warmup={warmup!r}: give at least 0"),
-            (active >= 1, f"active={active!r}: give at least 1"),
-            (repeat >= 1, f"repeat={repeat!r}: give at least 1"),
+            *((own >= n, f"{name}={own!r}: give at least {n}") for name, (own, n) in least.items()),
             (are_ranks, f"ranks={ranks!r}: give ranks from 0 on, or None for all"),
         )
         self.ranks = ranks

@@ -19,17 +19,13 @@ _GIBIBYTE = 2**30
 class SystemMonitor(Callback):
     """Log values of rank 0's machine, and of its GPU.
 
-    They are read at a logged step, at most every ``every_n_seconds``, and logged with its speed.
-    They are not among ``trainer.metrics``:
+    They are read and logged at a logged step, at most every ``every_n_seconds``:
 
     - ``system/cpu_percent``, ``system/memory_percent`` and ``system/disk_free_gib``: of the machine
       (in a container too), and of the disk of the run directory; they need psutil.
     - ``system/gpu_percent``, ``system/gpu_memory_gib``, ``system/gpu_power_watts`` and
       ``system/gpu_temperature`` (in degrees Celsius): of rank 0's GPU, with all of its processes,
       if a GPU is used; they need nvidia-ml-py. A value that cannot be read is named once.
-
-    Raises:
-        ConfigurationError: The argument is out of range, or psutil is not installed.
     """
 
     def __init__(self, every_n_seconds: float = 10.0) -> None:

@@ -35,9 +35,6 @@ class UploadCheckpoints(Callback):
             installed), ``"gs://…"``, ``"file:///…"``. Credentials come from the environment.
         every_n_seconds: Seconds between two looks.
 
-    Raises:
-        ConfigurationError: The number is out of range, or fsspec has no such folder.
-
     Source: https://filesystem-spec.readthedocs.io
     """
 

@@ -16,12 +16,10 @@ _WIDER = dict.fromkeys((torch.bfloat16, torch.float16), torch.float32)
 class WeightAverage(Callback):
     """An average of the trainable parameters; subclasses call :meth:`update`.
 
-    Validations of the fit use it, once there is one. Buffers are not averaged. Training and the
-    weights in checkpoints are not changed; checkpoints contain the average beside them, and what
-    evaluates or exports a checkpoint uses it, unless ``averaged`` is False.
-
-    It needs the memory of another copy of this process' parameters, or shards, in float32 if they
-    are in half precision; in validations, of two.
+    Validations of the fit use it. Buffers are not averaged. Checkpoints contain it beside the
+    weights; what evaluates or exports a checkpoint uses it, unless ``averaged`` is False. It needs
+    the memory of another copy of this process' parameters or shards, at least in float32; in
+    validations, of two.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("parameter_averaging",)
@@ -86,16 +84,9 @@ class WeightAverage(Callback):
 class EMA(WeightAverage):
     """Exponential moving average of the trainable parameters: validations of the fit use it.
 
-    After a step, ``average = decay * average + (1 - decay) * parameter``; the first average is the
-    parameters after the first such step. A step that a gradient scaler skips does not count. See
-    :class:`WeightAverage` for what it changes, and for its memory.
-
-    Args:
-        decay: Part of the average that an update keeps, from 0 to below 1.
-        every_n_steps: Number of optimizer steps per update; of batches in manual optimization.
-
-    Raises:
-        ConfigurationError: An argument is out of range.
+    After every N steps, ``average = decay * average + (1 - decay) * parameter``; the first average
+    is the parameters. A step that a gradient scaler skips does not count. With manual optimization,
+    ``every_n_steps`` counts batches. See :class:`WeightAverage` for its memory.
 
     Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
     """
@@ -125,10 +116,7 @@ class StochasticWeightAveraging(WeightAverage):
 
     Validations of the fit use it from the end of ``start_epoch`` on, counted from 0. It does not
     change learning rates: return ``torch.optim.swa_utils.SWALR`` from ``configure_optimizers``. See
-    :class:`WeightAverage` for what it changes, and for its memory.
-
-    Raises:
-        ConfigurationError: The argument is negative.
+    :class:`WeightAverage` for its memory.
 
     Source: https://arxiv.org/abs/1803.05407
     """

@@ -36,14 +36,8 @@ def gather(
 ) -> dict[str, Any]:
     """Merge files and options by section; a later one wins.
 
-    Args:
-        options: Keys and values of the command line. Values that are no lists or dicts are kept as
-            text: the type of the option says what they mean.
-        sections: Names of the sections.
-        problems: Collects one line per error.
-
-    Raises:
-        ConfigurationError: A file cannot be read, which may cause the other errors.
+    Values of options that are no lists or dicts are kept as text: the option's type says what they
+    mean. Raises ConfigurationError if a file cannot be read, which may cause the other errors.
     """
     given: dict[str, Any] = {}
     unreadable = Problems()

@@ -15,15 +15,10 @@ BASES: dict[str, type] = {"model": TrainingModule, "data": DataModule}
 
 
 def check(name: str, given: Any) -> tuple[type, dict[str, Any]]:
-    """Check a section, and return its class and the section as jsonargparse reads it.
+    """Check the section ``"model"`` or ``"data"``, whose arguments may be text.
 
-    Args:
-        name: ``"model"`` or ``"data"``.
-        given: Its ``class_path`` and ``init_args``; arguments may be text, as on a command line.
-
-    Raises:
-        ConfigurationError: One line per error: the class cannot be imported, or it does not take
-            these arguments.
+    Returns its class, and the section as jsonargparse reads it. ConfigurationError has one line per
+    error.
     """
     if not isinstance(given, dict) or not isinstance(path := given.get("class_path"), str):
         raise ConfigurationError(
@@ -48,11 +43,7 @@ def check(name: str, given: Any) -> tuple[type, dict[str, Any]]:
 
 
 def create(name: str, cls: type, section: dict[str, Any]) -> Any:
-    """Create the object of a checked section.
-
-    Raises:
-        ConfigurationError: Its class refuses its arguments.
-    """
+    """Create the object of a checked section; ConfigurationError if its class refuses it."""
     parser = _parser()
     try:
         parsed = parser.parse_object({name: section})

@@ -39,11 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             _run(words)
         except KeyboardInterrupt as interrupt:
-            _end_interrupted(interrupt)
-        except UserError as error:
-            _end(error, _USAGE)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # another one ends the cleanup
+            line = str(interrupt) or signals.INTERRUPTED
+            _end(line, signals.INTERRUPTED_CODE, reports=signals.is_main_rank())
         except Exception as error:
-            _end(error, 1)
+            _end(describe(error), _USAGE if isinstance(error, UserError) else 1)
 
 
 def _find_classes_here() -> None:
@@ -110,21 +110,9 @@ def _usage(program: str) -> str:
     return "\n".join([*lines, "", f"'{program} COMMAND --help' lists every option."])
 
 
-def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
-    # Another SIGINT ends the cleanup.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    line = str(interrupt) or signals.INTERRUPTED
-    outcome.write_failure(line)  # unless the run has written that it saved
-    if signals.is_main_rank() and not is_reported():
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-    sys.exit(signals.INTERRUPTED_CODE)
-
-
-def _end(error: BaseException, code: int) -> NoReturn:
-    text = describe(error)
-    outcome.write_failure(text)
-    if not is_reported():
+def _end(text: str, code: int, *, reports: bool = True) -> NoReturn:
+    outcome.write_failure(text)  # unless the run has written that it saved
+    if reports and not is_reported():
         # Write once: the output of torchrun's ranks is unbuffered, and lines could mix.
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -28,17 +28,7 @@ _ONNX_BYTES = 2**31
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
-    """Run the command.
-
-    Args:
-        program: Name of the command line, for the help.
-        arguments: Command-line arguments after the command.
-
-    Raises:
-        ConfigurationError: The arguments are invalid; one line per error.
-        CheckpointError: The checkpoint cannot be read.
-        UserError: The model cannot be exported, or the file cannot be written.
-    """
+    """Run the command with the arguments after it; ``program`` is for its help."""
     given = _parser(program).parse_args(arguments)
     path, file = _checked_paths(given, _FORMATS[given.format])
     checkpoint, averaged = Checkpoint(path), given.averaged == "true"

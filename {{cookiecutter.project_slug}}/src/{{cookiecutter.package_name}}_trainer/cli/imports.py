@@ -67,9 +67,8 @@ class _Finder(MetaPathFinder):
 def checked(from_run: bool = False) -> Iterator[None]:
     """Refuse to import code of run directories in this context, by an ``ImportError``.
 
-    Args:
-        from_run: Whether the configuration of a run names the classes: files that are found by the
-            working directory are then refused too, unless they are in this package.
+    ``from_run``: the configuration of a run names the classes, so refuse files that are found by
+    the working directory too, unless they are in this package.
     """
     finder, found = _Finder(from_run), sys.meta_path
     ours = (each is PathFinder or isinstance(each, _Finder) for each in found)

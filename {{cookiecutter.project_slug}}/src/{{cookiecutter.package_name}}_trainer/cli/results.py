@@ -13,19 +13,14 @@ from ..options import redaction
 
 
 class Results:
-    """Output files of one validation, test or prediction.
+    """Output files of one validation, test or prediction of a checkpoint, or of initial weights.
 
-    Args:
-        checkpoint: The checkpoint that was evaluated; ``None``: the module's initial weights.
-        root: Directory of runs, for a new run directory if the checkpoint has none that is
-            writable.
-        name: Name of that new run; default: the time.
+    A checkpoint without a run directory that is writable gets a new one in ``root``; its name is by
+    default the time.
     """
 
     def __init__(self, checkpoint: Path | None, root: Path, name: str | None) -> None:
-        self._checkpoint = checkpoint
-        self._root = root
-        self._name = name
+        self._checkpoint, self._root, self._name = checkpoint, root, name
         self._started_in = Path.cwd()
 
     def write_metrics(self, stage: str, metrics: dict[str, float]) -> None:

@@ -13,13 +13,8 @@ from .arguments import CLASSES
 def find_checkpoint(given: str | None, root: str, run_name: str | None) -> Path | None:
     """The checkpoint that ``--checkpoint`` refers to; ``None``: initial weights.
 
-    Args:
-        given: A run directory, a checkpoint, ``best``, ``last`` or ``none``.
-        root: Directory that contains run directories.
-        run_name: Name of the run of which ``best`` and ``last`` are.
-
-    Raises:
-        ConfigurationError: There is none.
+    ``given``: a run directory, a checkpoint, ``none``, or ``best`` or ``last`` of the run
+    ``run_name`` in ``root``. Raises ConfigurationError if there is none.
     """
     if given is None:
         raise ConfigurationError(
@@ -40,15 +35,7 @@ def find_checkpoint(given: str | None, root: str, run_name: str | None) -> Path 
 
 
 def resolve_given(name: str, given: str) -> Path:
-    """The checkpoint that a path on the command line refers to.
-
-    Args:
-        name: Name of the option, for errors.
-        given: A run directory or a checkpoint.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
+    """The checkpoint of a path on the command line; ConfigurationError, with the option's name."""
     path = paths.expand(name, given)
     if not Path(path).is_dir():
         raise ConfigurationError(

@@ -41,11 +41,7 @@ def plain(text: str) -> str:
 
 
 def describe(name: str) -> str:
-    """A strategy's options with type and default, and its limits.
-
-    Raises:
-        ConfigurationError: The strategy does not exist.
-    """
+    """A strategy's options with type and default, and its limits."""
     if not name:
         raise ConfigurationError(f"--{OPTION} needs a name, such as ddp; 'fit --help' lists them")
     if name == "auto":

@@ -22,10 +22,7 @@ _END = object()
 
 
 class MicroBatch(NamedTuple):
-    """A batch of one replica.
-
-    ``samples``: number of samples that count; ``weight``: factor of the replica's mean loss.
-    """
+    """A batch of one replica: ``samples`` of it count; ``weight`` is a factor of its mean loss."""
 
     data: Any
     number: int
@@ -68,10 +65,7 @@ class Feed:
         raise NotImplementedError
 
     def state(self, batches: int, *, ends_epoch: bool) -> dict[str, Tensor]:
-        """The loader's position after so many batches of an epoch, if it says it.
-
-        At the end of an epoch: that from which the next one is read, unless it is the first one.
-        """
+        """The loader's position after so many batches, or for the next epoch, if it says it."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor], batches: int) -> list[str]:
@@ -80,12 +74,9 @@ class Feed:
 
 
 class OrderedFeed(Feed):
-    """Reads a loader in the global order; starting in the middle of an epoch is free.
+    """Reads a ``DataLoader`` whose batch sampler is ``order``, from any batch on at no cost.
 
-    Args:
-        loader: A ``DataLoader`` whose batch sampler is ``order``.
-        order: The order of the samples.
-        repeats: Read the first epoch again and again.
+    ``repeats``: read the first epoch again and again.
     """
 
     has_plan = True
@@ -117,21 +108,15 @@ class OrderedFeed(Feed):
 
 
 class ReplayFeed(Feed):
-    """Reads any iterable as it is.
+    """Reads any iterable of batches as it is: iterable-style datasets, custom samplers.
 
-    For iterable-style datasets and custom samplers. Starting in the middle reads and skips the
-    earlier batches, unless the loader's position is loaded.
+    Starting in the middle reads and skips the earlier batches, unless the loader's position is
+    loaded. Random numbers drawn in this process are seeded from (seed, epoch, replica).
 
-    Args:
-        loader: A ``DataLoader`` or another iterable of batches.
-        share: The replica. Random numbers that the loader draws in this process are seeded from
-            (seed, epoch, replica).
-        accumulate: Micro-batches per optimizer step.
-        uneven: How to handle loaders that yield different numbers of batches on different ranks.
-            ``"refuse"`` raises an error with the number of each rank. With ``"join"``, ranks whose
-            loader has ended take part with weight 0, so that each sample still counts once.
-            ``"allow"`` if no step waits for another rank.
-        most: Batches of this replica to read of each epoch; ``None``: all.
+    ``uneven``: for different numbers of batches on the ranks. ``"refuse"`` raises an error with the
+    number of each. With ``"join"``, ranks whose loader has ended take part with weight 0, so that
+    each sample still counts once. ``"allow"``: no step waits for another rank.
+    ``most``: batches of this replica to read of each epoch; ``None``: all.
     """
 
     def __init__(
@@ -152,10 +137,9 @@ class ReplayFeed(Feed):
         self._batch_size = batch_size = getattr(loader, "batch_size", None)
         self.samples_per_step = batch_size * share.replicas * accumulate if batch_size else None
         self._has_workers = bool(getattr(loader, "num_workers", 0))
-        self._positions = loader_state.positions(loader, (share.replica, share.replicas))
+        reader = share.replica, share.replicas
+        self._positions, self.remarks = loader_state.positions(loader, reader)
         self._saved: loader_state.Saved | None = None
-        if self._positions is None:
-            self.remarks = loader_state.remarks(loader)
 
     def state(self, batches: int, *, ends_epoch: bool) -> dict[str, Tensor]:
         # Workers begin each epoch with new copies of the dataset.
@@ -197,10 +181,7 @@ class ReplayFeed(Feed):
                 samples = batch_length(data, self._batch_size)
 
     def _agree(self, samples: int, is_last: bool, count: int) -> tuple[float, bool]:
-        """The weight of this replica's batch, and whether the loaders of all replicas have ended.
-
-        ``is_last``: whether this replica's has; ``count``: its batches so far.
-        """
+        """The weight of this replica's batch, and whether all replicas' loaders have ended."""
         rows = torch.zeros(collectives.world_size(), 3, dtype=torch.int64)
         rows[collectives.rank()] = torch.tensor([samples, is_last, self.batches or -1])
         rows = collectives.all_reduce(rows)

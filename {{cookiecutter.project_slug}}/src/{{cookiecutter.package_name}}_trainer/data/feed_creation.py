@@ -14,12 +14,7 @@ from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_
 
 @dataclass(frozen=True)
 class BatchLimit:
-    """How many batches of an epoch are read.
-
-    Args:
-        option: Name of the option that sets it.
-        value: A number of batches, or a fraction: 1.0 is no limit.
-    """
+    """How many batches of an epoch are read: an option, and a number or fraction; 1.0 is all."""
 
     option: str
     value: int | float
@@ -27,12 +22,8 @@ class BatchLimit:
     def of(self, batches: int | None, accumulate: int = 1) -> int | None:
         """The number of batches to read at most; ``None``: all.
 
-        Args:
-            batches: Batches of the epoch; ``None`` if unknown.
-            accumulate: Batches per optimizer step. A fraction is one of steps, rounded down.
-
-        Raises:
-            UserError: It is a fraction of an unknown number, or less than one step.
+        A fraction is one of steps, rounded down. Raises UserError if it is less than one step, or
+        one of an unknown number of batches (``None``).
         """
         if type(self.value) is int:
             return self.value
@@ -69,18 +60,10 @@ def feed_training(
 ) -> Feed:
     """Feed for training: reshuffled each epoch, and every replica takes part in every step.
 
-    Args:
-        loader: The user's loader.
-        share: The replica that reads.
-        accumulate: Micro-batches per optimizer step.
-        global_batch_size: Replaces the loader's batch size if the trainer controls the order.
-        in_global_order: False reads the loader as it is.
-        uneven: As in :class:`ReplayFeed`.
-        limit: Batches of each replica to read of each epoch, a multiple of ``accumulate``.
-        repeats: Read the first epoch again and again.
-
-    Raises:
-        UserError: The dataset is empty or smaller than a step, or the limit does not fit.
+    ``in_global_order``: False reads the loader as it is, with ``uneven`` as in :class:`ReplayFeed`.
+    ``limit``: batches of each replica to read of an epoch, a multiple of ``accumulate``.
+    ``repeats``: read the first epoch again and again. Raises UserError if the dataset is empty or
+    smaller than a step, if the limit does not fit, or if a loader that is read as it is repeats.
     """
     if in_global_order and can_be_ordered(loader):
         size = loader.batch_size or 1
@@ -117,17 +100,10 @@ def feed_evaluation(
 ) -> Feed:
     """Feed for validation, test or prediction: each sample once, in order.
 
-    Args:
-        loader: The user's loader.
-        share: The replica that reads.
-        in_global_order: As in :func:`feed_training`.
-        together: Give every replica the same number of batches; padding batches have no samples
-            that count.
-        limit: Batches of the loader to read, which are divided among the replicas: the samples
-            depend on no layout. Of a loader that is read as it is, batches of each replica.
-
-    Raises:
-        UserError: The dataset is empty, or the limit does not fit the loader.
+    ``together``: every replica gets the same number of batches; samples of padding batches do not
+    count. ``limit``: batches of the loader, divided among the replicas, so that the samples depend
+    on no layout; of a loader that is read as it is, batches of each replica. Raises UserError if
+    the dataset is empty, or the limit does not fit.
     """
     if not (in_global_order and can_be_ordered(loader)):
         most = limit.of(length(loader))

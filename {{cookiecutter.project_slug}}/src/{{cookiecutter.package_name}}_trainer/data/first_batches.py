@@ -40,10 +40,7 @@ def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool
 
 
 def fingerprint(batch: Any) -> int:
-    """A hash of types, shapes and some values; floating-point numbers are rounded.
-
-    Only values on the CPU count. Rounded, because CPUs may differ in the last bit.
-    """
+    """A hash of types, shapes and some values on the CPU, rounded: CPUs may differ in a bit."""
     text = "\0".join(_texts(batch, _DEPTH))
     digest = hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

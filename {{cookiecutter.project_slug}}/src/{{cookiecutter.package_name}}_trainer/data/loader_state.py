@@ -25,11 +25,6 @@ NEW_RANDOM = (
 )
 
 
-def remarks(loader: object) -> list[str]:
-    """What to print of a loader without :func:`positions`."""
-    return [_HIDDEN] if _is_resumable(getattr(loader, "dataset", None)) else []
-
-
 def note_unused(batches: int) -> str:
     """What to print where a saved position cannot be used."""
     return (
@@ -51,17 +46,18 @@ class Saved:
     random: randomness.State
 
 
-def positions(loader: Any, reader: tuple[int, int]) -> "Positions | None":
+def positions(loader: Any, reader: tuple[int, int]) -> "tuple[Positions | None, list[str]]":
     """The positions of a loader with a ``state_dict``, or of its dataset without workers.
 
-    ``reader``: the replica that reads, and the number of replicas.
+    ``reader``: the replica that reads, and the number of replicas. Also returns what to print.
     """
     if _is_resumable(loader):
-        return Positions(loader, reader)
+        return Positions(loader, reader), []
     dataset = getattr(loader, "dataset", None)
-    if _is_resumable(dataset) and not getattr(loader, "num_workers", 0):
-        return Positions(dataset, reader)
-    return None
+    if not _is_resumable(dataset):
+        return None, []
+    has_workers = bool(getattr(loader, "num_workers", 0))
+    return (None, [_HIDDEN]) if has_workers else (Positions(dataset, reader), [])
 
 
 class Positions:
@@ -85,8 +81,7 @@ class Positions:
     def state(self, batches: int, *, is_start: bool = False) -> dict[str, Tensor]:
         """The position after so many batches of the epoch as tensors; empty if it was not noted.
 
-        ``is_start``: the next epoch is read from there. Raises CheckpointError if the loader's
-        state contains an unsupported type.
+        ``is_start``: the next epoch is read from there.
         """
         if batches not in self._noted:
             return {}

@@ -14,11 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
     """Move the tensors of a batch to a device, and objects that have their own ``to``.
 
-    Args:
-        batch: A batch of any nesting.
-        device: Target device.
-        dtype: Cast floating-point tensors to it; ``None``: no cast. Integer and complex tensors,
-            and objects with their own ``to``, are not cast.
+    ``dtype``: floating-point tensors are cast to it.
     """
 
     def moved(value: Any) -> Any:
@@ -49,10 +45,7 @@ def mapped(
 ) -> Any:
     """Apply ``change`` to all values in the dicts, lists, tuples and dataclasses of a batch.
 
-    Args:
-        batch: A batch of any nesting.
-        change: Its result replaces a value.
-        is_leaf: Whether a dict, list, tuple or dataclass is changed as a whole.
+    ``is_leaf``: whether one of these is changed as a whole.
     """
 
     def each(value: Any) -> Any:
@@ -71,8 +64,11 @@ def mapped(
         return type(batch)(map(each, batch))
     is_type = isinstance(batch, type)
     if dataclasses.is_dataclass(batch) and not (is_type or _has_to(batch)):
-        names = [field.name for field in dataclasses.fields(batch) if hasattr(batch, field.name)]
-        return with_fields(batch, {name: each(getattr(batch, name)) for name in names})
+        changed = copy.copy(batch)
+        for name in (each.name for each in dataclasses.fields(batch) if hasattr(batch, each.name)):
+            # It may be frozen, and __init__ may not accept the values of the fields.
+            object.__setattr__(changed, name, each(getattr(batch, name)))
+        return changed
     return change(batch)
 
 
@@ -81,15 +77,6 @@ def leaves(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any
     found: list[Any] = []
     mapped(batch, found.append, is_leaf)
     return found
-
-
-def with_fields(batch: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of a dataclass with other values in some fields."""
-    changed = copy.copy(batch)
-    for name, value in values.items():
-        # It may be frozen, and __init__ may not accept the values of the fields.
-        object.__setattr__(changed, name, value)
-    return changed
 
 
 def _has_to(value: Any) -> bool:

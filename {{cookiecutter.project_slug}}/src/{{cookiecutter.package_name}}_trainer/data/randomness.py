@@ -6,6 +6,7 @@ import os
 import random
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,34 +45,49 @@ def use_deterministic_algorithms(deterministic: bool) -> None:
         torch.use_deterministic_algorithms(deterministic)
 
 
-def host_state() -> State:
-    """State of the generators of torch (CPU), NumPy and Python, as tensors."""
-    version, words, gauss = random.getstate()
-    numpy = np.random.get_state(legacy=False)
-    return {
-        "torch": torch.get_rng_state(),
-        "python": torch.tensor([version, *words], dtype=torch.int64),
-        "python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
-        "numpy": torch.from_numpy(numpy["state"]["key"].astype(np.int64)),
-        "numpy_position": torch.tensor([numpy["state"]["pos"], numpy["has_gauss"]]),
-        "numpy_gauss": torch.tensor([numpy["gauss"]], dtype=torch.float64),
-    }
+class Snapshot:
+    """States of the host's generators in their own formats: ten times faster than tensors."""
 
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._python = random.getstate()
+        self._numpy: tuple[Any, ...] = np.random.get_state(legacy=True)  # type: ignore[assignment]
 
-def set_host_state(state: State) -> None:
-    """Restore a state of :func:`host_state`."""
-    torch.set_rng_state(state["torch"])
-    version, *words = state["python"].tolist()
-    gauss = state["python_gauss"].tolist()
-    random.setstate((version, tuple(words), gauss[0] if gauss else None))
-    position, has_gauss = state["numpy_position"].tolist()
-    keys = state["numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", keys, position, has_gauss, state["numpy_gauss"].item()))
+    @classmethod
+    def of(cls, state: State) -> "Snapshot":
+        """Read a result of :meth:`state`."""
+        self = cls()
+        version, *words = state["python"].tolist()
+        gauss = state["python_gauss"].tolist()
+        keys = state["numpy"].numpy().astype(np.uint32)
+        self._torch = state["torch"]
+        self._python = (version, tuple(words), gauss[0] if gauss else None)
+        position = state["numpy_position"].tolist()
+        self._numpy = ("MT19937", keys, *position, state["numpy_gauss"].item())
+        return self
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+    def state(self) -> State:
+        """The same as tensors."""
+        version, words, gauss = self._python
+        _, keys, position, has_gauss, numpy_gauss = self._numpy
+        return {
+            "torch": self._torch,
+            "python": torch.tensor([version, *words], dtype=torch.int64),
+            "python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
+            "numpy": torch.from_numpy(keys.astype(np.int64)),
+            "numpy_position": torch.tensor([position, has_gauss]),
+            "numpy_gauss": torch.tensor([numpy_gauss], dtype=torch.float64),
+        }
 
 
 def full_state(devices: Sequence[torch.device]) -> State:
-    """State of :func:`host_state`, and of the generators of this process' devices."""
-    state = host_state()
+    """States of the generators of the host, and of this process' devices."""
+    state = Snapshot().state()
     for name, each in _accelerators(devices).items():
         state[name] = torch.get_device_module(each).get_rng_state(each)
     return state
@@ -79,7 +95,7 @@ def full_state(devices: Sequence[torch.device]) -> State:
 
 def set_full_state(state: State, devices: Sequence[torch.device]) -> None:
     """Restore a state of :func:`full_state`; a device's state only on the same type of device."""
-    set_host_state(state)
+    Snapshot.of(state).restore()
     for name, each in _accelerators(devices).items():
         if name in state:
             torch.get_device_module(each).set_rng_state(state[name], each)
@@ -89,26 +105,6 @@ def _accelerators(devices: Sequence[torch.device]) -> dict[str, torch.device]:
     """Devices by name of their state; those after the first are replicas in the same process."""
     used = [each for each in dict.fromkeys(devices) if each.type != "cpu"]
     return {f"{each.type}-{index}" if index else each.type: each for index, each in enumerate(used)}
-
-
-class Snapshot:
-    """The host's generators in their own formats: ten times faster than tensors."""
-
-    def __init__(self) -> None:
-        self._torch = torch.default_generator.get_state()
-        self._python = random.getstate()
-        self._numpy = np.random.get_state(legacy=True)
-
-    def restore(self) -> None:
-        torch.default_generator.set_state(self._torch)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-
-    def state(self) -> State:
-        """The same as tensors, as of :func:`host_state`."""
-        with kept():
-            self.restore()
-            return host_state()
 
 
 @contextlib.contextmanager
@@ -124,8 +120,7 @@ def kept() -> Iterator[None]:
 class Stream:
     """A separate random stream: inside ``with stream:`` the host's generators are this stream's.
 
-    Random numbers drawn inside (by a sampler, an augmentation, a collate function) do not affect
-    the model's own randomness, such as dropout.
+    What a loader draws inside does not affect the model's randomness, such as dropout.
     """
 
     def __init__(self, seed: int) -> None:
@@ -143,6 +138,4 @@ class Stream:
 
     def load_state(self, state: State) -> None:
         """Set this stream to a state of :meth:`Snapshot.state`."""
-        with kept():
-            set_host_state(state)
-            self.position = Snapshot()
+        self.position = Snapshot.of(state)

@@ -19,11 +19,7 @@ def batch_length(batch: Any, expected: int | None = None) -> int:
     """Number of samples in a batch.
 
     If its tensors have different lengths, the first one that is not 1; 1 without tensors.
-
-    Args:
-        batch: A batch of any nesting.
-        expected: The number for which it was made, if it is known: it tells whether a list of
-            tensors is one of samples.
+    ``expected``: the number for which it was made, which tells whether a list is one of samples.
     """
     lengths = [len(each) for each in leaves(batch) if _has_length(each)]
     inner: list[int] = []
@@ -64,11 +60,7 @@ class Splitter:
     """Whether an earlier batch was a list of samples: a later one may look like one of fields."""
 
     def split(self, batch: Any, sizes: Sequence[int]) -> list[Any]:
-        """Split a batch into parts with so many samples.
-
-        Raises:
-            UserError: Tensors of the batch have other lengths, or an object cannot be split.
-        """
+        """Split a batch into parts with so many samples; UserError if it cannot be split."""
         if len(sizes) == 1:
             return [batch]
         is_of_samples = _samples_in(batch, sum(sizes), self._are_lists)

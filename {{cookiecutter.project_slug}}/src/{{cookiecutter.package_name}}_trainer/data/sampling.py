@@ -1,9 +1,8 @@
 """Global-order sampling: the samples of a batch depend only on seed, epoch and step.
 
-A *global batch* contains the samples of one optimizer step, over all replicas. The order of samples
-depends on (seed, epoch). Each global batch is split into micro-batches, and each micro-batch over
-the replicas. So the same global batch size gives the same training on any number of processes, a
-step number is enough to resume, and random augmentation is keyed by (seed, epoch, sample index).
+A *global batch*, the samples of one optimizer step, is split into micro-batches, and each of them
+over the replicas. So the same global batch size gives the same training on any number of processes,
+a step number is enough to resume, and augmentation is keyed by (seed, epoch, sample index).
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,13 +34,9 @@ Key = int | tuple[int, int]
 class BatchPlan:
     """How an epoch is split into batches.
 
-    Args:
-        samples: Number of samples in the dataset.
-        batch_size: Size of one replica's micro-batch.
-        replicas: Number of data-parallel replicas.
-        accumulate: Micro-batches per optimizer step.
-        drop_last: Drop the last global batch if it is not full.
-        most: Maximum number of samples per epoch; ``None``: all.
+    ``samples`` are those of the dataset, ``batch_size`` is that of one replica's micro-batch,
+    ``accumulate`` the number of micro-batches per optimizer step. ``drop_last``: without a last
+    global batch that is not full. ``most``: maximum number of samples per epoch; ``None``: all.
     """
 
     samples: int
@@ -92,8 +87,7 @@ class BatchPlan:
     def weight(self, batch: int, replica: int) -> float:
         """Factor of a replica's mean loss.
 
-        With it, the average over replicas, summed over the step's micro-batches, is the mean over
-        the global batch.
+        The average over replicas, summed over a step, is then the mean over the global batch.
         """
         first = batch - batch % self.accumulate
         in_step = min(self.global_batch, self.samples_used - first * self.micro_batch)
@@ -107,14 +101,9 @@ class BatchPlan:
 class GlobalOrder(Sampler[list[Key]]):
     """Batch sampler of one replica, in the global order.
 
-    Args:
-        plan: How the epoch is split into batches.
-        replica: Index of the replica.
-        seed: Seed of the run.
-        shuffle: Reshuffle each epoch; False keeps the dataset's order.
-        keyed: Yield ``(epoch, index)`` for :class:`KeyedDataset` instead of indices.
-        fill: If the replica has no sample in a last batch, yield one of another replica, with
-            weight 0 in the plan: for training, where every replica must take part in every step.
+    ``keyed``: yield ``(epoch, index)`` for :class:`KeyedDataset` instead of indices. ``fill``: if
+    the replica has no sample in a last batch, yield one of another replica, with weight 0 in the
+    plan, so that every replica takes part in every step.
     """
 
     plan: BatchPlan
@@ -152,8 +141,7 @@ class GlobalOrder(Sampler[list[Key]]):
 class KeyedDataset(Dataset[Any]):
     """A dataset whose samples draw the same random numbers in every process and run.
 
-    Before a sample is loaded, torch's CPU generator, NumPy's and Python's are seeded from (seed,
-    epoch, index), so that the result does not depend on workers, processes or a resume.
+    The generators are seeded from (seed, epoch, index) before a sample is loaded.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:

@@ -5,11 +5,7 @@ from .sampling import BatchPlan
 
 
 def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) -> int:
-    """The batch size of one replica's micro-batch.
-
-    Raises:
-        ConfigurationError: The global batch size is not divisible.
-    """
+    """The batch size of one replica's micro-batch; ConfigurationError if it is no integer."""
     shares = replicas * accumulate
     if global_batch_size < 1 or global_batch_size % shares:
         below = max(1, global_batch_size // shares) * shares
@@ -22,11 +18,7 @@ def device_batch_size(global_batch_size: int, replicas: int, accumulate: int) ->
 
 
 def check_samples(plan: BatchPlan, global_batch_size: int | None) -> None:
-    """Check that a dataset has enough samples for a step.
-
-    Raises:
-        ConfigurationError: It has fewer.
-    """
+    """Raise ConfigurationError if a dataset has fewer samples than a step takes."""
     if plan.samples >= plan.global_batch:
         return
     given = f"global_batch_size={global_batch_size}"

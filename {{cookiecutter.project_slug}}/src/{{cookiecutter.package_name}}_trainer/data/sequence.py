@@ -54,15 +54,10 @@ def gather(tensor: Tensor, dim: int) -> Tensor:
 
 
 def mean(values: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Compute the mean of values over the slices of all processes, the same on every process.
+    """Compute the mean of values, such as losses, over all slices: the same on every process.
 
-    Args:
-        values: This process' values, of any shape, such as the loss of each position.
-        count: Number of this process' values that count; the others must be zero, as
-            ``cross_entropy(reduction="none")`` makes those of ignored targets. Default: all.
-
-    Returns:
-        A scalar in the dtype of ``values``; NaN if no value counts.
+    ``count``: number of this process' values that count, by default all; the others must be zero,
+    as ``cross_entropy(reduction="none")`` makes those of ignored targets. NaN if none counts.
     """
     if _Step.slices is None:
         return values.mean() if count is None else values.sum() / count

@@ -1,8 +1,4 @@
-"""What a command needs from a module: the hooks it overrides, and loaders.
-
-A loader is an iterable of batches, such as a DataLoader. For evaluation there may be several, in a
-dict by name.
-"""
+"""What a command needs from a module: the hooks it overrides, and iterables of batches."""
 
 import inspect
 import os
@@ -20,6 +16,7 @@ from ..module import (
     DataModule,
     Loader,
     TrainingModule,
+    is_overridden,
     problems_of_names,
     problems_of_signatures,
 )
@@ -63,11 +60,10 @@ def check(module: TrainingModule, *names: str) -> None:
 
 
 def _is_overridden(module: TrainingModule, name: str) -> bool:
-    found = getattr(getattr(module, name), "__func__", None)
-    if name == "predict_step" and found is TrainingModule.predict_step:
-        # nn.Module's own forward is _forward_unimplemented.
-        return getattr(module.forward, "__func__", None) is not nn.Module.forward
-    return found is not getattr(TrainingModule, name)
+    # predict_step calls forward by default.
+    return is_overridden(module, TrainingModule, name) or (
+        name == "predict_step" and is_overridden(module, nn.Module, "forward")
+    )
 
 
 def _with_index(module: TrainingModule, step: str, *, is_needed: bool) -> list[str]:

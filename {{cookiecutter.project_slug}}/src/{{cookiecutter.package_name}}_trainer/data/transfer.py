@@ -27,15 +27,12 @@ class CopyStream:
         self._stream = self._gpu.Stream(device)
 
     def copying(self) -> AbstractContextManager[Any]:
-        """Enqueue copies made in this context on this stream; the host does not wait."""
+        """Enqueue copies made in this context on this stream."""
         within: AbstractContextManager[Any] = self._gpu.stream(self._stream)
         return within
 
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
-        """Make later computation wait for all copies so far; the host does not wait.
-
-        The memory of the tensors, which are copies, is not reused before the computation has ended.
-        """
+        """Make later computation wait for all copies so far, and these copies' memory for it."""
         computing = self._gpu.current_stream(self._device)
         computing.wait_stream(self._stream)
         for each in tensors:
@@ -48,17 +45,12 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 
 
 def read(
-    feed: Feed,
-    epoch: int,
-    start: int,
-    devices: Sequence[torch.device],
-    dtype: torch.dtype | None,
+    feed: Feed, epoch: int, start: int, devices: Sequence[torch.device], dtype: torch.dtype | None
 ) -> Iterator[MicroBatch]:
-    """Yield the batches of an epoch; those for a GPU are copied one batch ahead.
+    """Yield the batches of an epoch: for a GPU copied one ahead, for several in pinned memory.
 
-    Those that several GPUs share are copied to pinned memory.
-    Objects with their own ``to`` method and subclasses of Tensor are left for the step's own
-    stream: it is unknown when their memory can be reused. ``dtype``: as in :func:`moving.move`.
+    Objects with their own ``to`` and subclasses of Tensor are left for the step's own stream: it is
+    unknown when their memory can be reused. ``dtype``: as in :func:`moving.move`.
     """
     batches, device = feed.epoch(epoch, start), devices[0]
     stream = copy_stream(device)

@@ -15,17 +15,10 @@ T = TypeVar("T")
 
 
 def create(where: str, given: object, base: type[T], built_in: Mapping[str, type[T]]) -> T:
-    """Create an object, unless it is given.
+    """Return a given object, or create it; ConfigurationError has one line per error.
 
-    Args:
-        where: What errors name it by, such as ``"callbacks[0]"``.
-        given: The object, its class path, a built-in name, or a dict with ``class_path`` and
-            ``init_args``.
-        base: What it must be an instance of.
-        built_in: Classes by name.
-
-    Raises:
-        ConfigurationError: One line per error.
+    ``given`` may also be its class path, a built-in name, or a dict with ``class_path`` and
+    ``init_args``. ``where``: what errors name it by, such as ``"callbacks[0]"``.
     """
     if isinstance(given, base):
         return given
@@ -56,16 +49,9 @@ def create(where: str, given: object, base: type[T], built_in: Mapping[str, type
 
 
 def imported(where: str, path: str, base: type[T]) -> type[T]:
-    """Import the class that a class path names.
+    """Import the subclass of ``base`` that a class path ``"module.Class"`` names.
 
-    Args:
-        where: What errors begin with.
-        path: Module and name, ``"module.Class"``.
-        base: What it must be a subclass of.
-
-    Raises:
-        ConfigurationError: It cannot be imported, with the line of the user's file that raised; or
-            it is not such a class.
+    ConfigurationError, which begins with ``where``, has the line of the user's file that raised.
     """
     module, _, name = path.rpartition(".")
     if not module:
@@ -74,11 +60,8 @@ def imported(where: str, path: str, base: type[T]) -> type[T]:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing a user's module may raise anything
         frames = traceback.extract_tb(error.__traceback__)
-        own = [
-            each
-            for each in frames
-            if each.name == "<module>" and "site-packages" not in each.filename
-        ]
+        modules = (each for each in frames if each.name == "<module>")
+        own = [each for each in modules if "site-packages" not in each.filename]
         at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         kind = "" if isinstance(error, _SPEAKING) else f"{type(error).__name__}: "
         raise ConfigurationError(f"{where}: {kind}{one_line(error)}{at}") from None

@@ -1,8 +1,7 @@
 """Redact secrets before a command line, a configuration or a message is written or printed.
 
-Options are secret by name: ``--model.api_key``, ``--data.init_args.accessToken``. Inside of values,
-users and passwords of URLs (``https://name:password@host``), their parameters with such names
-(``?api_key=…``) and ``Authorization`` headers are redacted too.
+Options are secret by name (``--model.api_key``). Inside of values, users and passwords of URLs,
+their parameters with such names (``?api_key=…``) and ``Authorization`` headers are redacted too.
 """
 
 import re

@@ -44,10 +44,7 @@ def hints(cls: type) -> dict[str, Any]:
 def check(
     expected: Mapping[str, Any], given: Mapping[str, Any], problems: Problems, prefix: str = ""
 ) -> list[str]:
-    """Check values whose type is known, and return the names of the invalid ones.
-
-    ``problems`` collects a line for each, with a prefix before its name.
-    """
+    """Check values whose type is known, and return the names of the invalid ones."""
     wrong = [name for name, value in given.items() if not fits(expected.get(name, Any), value)]
     for name in wrong:
         problems.add(refusal(f"{prefix}{name}", given[name], expected[name]))
@@ -99,12 +96,8 @@ def convert(
 ) -> dict[str, Any]:
     """Convert values as on the command line, where ``"2"`` is a number, and return the valid ones.
 
-    Args:
-        prefix: Prefix of names in errors.
-        expected: Types by name.
-        given: Values by name.
-        problems: Collects a line for each unknown name and each invalid value.
-        known: Names that may be suggested; default: all.
+    ``problems`` collects a line for each unknown name, with similar ones of ``known`` (default: of
+    all), and for each invalid value.
     """
     good: dict[str, Any] = {}
     for name, value in given.items():

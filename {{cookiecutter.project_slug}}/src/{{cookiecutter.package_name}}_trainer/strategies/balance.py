@@ -1,5 +1,6 @@
 """Divide a sequence of layers into stages of a pipeline."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -15,23 +16,21 @@ def divide(cost: Callable[[int, range], float], count: int, stages: int) -> list
     Returns:
         Number of children of each stage, at least one.
     """
-    # Largest cost of the best division of the first children, and its last bound.
-    best = [[math.inf] * (count + 1) for _ in range(stages + 1)]
-    cut = [[0] * (count + 1) for _ in range(stages + 1)]
-    best[0][0] = 0.0
-    for stage in range(1, stages + 1):
-        for end in range(stage, count + 1):
-            for start in range(stage - 1, end):
-                before = best[stage - 1][start]
-                if before < best[stage][end]:
-                    largest = max(before, cost(stage - 1, range(start, end)))
-                    if largest < best[stage][end]:
-                        best[stage][end], cut[stage][end] = largest, start
-    sizes, end = [], count
-    for stage in range(stages, 0, -1):
-        sizes.append(end - cut[stage][end])
-        end = cut[stage][end]
-    return sizes[::-1]
+
+    @functools.cache
+    def best(stages: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """The largest cost of the best division of the first children, and its sizes."""
+        if not stages:
+            return (math.inf if end else 0.0), ()
+        found: tuple[float, tuple[int, ...]] = math.inf, ()
+        for start in range(stages - 1, end):
+            before, sizes = best(stages - 1, start)
+            if before < found[0]:
+                largest = max(before, cost(stages - 1, range(start, end)))
+                found = min(found, (largest, (*sizes, end - start)), key=lambda each: each[0])
+        return found
+
+    return list(best(stages, count)[1])
 
 
 def total(costs: Sequence[float]) -> Callable[[int, range], float]:

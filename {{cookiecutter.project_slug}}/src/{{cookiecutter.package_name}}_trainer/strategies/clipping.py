@@ -5,11 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.utils import (
-    clip_grad_value_,
-    clip_grads_with_norm_,
-    get_total_norm,
-)
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from ..checkpoint import dtensors
 from ..launch import collectives
@@ -28,8 +24,8 @@ def clip_gradients(parameters: Sequence[Tensor], value: float, algorithm: str) -
     if algorithm == "norm":
         dense = [_with_dense_gradient(each) for each in parameters]
         gradients = [each.grad for each in dense if each.grad is not None]
-        return bound_norm(dense, value, get_total_norm(gradients))
-    clip_grad_value_([with_local_gradient(each) for each in parameters], value)
+        return _bound_norm(dense, value, get_total_norm(gradients))
+    clip_grad_value_([_with_local_gradient(each) for each in parameters], value)
     return None
 
 
@@ -48,14 +44,14 @@ def clip_distinct_gradients(
         algorithm: ``"norm"`` or ``"value"``.
         counts: Whether this process adds a parameter to the norm, and not another one.
     """
-    own = [with_local_gradient(each) for each in parameters]
+    own = [_with_local_gradient(each) for each in parameters]
     if algorithm == "value":
         clip_grad_value_(own, value)
         return None
     counted = [each.grad for each, whole in zip(own, parameters, strict=True) if counts(whole)]
     squared = get_total_norm([each for each in counted if each is not None]).float() ** 2
     norm = collectives.all_reduce(squared.to(parameters[0].device)).sqrt()
-    return bound_norm(own, value, norm)
+    return _bound_norm(own, value, norm)
 
 
 def clip_gradients_on_meshes(
@@ -68,7 +64,7 @@ def clip_gradients_on_meshes(
     return clip_distinct_gradients(parameters, value, algorithm, _counts)
 
 
-def bound_norm(parameters: Sequence[Tensor], value: float, norm: Tensor) -> Tensor:
+def _bound_norm(parameters: Sequence[Tensor], value: float, norm: Tensor) -> Tensor:
     """Scale gradients, whose norm is known, to a norm of at most ``value``; return the norm."""
     if value < math.inf:
         clip_grads_with_norm_(parameters, value, norm)
@@ -102,7 +98,7 @@ def _with_dense_gradient(parameter: Tensor) -> Tensor:
     return _with_gradient(parameter.grad.detach().values())
 
 
-def with_local_gradient(parameter: Tensor) -> Tensor:
+def _with_local_gradient(parameter: Tensor) -> Tensor:
     """A tensor whose gradient is the local shard of a parameter's gradient, made dense."""
     if parameter.grad is not None and dtensors.is_sharded(parameter.grad):
         return _with_gradient(dtensors.local(parameter.grad))

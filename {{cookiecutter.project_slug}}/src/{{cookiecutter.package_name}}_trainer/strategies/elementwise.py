@@ -4,7 +4,7 @@ Where parameters are sliced, an optimizer must compute each element by itself; w
 steps some of the parameters, each parameter by itself. This is tested by steps on small tensors.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from ..launch import collectives
 from .sharded_optimizers import constructor_options
 
 Cut = Literal["elements", "parameters"]
+_Pair = tuple[Tensor, Tensor]  # a parameter, and its gradients of all steps
 
 MARK = "is_elementwise"
 """An attribute of an optimizer or its class; True: it is not tested."""
@@ -67,21 +68,28 @@ def _reason(optimizer: Optimizer, cut: Cut, device: torch.device) -> str:
     if getattr(optimizer, MARK, False):
         return ""
     for group in optimizer.param_groups:
-        whole = [torch.randn(shape).to(device) for shape in _SHAPES]
-        gradients = [torch.randn(len(_SCALES), *shape).to(device) for shape in _SHAPES]
+        whole = [
+            (torch.randn(shape).to(device), torch.randn(len(_SCALES), *shape).to(device))
+            for shape in _SHAPES
+        ]
+        parts: list[list[_Pair]] = [[pair] for pair in whole]
+        if cut == "elements":
+            parts = [
+                [half]
+                for value, gradients in whole
+                for half in zip(
+                    value.view(-1).chunk(2), gradients.flatten(1).chunk(2, 1), strict=True
+                )
+            ]
         try:
-            expected = _stepped(optimizer, group, whole, gradients)
+            after = _stepped(optimizer, group, whole)
         except Exception as error:  # of any optimizer
             return f"cannot be tested on parts of parameters ({one_line(error)})"
         try:
-            parts = [
-                _stepped(optimizer, group, own, own_gradients)
-                for own, own_gradients in _parts(whole, gradients, cut)
-            ]
+            found = torch.cat([_stepped(optimizer, group, part) for part in parts])
         except Exception as error:
             return f"{_BEYOND[cut]} ({one_line(error)})"
-        found = torch.cat([each.flatten() for part in parts for each in part])
-        before, after = (torch.cat([e.flatten() for e in each]) for each in (whole, expected))
+        before = torch.cat([value.flatten() for value, _ in whole])
         changed, largest = (after - before).abs().max(), before.abs().max()
         # Written so that NaN is a difference.
         if not (found - after).abs().max() <= _TOLERANCE * changed + _LAST_BITS * largest:
@@ -89,42 +97,19 @@ def _reason(optimizer: Optimizer, cut: Cut, device: torch.device) -> str:
     return ""
 
 
-def _parts(
-    tensors: Sequence[Tensor], gradients: Sequence[Tensor], cut: Cut
-) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    for each, own in zip(tensors, gradients, strict=True):
-        if cut == "parameters":
-            yield [each], [own]
-        else:
-            halves = each.flatten().tensor_split(2), own.flatten(1).tensor_split(2, 1)
-            yield from (([part], [of_part]) for part, of_part in zip(*halves, strict=True))
-
-
-def _stepped(
-    optimizer: Optimizer,
-    group: dict[str, Any],
-    tensors: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-) -> list[Tensor]:
-    """The tensors after steps of an optimizer with the settings of a group.
-
-    Args:
-        optimizer: The user's.
-        group: Its group.
-        tensors: The parameters.
-        gradients: Of each parameter, those of all steps.
-    """
-    parameters = [torch.nn.Parameter(each.clone()) for each in tensors]
+def _stepped(optimizer: Optimizer, group: dict[str, Any], pairs: Sequence[_Pair]) -> Tensor:
+    """All values after steps of an optimizer with the settings of a group of the user's."""
+    parameters = [torch.nn.Parameter(value.clone()) for value, _ in pairs]
     settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
     if not settings.get("lr", _RATE):
         settings["lr"] = settings["lr"] + _RATE
     options = constructor_options(optimizer)
     made = type(optimizer)([{**settings, "params": parameters}], **options)
     for step, scale in enumerate(_SCALES):
-        for parameter, own in zip(parameters, gradients, strict=True):
+        for parameter, (_, gradients) in zip(parameters, pairs, strict=True):
             # They have a direction in common, which some optimizers look for.
-            parameter.grad = (own[step] + own[0]) * scale
+            parameter.grad = (gradients[step] + gradients[0]) * scale
             if isinstance(optimizer, torch.optim.SparseAdam):
                 parameter.grad = parameter.grad.to_sparse(1)
         made.step()
-    return [each.detach() for each in parameters]
+    return torch.cat([each.detach().flatten() for each in parameters])

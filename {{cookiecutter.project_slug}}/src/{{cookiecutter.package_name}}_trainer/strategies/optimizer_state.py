@@ -116,21 +116,20 @@ def state_like(parameter: Tensor | None, values: Mapping[str, Any]) -> dict[str,
     Raises:
         ConfigurationError: It cannot be sharded like its parameter.
     """
-    return {key: _like(parameter, key, value) for key, value in values.items()}
-
-
-def _like(parameter: Tensor | None, key: str, value: Any) -> Any:
-    is_whole = not isinstance(value, Tensor | Stored) or not len(value.shape)
-    if parameter is None or is_whole or not dtensors.is_sharded(parameter):
-        return stored_tensors.read_all(value)
-    if value.shape != parameter.shape:
-        raise ConfigurationError(
-            f"the optimizer's {key!r} has another shape than its parameter, and cannot be sharded "
-            "like it; load the checkpoint under strategy='ddp'"
-        )
-    target = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-    fill(target, value)
-    return target
+    found = {}
+    for key, value in values.items():
+        is_whole = not isinstance(value, Tensor | Stored) or not len(value.shape)
+        if parameter is None or is_whole or not dtensors.is_sharded(parameter):
+            found[key] = stored_tensors.read_all(value)
+            continue
+        if value.shape != parameter.shape:
+            raise ConfigurationError(
+                f"the optimizer's {key!r} has another shape than its parameter, and cannot be "
+                "sharded like it; load the checkpoint under strategy='ddp'"
+            )
+        found[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+        fill(found[key], value)
+    return found
 
 
 def implementation(group: Mapping[str, Any]) -> dict[str, Any]:

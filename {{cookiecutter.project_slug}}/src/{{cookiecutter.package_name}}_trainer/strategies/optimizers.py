@@ -105,8 +105,14 @@ class Optimization:
     def rates_multiplied(self, factor: float) -> Iterator[None]:
         """Multiply the learning rates in this context; schedulers do not see it."""
         groups = [group for each in self.optimizers for group in each.param_groups]
-        with _multiplied(groups, factor):
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * factor
+        try:
             yield
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
 
 def rates_to_log(rates: Sequence[float | Tensor], factor: float) -> dict[str, float]:
@@ -114,18 +120,6 @@ def rates_to_log(rates: Sequence[float | Tensor], factor: float) -> dict[str, fl
     if len(rates) == 1:
         return {"lr": float(rates[0] * factor)}
     return {f"lr-{index}": float(rate * factor) for index, rate in enumerate(rates)}
-
-
-@contextlib.contextmanager
-def _multiplied(groups: Sequence[dict[str, Any]], factor: float) -> Iterator[None]:
-    rates = [group["lr"] for group in groups]
-    for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = rate * factor
-    try:
-        yield
-    finally:
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
 
 
 def _replace_optimizers(scheduler: Any, optimizers: Mapping[int, Optimizer]) -> None:

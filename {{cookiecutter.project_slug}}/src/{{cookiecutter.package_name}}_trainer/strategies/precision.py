@@ -106,11 +106,6 @@ class Precision:
         if self.scaler is not None:
             self.scaler = ShardedGradScaler(self.device_type)
 
-    def replace_autocast(self) -> torch.dtype | None:
-        """Disable autocast; the caller computes in its data type, which is returned."""
-        dtype, self.dtype = self.dtype, None
-        return dtype
-
     def cast(self, module: nn.Module) -> None:
         """Cast a module's floating-point parameters and buffers to their data type, in place."""
         # Not with Module.to, which would make complex buffers real, and also cast the state of

@@ -39,13 +39,7 @@ from ..process_group import ProcessGroupStrategy
 from ..weights import LocalWeights
 from . import state as sharded_state
 from .precision import cast_calls
-from .units import (
-    can_shard,
-    choose_units,
-    explain_sharded_use,
-    outer_modules,
-    unsharded,
-)
+from .units import can_shard, choose_units, explain_sharded_use, outer_modules, unsharded
 
 # An engine's own environment may have an older one: its DTensors cannot be saved.
 _OLDEST_TORCH = "2.10"
@@ -125,8 +119,7 @@ class FSDP(ProcessGroupStrategy):
         if self.find_unused_parameters:
             lines.append(
                 "strategy_options.find_unused_parameters does not support manual optimization with "
-                "FSDP; "
-                "use strategy='ddp', which needs no such option for it"
+                "FSDP; use strategy='ddp', which needs no such option for it"
             )
         roots = outer_modules(module)
         holders = Counter(id(each) for root in roots for each in root.parameters())
@@ -166,7 +159,7 @@ class FSDP(ProcessGroupStrategy):
     def shard_units(self, module: TrainingModule) -> None:
         """Choose units, and shard them."""
         if self.parameter_dtype is None:
-            self.half = self.precision.replace_autocast()
+            self.half, self.precision.dtype = self.precision.dtype, None  # without autocast
         # A backward inside a step reshards what the root unit has gathered, which later
         # operations in the step may still use.
         self.roots = [self._step_module] if module.automatic_optimization else outer_modules(module)

@@ -8,6 +8,7 @@ that exist are averaged here.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -52,7 +53,9 @@ class GradientAverage:
             # torch hooks need a tensor that requires grad; a frozen one may be unfrozen later.
             requires_grad = parameter.requires_grad
             parameter.requires_grad_()
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note(index)))
+            self._hooks.append(
+                parameter.register_post_accumulate_grad_hook(partial(self._note, index))
+            )
             parameter.requires_grad_(requires_grad)
 
     def close(self) -> None:
@@ -62,11 +65,8 @@ class GradientAverage:
         self._hooks = []
         self._group = None
 
-    def _note(self, index: int) -> Callable[[Tensor], None]:
-        def note(parameter: Tensor) -> None:
-            self._averaged.discard(index)
-
-        return note
+    def _note(self, index: int, parameter: Tensor) -> None:
+        self._averaged.discard(index)
 
     @property
     def has_trained(self) -> bool:
@@ -98,10 +98,7 @@ class GradientAverage:
 
     def _average(self, gradients: list[Tensor]) -> None:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        if self._add_up is None:
-            flat = collectives.sum_in_place(flat, self._group)
-        else:
-            flat = self._add_up(flat)
+        flat = self._add_up(flat) if self._add_up else collectives.sum_in_place(flat, self._group)
         flat /= dist.get_world_size(self._group)
         sizes = [gradient.numel() for gradient in gradients]
         parts = zip(gradients, flat.split(sizes), strict=True)

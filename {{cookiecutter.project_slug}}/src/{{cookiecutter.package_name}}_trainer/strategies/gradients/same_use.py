@@ -5,16 +5,23 @@ parameters, their collectives do not match: the run aborts, hangs, or adds gradi
 parameters that have the same size.
 """
 
+import contextlib
+import json
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import UserError
 from ...launch import collectives
-from .agreement import Agreement, Event
+
+Event = tuple[str, ...]
 
 ELSEWHERE = (
     "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters true"
@@ -22,6 +29,10 @@ ELSEWHERE = (
 OPTION = "--trainer.strategy_options.find_unused_parameters true"
 _CALLS, _LEAVES_OUT = "calls", "leaves out"
 _SHOWN = 3
+_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_BETWEEN_POLLS = 0.005
+# How far a rank may run ahead of one that asks: collectives block it much earlier.
+_REMEMBERED = 4096
 
 
 def leaves(loss: Tensor) -> Iterator[Tensor]:
@@ -75,10 +86,15 @@ def with_zeros(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
 class SameUse:
     """Ends a run with an explanation if ranks use different parameters.
 
+    Ranks compare events, which occur in the same order on every rank: calls of modules, and what a
+    backward leaves out. Nothing is sent as long as each rank repeats the sequence on which all
+    ranks last agreed: an event is expected if it followed the last one then. All ranks expect the
+    same, so if they differ, at least one asks its peers, through the process group's store.
+
     Args:
         parameters: The trainable parameters by name: leaves of the loss' graph.
         advice: What to do if ranks differ.
-        timeout_seconds: Timeout of the strategy.
+        timeout_seconds: How long a rank that asks waits for its peers.
     """
 
     def __init__(
@@ -89,10 +105,19 @@ class SameUse:
     ) -> None:
         self._parameters = parameters
         self._advice = advice
+        self._timeout_seconds = timeout_seconds
         self._handles: list[Any] = []
-        self._agreement: Agreement | None = None
+        self._expected: dict[Event, Event] = {}
+        self._last: Event = ()
+        self._count = 0
+        self._recent: deque[tuple[Event, bool]] = deque(maxlen=_REMEMBERED)
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
         if collectives.world_size() > 1:
-            self._agreement = Agreement(self._explain, timeout_seconds)
+            default = dist.distributed_c10d._get_default_store()
+            self._store: dist.Store = dist.PrefixStore("same_use", default)
+            self._thread = threading.Thread(target=self._serve, name="same_use", daemon=True)
+            self._thread.start()
 
     def watch(
         self,
@@ -115,7 +140,7 @@ class SameUse:
             # Before the engine's own hook, which gathers.
             unit.register_forward_pre_hook(partial(called, name), prepend=True)
             for name, unit in units.items()
-            if self._agreement is not None
+            if self._thread is not None
         ]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -125,8 +150,8 @@ class SameUse:
         Raises:
             UserError: Another rank does something else.
         """
-        if self._agreement is not None:
-            self._agreement.check(_CALLS, name)
+        if self._thread is not None:
+            self._compare((_CALLS, name))
 
     def check(self, loss: Tensor) -> None:
         """Compare which gradients the backward of a loss will compute; call this before backward.
@@ -134,29 +159,83 @@ class SameUse:
         Raises:
             UserError: Ranks use different parameters.
         """
-        if self._agreement is not None:
-            self._agreement.check(_LEAVES_OUT, *unused(loss, self._parameters()))
+        if self._thread is not None:
+            self._compare((_LEAVES_OUT, *unused(loss, self._parameters())))
 
     def close(self) -> None:
         """Stop comparing; call this before the process group is destroyed."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self._agreement is not None:
-            self._agreement.close()
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
 
-    def _explain(self, event: Event, rank: int, other: Event) -> str:
-        own = collectives.rank()
-        events = [(own, event, other), (rank, other, event)]
+    def _compare(self, event: Event) -> None:
+        is_expected = self._expected.get(self._last) == event
+        if not is_expected:
+            self._ask_peers(event)
+            self._expected[self._last] = event
+        self._last = event
+        self._recent.append((event, not is_expected))
+        self._count += 1
+
+    def _ask_peers(self, event: Event) -> None:
+        number, own = self._count, json.dumps([collectives.rank(), *event])
+        first = json.loads(self._store.compare_set(f"{number}/first", "", own))
+        if tuple(first[1:]) != event:
+            self._store.set(f"{number}/answer", own)
+            raise self._difference(event, first)
+        if first[0] == collectives.rank():
+            self._store.set(f"asked/{self._store.add('asked', 1)}", str(number))
+        if self._store.add(f"{number}/count", 1) == collectives.world_size():
+            self._store.set(f"{number}/answer", "[]")
+        deadline = time.monotonic() + self._timeout_seconds
+        while not self._store.check([f"{number}/answer"]):
+            if time.monotonic() > deadline:
+                raise dist.DistStoreError(f"wait timeout after {self._timeout_seconds:g} s")
+            time.sleep(_SECONDS_BETWEEN_POLLS)
+        if answer := json.loads(self._store.get(f"{number}/answer")):
+            raise self._difference(event, answer)
+
+    def _serve(self) -> None:
+        """Send this rank's events to peers that ask, unless this rank has asked itself."""
+        seen, waiting = 0, set[int]()
+        # If the store is gone, the run has ended, and the main thread reports why.
+        with contextlib.suppress(RuntimeError):
+            while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
+                asked = self._store.add("asked", 0)
+                waiting |= {
+                    int(self._store.get(f"asked/{each}")) for each in range(seen + 1, asked + 1)
+                }
+                seen = asked
+                for number in [each for each in waiting if each < self._count]:
+                    waiting.remove(number)
+                    self._send(number)
+
+    def _send(self, number: int) -> None:
+        back = self._count - number
+        if back <= len(self._recent):
+            event, has_asked = self._recent[-back]
+            if not has_asked:
+                own = json.dumps([collectives.rank(), *event])
+                self._store.set(f"{number}/answer", own)
+
+    def _difference(self, event: Event, answer: list[Any]) -> UserError:
+        rank, *names = answer
+        other = tuple(names)
+        events = [(collectives.rank(), event, other), (rank, other, event)]
         if event[0] == other[0] == _LEAVES_OUT:
             parts = [
-                f"rank {who} does not use {_shown(sorted({*this} - {*that}))}"
+                f"rank {who} does not use {_shown(extra)}"
                 for who, this, that in events
-                if {*this} - {*that}
+                if (extra := sorted({*this} - {*that}))
             ]
         else:
             parts = [f"rank {who} {_does(this)}" for who, this, _ in events]
-        return f"ranks use different parameters in a step: {', '.join(parts)}; {self._advice}"
+        return UserError(
+            f"ranks use different parameters in a step: {', '.join(parts)}; {self._advice}"
+        )
 
 
 def _does(event: Event) -> str:

@@ -66,13 +66,6 @@ class CommunicationHook:
             )
             wrapped.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
 
-    def restart(self) -> None:
-        """Reset the state of the hook."""
-        if self._powersgd is not None:
-            self._powersgd.iter = 0
-            for name in _MEMORIES:
-                getattr(self._powersgd, name).clear()
-
     def state(self) -> dict[str, Tensor]:
         """This rank's error feedback of the compression; empty if the hook has none."""
         powersgd = self._powersgd

@@ -77,10 +77,7 @@ class DDP(ProcessGroupStrategy):
         return configure()
 
     def _exclude(self, module: TrainingModule) -> Sequence[Tensor]:
-        """Exclude sparse and complex gradients from DDP.
-
-        NCCL and communication hooks cannot reduce the former, gloo and hooks not the latter.
-        """
+        """Exclude sparse and complex gradients from DDP: not all backends and hooks reduce them."""
         unfit = sparse_parameters(module)
         found = {
             name: each
@@ -106,9 +103,9 @@ class DDP(ProcessGroupStrategy):
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=True,
         )
-        self.hook.register(wrapped)
         if not (self.static_graph or self.find_unused_parameters):
-            _rebuild_buckets(wrapped, self.hook)
+            _rebuild_buckets(wrapped)
+        self.hook.register(wrapped)
         return wrapped
 
     def forward_backward(
@@ -153,7 +150,7 @@ class DDP(ProcessGroupStrategy):
         super().teardown()
 
 
-def _rebuild_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) -> None:
+def _rebuild_buckets(wrapped: DistributedDataParallel) -> None:
     """Rebuild DDP's gradient buckets before the first step instead of after it.
 
     DDP rebuilds its buckets once, in the order of the first gradients. The position of an element
@@ -173,4 +170,3 @@ def _rebuild_buckets(wrapped: DistributedDataParallel, hook: CommunicationHook) 
     for parameter in parameters:
         parameter.grad = None
     wrapped.reducer._rebuild_buckets()
-    hook.restart()

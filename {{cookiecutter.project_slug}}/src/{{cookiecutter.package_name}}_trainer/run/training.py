@@ -1,7 +1,6 @@
 """A fit on one rank: creates the loop from the loaders, resumes, writes records, and trains."""
 
 import contextlib
-import functools
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from ..checkpoint import (
     run_directory,
     set_aside,
 )
-from ..data import Data, Feed, LoadersByName, Share, feed_first, feed_trained, scaling, sources
+from ..data import Data, Feed, LoadersByName, feed_first, feed_trained, scaling, sources
 from ..errors import UserError
 from ..launch import collectives, outcome, restarts
 from ..launch.signals import Interrupted, Preempted
@@ -154,22 +153,16 @@ class _Fit:
         )
 
     def _validation(self) -> Validate:
-        run, module = self._run, self._module
-        # After a loss, the other ranks read the lost rank's samples.
-        feeds = functools.lru_cache(maxsize=1)(self._validation_feeds)
-        feeds(run.share())
-        return lambda: evaluate(
-            module, run.strategy, run.recorder, feeds(run.share()), "validation"
-        )
-
-    def _validation_feeds(self, share: Share) -> dict[str, Feed]:
+        run = self._run
         if not self._plan.options.overfit_batches:
-            return self._run.evaluation_feeds(self._loaders, "val")
-        together = self._plan.strategy.limits.shards_parameters
-        return {
-            name: feed_trained(loader, share, training=self._feed, together=together)
-            for name, loader in self._loaders.items()
-        }
+            feeds = run.evaluation_feeds(self._loaders, "val")
+        else:
+            together = run.strategy.limits.shards_parameters
+            feeds = {
+                name: feed_trained(loader, run.share(), training=self._feed, together=together)
+                for name, loader in self._loaders.items()
+            }
+        return partial(evaluate, self._module, run.strategy, run.recorder, feeds, "validation")
 
     def _validation_check(self) -> Validate | None:
         """A check of some validation batches before the first step, if there can be one."""

@@ -18,7 +18,7 @@ LINES = {
     "cli": 1204,
     "data": 1722,
     "errors.py": 116,
-    "launch": 2604,
+    "launch": 2596,
     "legacy": 454,
     "logging": 1226,
     "loop": 2057,

@@ -29,7 +29,7 @@ def compared(batches: Iterator[Any], replica: int, *, replicas: int, tells: bool
         UserError: Ranks of a replica have read different batches; on every rank.
     """
     is_shared = collectives.world_size() > replicas
-    # Without a process group ranks may be lost, and none shares a replica.
+    # Without a process group no ranks share a replica.
     if collectives.is_active() and (is_shared or (tells and replicas > 1)):
         first = next(batches, None)
         # Also without a batch: the other ranks wait.

@@ -1,12 +1,12 @@
 """Collectives over the process group. Without one, each value is already the result.
 
-They run on the device of the given tensor; if the
-process group has no backend for it, through the host's memory. Nothing is pickled: ranks exchange
-tensors or JSON.
+They run on the device of the given tensor or, if the process group has no backend for it, through
+the host's memory. Nothing is pickled: ranks exchange tensors or JSON.
 """
 
 import json
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -15,21 +15,13 @@ from torch import Tensor
 How = Literal["mean", "sum", "min", "max"]
 
 
-class Coordinator(Protocol):
-    """Coordinates ranks that do not take steps together, and waits for all of them at its end."""
-
-    def agreed_signal(self, received: int) -> int:
-        """See :func:`agreed_signal`."""
-        ...
+_agree: Callable[[int], int] | None = None
 
 
-_coordinator: Coordinator | None = None
-
-
-def use(coordinator: Coordinator | None) -> None:
-    """Set what coordinates this rank with its peers between collectives."""
-    global _coordinator  # noqa: PLW0603
-    _coordinator = coordinator
+def agree_by(agree: Callable[[int], int] | None) -> None:
+    """Set :func:`agreed_signal` of a strategy whose ranks do not take steps together."""
+    global _agree  # noqa: PLW0603
+    _agree = agree
 
 
 def is_active() -> bool:
@@ -55,15 +47,15 @@ def agreed_signal(received: int) -> int:
     Args:
         received: The signal that this rank received, or 0.
     """
-    return received if _coordinator is None else _coordinator.agreed_signal(received)
+    return received if _agree is None else _agree(received)
 
 
 def end_waits() -> bool:
     """Whether to end this rank's part in collectives would wait forever if only it has failed."""
     if not is_active() or dist.get_world_size() == 1:
         return False
-    # NCCL's communicators are destroyed only when all work on them has completed.
-    return _coordinator is not None or "nccl" in dist.get_backend_config()
+    # A parameter server waits for its workers, and NCCL for all work on its communicators.
+    return _agree is not None or "nccl" in dist.get_backend_config()
 
 
 def all_reduce(tensor: Tensor, how: How = "sum", group: dist.ProcessGroup | None = None) -> Tensor:

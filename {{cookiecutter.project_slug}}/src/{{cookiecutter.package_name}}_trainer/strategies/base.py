@@ -144,7 +144,7 @@ class Strategy:
 
     @property
     def data(self) -> DataLayout:
-        """Which part of each global batch this process reads; it changes if ranks are lost."""
+        """Which part of each global batch this process reads."""
         return DataLayout(
             replicas=1,
             index=0,

@@ -119,7 +119,7 @@ class ParameterServer(ProcessGroupStrategy):
             server.serve(group)
         else:
             self._server = RemoteServer(self._parameters, group)
-        collectives.use(self)
+        collectives.agree_by(self.agreed_signal)
         return optimization
 
     def _make_server(self) -> Server:
@@ -143,7 +143,7 @@ class ParameterServer(ProcessGroupStrategy):
         return self._server
 
     def _leave(self) -> None:
-        collectives.use(None)
+        collectives.agree_by(None)
         if self._server is not None:
             self._server.leave(self._layout.rank)
         self._server = None

@@ -182,7 +182,7 @@ def test_all_mistakes_are_said_at_once():
         ("deepspeed", {"offload_parameters": True}, "stage 2 does not shard them; use 3"),
         ("deepspeed", {"stage": 0, "offload_optimizer": True}, "stage 0 shards nothing"),
         ("deepspeed", {"reduce_bucket_size": 3}, "give an even number"),
-        ("deepspeed_stage_2", {"stage": 3}, "is set by the strategy's name"),
+        ("deepspeed_stage_2", {"stage": 3}, "options.stage is set by the strategy's name"),
         ("deepspeed_stage_2", {"config": {}}, "zero_optimization.stage=0"),
         ("deepspeed_stage_4", {}, "is unknown; did you mean"),
     ],

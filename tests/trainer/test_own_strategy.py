@@ -60,6 +60,13 @@ def test_in_processes_that_are_spawned(tmp_path):
             ["mine", "--trainer.strategy_options", '{"greting": "hi"}'],
             ["strategy_options: mine has no option 'greting'; did you mean 'greeting'?"],
         ),
+        (
+            ["mine", "--trainer.strategy_options", '{"greting": "hi", "static_graph": 3}'],
+            [
+                "strategy_options: mine has no option 'greting'; did you mean 'greeting'?",
+                "strategy_options.static_graph=3: expected bool",
+            ],
+        ),
         (["mien"], ["strategy='mien' is unknown; did you mean 'mine'?"]),
     ],
 )

@@ -81,7 +81,11 @@ class ProcessGroupStrategy(Strategy):
         launch.watch_for_hangs(self.timeout_seconds)
 
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
-        """Initialize the process group: gloo on CPUs; NCCL on GPUs, with gloo for CPU tensors."""
+        """Initialize the process group: gloo on CPUs; NCCL on GPUs, with gloo for CPU tensors.
+
+        An override takes its store from ``launch.rendezvous.connect_store``: on one node the ranks
+        share a file, and ``layout.main_port`` may be 0.
+        """
         requested = next((os.environ[name] for name in BACKENDS if os.environ.get(name)), None)
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
         # Ranks wait for each other twice: until all have joined, and until all are connected. In

@@ -97,25 +97,20 @@ def create(name: object, options: dict[str, Any]) -> Strategy:
     entry = find(name)
     cls = entry.cls
     known = options_of(cls)
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        raise ConfigurationError(
-            [
-                f"strategy_options: {name} has no option {option!r}"
-                + _instead(entry, option, known)
-                for option in unknown
-            ]
-        )
     problems = Problems()
+    for option in (each for each in options if each not in known):
+        hint = _instead(entry, option, known)
+        problems.add(f"strategy_options: {name} has no option {option!r}{hint}")
     expected: dict[str, Any] = {}
     for each in reversed(cls.__mro__):
         expected |= values.hints(each) if "__init__" in vars(each) else {}
+    options = {option: value for option, value in options.items() if option in known}
     wrong = values.check(expected, options, problems, "strategy_options.")
     for option, value in options.items():
         if option not in wrong and isinstance(value, float) and not math.isfinite(value):
             problems.add(f"strategy_options.{option}={value!r}: expected a finite number")
     timeout = options.get("timeout_seconds", 1)
-    if not problems.lines and not 0 < timeout <= _LONGEST_TIMEOUT:
+    if "timeout_seconds" not in wrong and not 0 < timeout <= _LONGEST_TIMEOUT:
         problems.add(
             f"strategy_options.timeout_seconds={shown(timeout)}: give a number above 0, of at most "
             f"{_LONGEST_TIMEOUT}"

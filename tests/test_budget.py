@@ -20,7 +20,7 @@ LINES = {
     "errors.py": 116,
     "launch": 2596,
     "legacy": 454,
-    "logging": 1226,
+    "logging": 1287,
     "loop": 2057,
     "memory": 386,
     "module": 656,

@@ -103,18 +103,15 @@ def test_training_continues_when_mlflow_s_server_is_killed(tmp_path: Path) -> No
 def test_a_server_that_does_not_answer_is_left_out(name: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # connects, and says nothing
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        variables = {
-            **{"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_TIMEOUT": "2"},
-            **{"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"},
-            **{"WANDB_BASE_URL": address, "WANDB_INIT_TIMEOUT": "3"},
-        }
+        variables = {"MLFLOW_TRACKING_URI": address, "WANDB_BASE_URL": address}
         words = ["-m", "logger_subject", given(name, max_steps=2)]
         done = run(words, cwd=tmp_path, extra={**variables, "WANDB_API_KEY": "0" * 40})
     assert done.returncode == 0, done.stderr
-    [line] = [each for each in done.stderr.splitlines() if "not used any more" in each]
-    reason = {"mlflow": "MlflowException: ", "wandb": "CommError: "}[name]
-    assert line.startswith(f"warning: logger '{name}' is not used any more: it raised {reason}")
-    assert address in line
+    line = (
+        f"warning: logger '{name}' is not used any more: it raised ConnectionError: {address} does "
+        "not answer within 5 s"
+    )
+    assert line in done.stderr.splitlines()
     assert len(logged(tmp_path, "loss")) == 2
 
 

@@ -1,9 +1,11 @@
 """CSV file and TensorBoard; the loggers of the trainer by name, and how they are created."""
 
 import csv
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, Problems, shown
 from ..options import class_paths
@@ -103,6 +105,8 @@ class TensorBoardLogger(Logger):
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
+            # No traceback of TensorBoard's thread, whose error its next call raises.
+            threading.excepthook = partial(_show_of_others, threading.excepthook)
             self._writer = SummaryWriter(str(self._directory), purge_step=self._purge_step)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -115,6 +119,11 @@ class TensorBoardLogger(Logger):
         """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _show_of_others(show: Callable[[Any], object], args: Any) -> None:
+    if not type(args.thread).__module__.startswith("tensorboard."):
+        show(args)
 
 
 BUILT_IN: dict[str, type[Logger]] = {

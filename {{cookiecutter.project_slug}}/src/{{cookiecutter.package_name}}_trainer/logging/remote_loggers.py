@@ -3,24 +3,26 @@
 import importlib.util
 import json
 import os
+import ssl
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TextIO
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, one_line
 from ..launch import files
 from ..options import redaction
 from .logger import LoggedRun, Logger
 
-# How long the clients wait for a server that does not answer, unless the user sets it: training
-# waits for them, by MLflow's defaults for several minutes.
-_PATIENCE = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "WANDB_INIT_TIMEOUT": "30",
-}
+_SECONDS_TO_ANSWER = 5.0
+# How long MLflow's client tries to reach a server that does not answer any more, unless the user
+# sets it: training waits for it, by MLflow's defaults for several minutes.
+_MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 class RemoteLogger(Logger):
@@ -34,6 +36,10 @@ class RemoteLogger(Logger):
     _file: TextIO
     _last: dict[str, int]
 
+    def server(self) -> str | None:
+        """URL of the service, which must answer before the run is opened; ``None``: no server."""
+        return None
+
     def open(self, run: LoggedRun, known: str | None) -> str:
         """Open the run with a known id, or a new one; return its id."""
         raise NotImplementedError
@@ -43,9 +49,14 @@ class RemoteLogger(Logger):
         raise NotImplementedError
 
     def start(self, run: LoggedRun) -> None:
-        """Open the run of the service."""
-        for name, value in _PATIENCE.items():
-            os.environ.setdefault(name, value)
+        """Open the run of the service.
+
+        Raises:
+            ConnectionError: It does not answer within five seconds. Its own client may wait for
+                minutes.
+        """
+        if (url := self.server()) is not None:
+            _check_answer(url)
         folder = run.directory / self.name
         folder.mkdir(exist_ok=True)
         record, self._values = folder / "run.json", folder / "values.jsonl"
@@ -80,6 +91,30 @@ class RemoteLogger(Logger):
             yield step, values
 
 
+def _check_answer(url: str) -> None:
+    """Raise ConnectionError if a server does not answer; an HTTP or TLS error is an answer."""
+    parts = urlsplit(url)
+    url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    reasons = [f"within {_SECONDS_TO_ANSWER:g} s"]
+
+    def ask() -> None:
+        try:
+            urlopen(url, timeout=2 * _SECONDS_TO_ANSWER).close()  # noqa: S310 (of the user)
+        except Exception as error:
+            reason = getattr(error, "reason", error)
+            if not isinstance(error, HTTPError) and not isinstance(reason, ssl.SSLError):
+                reasons[:] = [f"({one_line(error)})"]
+                return
+        reasons.clear()
+
+    # In a thread: a name server that does not answer has other timeouts.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_SECONDS_TO_ANSWER)
+    if reasons:
+        raise ConnectionError(f"{url} does not answer {reasons[0]}")
+
+
 def require(package: str) -> None:
     """Raise ConfigurationError if the package of a logger is not installed."""
     if importlib.util.find_spec(package) is None:
@@ -110,6 +145,14 @@ class WandbLogger(RemoteLogger):
         require("wandb")
         self.project, self.mode = project, mode
 
+    def server(self) -> str | None:
+        """W&B's, or that of ``WANDB_BASE_URL``, unless files are written only."""
+        import wandb
+
+        settings = wandb.setup().settings
+        is_online = (self.mode or settings.mode) == "online"
+        return settings.base_url if is_online else None
+
     def open(self, run: LoggedRun, known: str | None) -> str:
         """Open the run."""
         import wandb
@@ -135,7 +178,7 @@ class WandbLogger(RemoteLogger):
         return str(self._run.id)
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values, with the step as a value."""
+        """Log values over ``step``."""
         self._run.log({**values, "step": step})
 
     def close(self) -> None:
@@ -162,11 +205,20 @@ class MLflowLogger(RemoteLogger):
         require("mlflow")
         self.experiment, self.tracking_uri = experiment, tracking_uri
 
+    def server(self) -> str | None:
+        """The tracking server, unless values are written into a database or files."""
+        import mlflow
+
+        url = self.tracking_uri or mlflow.get_tracking_uri()
+        return url if url.startswith(("http://", "https://")) else None
+
     def open(self, run: LoggedRun, known: str | None) -> str:
         """Open the run."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
+        for name, value in _MLFLOW_PATIENCE.items():
+            os.environ.setdefault(name, value)
         self._client = client = MlflowClient(self.tracking_uri)
         if known is not None:
             client.update_run(known, status="RUNNING")

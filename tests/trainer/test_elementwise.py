@@ -22,7 +22,7 @@ ELEMENT, PARAMETER = "which computes an element from others", "which computes a 
 
 
 def reasons(made: torch.optim.Optimizer) -> list[str]:
-    """Why it cannot step parts of parameters, and some of the parameters."""
+    """Why it cannot step slices of parameters, and some of the parameters."""
     found = (problems_of([made], cut, CPU) for cut in ("elements", "parameters"))
     return ["".join(each) for each in found]
 

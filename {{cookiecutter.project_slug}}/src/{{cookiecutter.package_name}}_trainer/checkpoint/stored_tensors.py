@@ -40,8 +40,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         OSError: The file cannot be written.
     """
     plain = {name: each.detach().cpu().resolve_conj() for name, each in tensors.items()}
-    parts = {name: each.resolve_neg().contiguous() for name, each in plain.items()}
-    specs = {name: _spec(name, each) for name, each in parts.items()}
+    contiguous = {name: each.resolve_neg().contiguous() for name, each in plain.items()}
+    specs = {name: _spec(name, each) for name, each in contiguous.items()}
     path.touch()
     mode = path.stat().st_mode  # safetensors replaces the file by one that only this user can read
     try:

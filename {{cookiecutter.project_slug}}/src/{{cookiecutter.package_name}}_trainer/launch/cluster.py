@@ -293,8 +293,8 @@ def _srun(env: Environment) -> Layout | None:
         return None
     node_rank = int(env["SLURM_NODEID"])
     # Numbers of tasks, each with the number of nodes: "2(x3),1" is [(2, 3), (1, 1)].
-    parts = [part.partition("(x") for part in env["SLURM_STEP_TASKS_PER_NODE"].split(",")]
-    tasks = [(int(count), int(times.rstrip(")") or 1)) for count, _, times in parts]
+    entries = [each.partition("(x") for each in env["SLURM_STEP_TASKS_PER_NODE"].split(",")]
+    tasks = [(int(count), int(times.rstrip(")") or 1)) for count, _, times in entries]
     ends = list(accumulate(times for _, times in tasks))
     if not 0 <= node_rank < ends[-1] == int(env[_STEP.num_nodes]):
         raise ConfigurationError(

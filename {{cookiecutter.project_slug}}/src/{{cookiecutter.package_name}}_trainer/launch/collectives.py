@@ -110,9 +110,9 @@ def all_gather_equal(tensor: Tensor, group: dist.ProcessGroup | None = None) -> 
     if world_size() == 1:
         return [tensor]
     carried = _carried(tensor)
-    parts = [torch.empty_like(carried) for _ in range(world_size())]
-    dist.all_gather(parts, carried, group)
-    return [part.to(tensor.device) for part in parts]
+    gathered = [torch.empty_like(carried) for _ in range(world_size())]
+    dist.all_gather(gathered, carried, group)
+    return [each.to(tensor.device) for each in gathered]
 
 
 def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:

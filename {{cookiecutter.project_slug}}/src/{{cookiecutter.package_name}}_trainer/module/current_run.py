@@ -93,7 +93,7 @@ class Weights(Protocol):
         """Names of the parameters that are trained now, of those in this process."""
 
     def parts(self, names: Iterable[str]) -> list[Tensor]:
-        """This process' parts of parameters: not copies, and not to be modified."""
+        """This process' shards of parameters: not copies, and not to be modified."""
 
     def put(self, parts: Mapping[str, Tensor]) -> None:
         """Overwrite parameters with parts, in the parameters' data type; all ranks call it."""

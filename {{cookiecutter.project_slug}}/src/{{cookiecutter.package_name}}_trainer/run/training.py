@@ -114,8 +114,8 @@ class _Fit:
 
     def _make_loop(self) -> FitLoop:
         plan, options, strategy = self._plan, self._plan.options, self._plan.strategy
-        parts = self._set_up()
-        self._run.schedulers = [each.scheduler for each in parts.optimization.schedulers]
+        fit = self._set_up()
+        self._run.schedulers = [each.scheduler for each in fit.optimization.schedulers]
         checkpoints = Checkpoints(
             self._directory / DIRECTORY,
             options.keep_checkpoints,
@@ -130,7 +130,7 @@ class _Fit:
         factor = None if target == 1.0 else partial(plan.learning_rate.factor, target)
         validate = self._validation() if self._loaders else None
         self._check = self._validation_check()
-        return FitLoop(parts, checkpoints, validate, factor)
+        return FitLoop(fit, checkpoints, validate, factor)
 
     def _set_up(self) -> FitParts:
         """Set the module up under the strategy."""

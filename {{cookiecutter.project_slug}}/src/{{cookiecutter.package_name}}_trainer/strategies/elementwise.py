@@ -35,7 +35,7 @@ _BEYOND = {
 
 
 def check(optimizers: Iterable[Optimizer], cut: Cut, device: torch.device) -> None:
-    """Check that optimizers can step parts, if there are several processes; all must call it.
+    """Check that optimizers can step slices, if there are several processes; all must call it.
 
     Args:
         optimizers: The user's, before their first step.
@@ -52,7 +52,7 @@ def check(optimizers: Iterable[Optimizer], cut: Cut, device: torch.device) -> No
 
 
 def problems_of(optimizers: Iterable[Optimizer], cut: Cut, device: torch.device) -> list[str]:
-    """One line for each optimizer that cannot step parts; see :func:`check`."""
+    """One line for each optimizer that cannot step slices; see :func:`check`."""
     with randomness.kept():
         randomness.seed_sample(0)
         found = {type(each).__name__: _reason(each, cut, device) for each in optimizers}
@@ -72,9 +72,9 @@ def _reason(optimizer: Optimizer, cut: Cut, device: torch.device) -> str:
             (torch.randn(shape).to(device), torch.randn(len(_SCALES), *shape).to(device))
             for shape in _SHAPES
         ]
-        parts: list[list[_Pair]] = [[pair] for pair in whole]
+        slices: list[list[_Pair]] = [[pair] for pair in whole]
         if cut == "elements":
-            parts = [
+            slices = [
                 [half]
                 for value, gradients in whole
                 for half in zip(
@@ -84,9 +84,9 @@ def _reason(optimizer: Optimizer, cut: Cut, device: torch.device) -> str:
         try:
             after = _stepped(optimizer, group, whole)
         except Exception as error:  # of any optimizer
-            return f"cannot be tested on parts of parameters ({one_line(error)})"
+            return f"cannot be tested on slices of parameters ({one_line(error)})"
         try:
-            found = torch.cat([_stepped(optimizer, group, part) for part in parts])
+            found = torch.cat([_stepped(optimizer, group, each) for each in slices])
         except Exception as error:
             return f"{_BEYOND[cut]} ({one_line(error)})"
         before = torch.cat([value.flatten() for value, _ in whole])

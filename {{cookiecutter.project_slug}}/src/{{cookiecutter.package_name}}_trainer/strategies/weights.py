@@ -41,7 +41,7 @@ class LocalWeights:
 
     @torch.no_grad()
     def parts(self, names: Iterable[str]) -> list[Tensor]:
-        """This process' parts of parameters: not copies, and not to be modified."""
+        """This process' shards of parameters: not copies, and not to be modified."""
         return [dtensors.local(self.parameters[name]) for name in names]
 
     @torch.no_grad()

@@ -112,7 +112,7 @@ class ParameterServer(ProcessGroupStrategy):
         optimization = configure()
         self._parameters, self._optimizers = optimization.parameters, optimization.optimizers
         self._names = parameter_names(module)
-        # Not the default one: if a worker is lost, all operations of the group fail.
+        # Not the default one, which rank 0 uses while its server's threads use this one.
         group = dist.new_group(backend="gloo", timeout=MOST_TO_MEET)
         if self._layout.is_main:
             server = self._server = self._make_server()

@@ -73,8 +73,8 @@ class Context:
         shape[dim] = max(lengths) - shape[dim]
         own = torch.cat([tensor, tensor.new_zeros(shape)], dim).contiguous()
         padded = _first_order(all_gather_tensor_autograd(own, dim, self._group))
-        parts = zip(padded.split(max(lengths), dim), lengths, strict=True)
-        return torch.cat([part.narrow(dim, 0, length) for part, length in parts], dim)
+        slices = zip(padded.split(max(lengths), dim), lengths, strict=True)
+        return torch.cat([each.narrow(dim, 0, length) for each, length in slices], dim)
 
     def mean(self, values: Tensor, count: Tensor | int) -> Tensor:
         """The mean over all processes; see :func:`~...data.sequence.mean`."""

@@ -160,17 +160,19 @@ gpu-project: $(TOOLS)  ## render the project for test-gpu and bench-gpu; INSTALL
 GPU_VENV := $(CURDIR)/build/venv-cuda
 GPU_TOOLS ?= $(CURDIR)/build/gpu-tools
 REPORT ?= $(CURDIR)/docs/gpu.md
+RESULTS ?= $(CURDIR)/build/gpu-results.json
 test-gpu: export GPU_CHECKS := $(CURDIR)/tests/trainer/gpu
 test-gpu: export RENDERED_PROJECT := $(abspath $(IN_GPU_PROJECT))
 test-gpu: $(if $(GPU_PROJECT),,gpu-project)  ## test a rendered project on one GPU (ten minutes), and write docs/gpu.md
-	$(IN_PROJECT) '$(IN_GPU_PROJECT)' test-gpu VENV='$(GPU_VENV)' GPU_TOOLS='$(GPU_TOOLS)' REPORT='$(REPORT)'
+	$(IN_PROJECT) '$(IN_GPU_PROJECT)' test-gpu VENV='$(GPU_VENV)' GPU_TOOLS='$(GPU_TOOLS)' REPORT='$(REPORT)' \
+		RESULTS='$(RESULTS)'
 
 gpu-tools: $(if $(GPU_PROJECT),,gpu-project)  ## install what these need besides torch into build/gpu-tools; FOR=3.12: for another machine
 	$(IN_PROJECT) '$(IN_GPU_PROJECT)' gpu-tools VENV='$(GPU_VENV)' GPU_TOOLS='$(GPU_TOOLS)'
 
 # A smoke run on the CPU uses the environment of the benchmarks, which has Lightning.
 ON_CPU := $(findstring --device cpu,$(ARGS))
-bench-gpu: $(if $(GPU_PROJECT),,gpu-project) $(if $(ON_CPU),$(BENCH_TOOLS))  ## time a GPT of 124 million parameters on a GPU (ten minutes)
+bench-gpu: $(if $(GPU_PROJECT),,gpu-project) $(if $(ON_CPU),$(BENCH_TOOLS))  ## time a GPT of 124 million parameters on a GPU (twenty minutes)
 	@python=$$($(if $(ON_CPU),echo '$(BENCH)/bin/python',$(PYTHON) '$(IN_GPU_PROJECT)/tests/gpu/find_python.py' \
 		--venv '$(GPU_VENV)' $(if $(filter command,$(origin PYTHON)),'$(PYTHON)'))) && echo "by $$python" && \
 		export PYTHONPATH="$(abspath $(IN_GPU_PROJECT))/src:$(GPU_TOOLS)$${PYTHONPATH:+:$$PYTHONPATH}" && \

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 # Before the line of JSON that a measurement ends with.
 MARK = "@result "
 PRECISION = "bf16-mixed"
-NAMES = {"loop": "hand-written loop", "bundled": "this trainer", "lightning": "Lightning"}
+NAMES = {
+    "loop": "hand-written loop",
+    "bundled": "this trainer",
+    "bundled_fsdp": "this trainer, fsdp",
+    "lightning": "Lightning",
+    "loop_compiled": "hand-written loop, compiled",
+    "bundled_compiled": "this trainer, compiled",
+}
 # Under either name; the first that is installed.
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 
@@ -39,6 +46,17 @@ class Job:
     def total(self) -> int:
         """All steps: the window ends when the step after it begins."""
         return self.warmup + self.steps + 1
+
+    @property
+    def parameters(self) -> int:
+        """Of the model: two embeddings, blocks, and a norm; the last layer is the first's."""
+        block = 12 * self.width**2 + 13 * self.width
+        return (self.vocabulary + self.context + 2) * self.width + self.depth * block
+
+    @property
+    def flops_per_token(self) -> int:
+        """Of forward and backward; Chowdhery et al. 2022 (PaLM), appendix B."""
+        return 6 * self.parameters + 12 * self.depth * self.width * self.context
 
 
 # A smoke run: its numbers say nothing.

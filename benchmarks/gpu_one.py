@@ -9,6 +9,8 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +21,13 @@ from gpu_job import LIGHTNING, MARK, PRECISION, Job, lightning_name
 from gpu_subject import CLIP, Clock, build, loader, optimizer_for
 
 
-def loop(job: Job, clock: Clock) -> None:
+def loop(job: Job, clock: Clock, *, is_compiled: bool = False) -> None:
     """Train by a hand-written loop: nothing but what training needs."""
     net = build(job).to(job.device)
     optimizer = optimizer_for(net)
     net.train()
+    if is_compiled:
+        net.compile()
     for batch in loader(job):
         clock.tick()
         tokens, targets = (each.to(job.device, non_blocking=True) for each in batch)
@@ -36,7 +40,7 @@ def loop(job: Job, clock: Clock) -> None:
         clock.loss = loss.detach()
 
 
-def bundled(job: Job, clock: Clock) -> None:
+def bundled(job: Job, clock: Clock, **options: Any) -> None:
     """Train by the rendered project's trainer."""
     from my_project_trainer import Trainer, TrainingModule
 
@@ -48,6 +52,7 @@ def bundled(job: Job, clock: Clock) -> None:
         max_steps=job.total,
         loggers=[],
         enable_progress_bar=False,
+        **options,
     )
     trainer.fit(_module(TrainingModule, job, clock))
 
@@ -98,7 +103,14 @@ def _module(base: Any, job: Job, clock: Clock) -> Any:
     return Module()
 
 
-CONTESTANTS = {"loop": loop, "bundled": bundled, "lightning": lightning}
+CONTESTANTS: dict[str, Callable[[Job, Clock], None]] = {
+    "loop": loop,
+    "bundled": bundled,
+    "bundled_fsdp": partial(bundled, strategy="fsdp"),
+    "lightning": lightning,
+    "loop_compiled": partial(loop, is_compiled=True),
+    "bundled_compiled": partial(bundled, compile=True),
+}
 
 
 def main(contestant: str, given: str) -> None:

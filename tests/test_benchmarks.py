@@ -65,13 +65,25 @@ def test_the_gpu_benchmark_says_what_it_found_and_what_it_left_out(gpu: Any) -> 
     def results(*steps: float, peak: float) -> list[dict[str, float]]:
         return [{"step_ms": step, "peak_mib": peak, "loss": 4.0} for step in steps]
 
-    rounds = {"loop": results(99, 100, 150, peak=1000), "bundled": results(1, 101, 102, peak=1040)}
+    rounds = {
+        "loop": results(99, 100, 150, peak=1000),
+        "bundled": results(1, 101, 102, peak=1040),
+        "loop_compiled": results(50, 50, 50, peak=500),
+        "bundled_compiled": results(60, 60, 60, peak=500),
+    }
     gpu.check(rounds)
-    text = gpu.markdown(gpu.Job(), rounds, "a GPU", ["Lightning is not compared: …"])
+    # 8,192 tokens a step of 860 million operations each: 70.4 TFLOPS in 100 ms.
+    assert (gpu.Job().parameters, gpu.Job().flops_per_token) == (124_475_904, 860_101_632)
+    text = gpu.markdown(gpu.Job(), rounds, "a GPU", ["Lightning is not compared: …"], 989.0)
     lines = text.splitlines()
-    assert "| hand-written loop | 100.00 ms | +0.0% | 1000 MiB | +0.0% |" in lines
-    assert "| this trainer | 101.00 ms | +1.0% | 1040 MiB | +4.0% |" in lines
+    assert "| hand-written loop | 100.00 ms | +0.0% | 81,920 | 7.1% | 1000 MiB | +0.0% |" in lines
+    assert "| this trainer | 101.00 ms | +1.0% | 81,109 | 7.1% | 1040 MiB | +4.0% |" in lines
+    compiled = "| this trainer, compiled | 60.00 ms | +20.0% | 136,533 | 11.9% | 500 MiB | +0.0% |"
+    assert compiled in lines
     assert "- A step of the trainer: +1.0%; the aim of at most +2% is reached." in lines
+    assert (
+        "- A step of the trainer, compiled: +20.0%; the aim of at most +2% is **missed**." in lines
+    )
     assert "- Its peak memory: +4.0%; the aim of at most +3% is **missed**." in lines
     assert lines[-1] == "Lightning is not compared: …"
     rounds["bundled"][1]["loss"] = 5.0

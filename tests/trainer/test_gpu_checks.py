@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.conformance.matrix import PORTABLE
 from tests.gpu import find_python, packages, report
+from tests.gpu import run as gpu_run
 from tests.gpu.report import Result
 from tests.gpu.run import Part, parts, run_part
 from tests.project import ROOT, run
@@ -130,6 +131,48 @@ def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
     assert results[2].message == "not today"
     assert "illegal memory access" in results[3].message
     assert "test_broken.py" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_continues_after_its_last_finished_part(tmp_path, monkeypatch, capsys):
+    """Each part is run once, whatever ends the first command; other code starts from the first."""
+    parts = [Part((name,)) for name in ("one", "two")]
+    started = []
+
+    def run_part(part, device, words):
+        started.append(part.selection)
+        if started == ["one", "two"]:
+            raise KeyboardInterrupt
+        yield Result(f"{part.selection}::test_a", "passed", seconds=1.0)
+
+    monkeypatch.setattr(gpu_run, "parts", lambda: parts)
+    monkeypatch.setattr(gpu_run, "run_part", run_part)
+    results = tmp_path / "build" / "results.json"
+    monkeypatch.setattr(sys, "argv", ["run", "--device", "cpu", "--results", str(results)])
+    with pytest.raises(KeyboardInterrupt):
+        gpu_run.main()
+    assert gpu_run.main() == 0
+    assert started == ["one", "two", "two"]
+    assert "2 passed, in 0.0 minutes" in capsys.readouterr().out
+    assert not results.exists()  # all is done
+    gpu_run.keep(results, {"code": "other"}, {"one": [Result("one::test_a", "failed")]})
+    assert gpu_run.main() == 0
+    assert started == ["one", "two", "two", "one", "two"]
+
+
+@pytest.mark.slow
+def test_each_check_of_a_strategy_is_in_one_part():
+    """Selections by name: ``fsdp`` is in ``fairscale_fsdp``."""
+    command = [sys.executable, *checks(OWN, ""), "--collect-only"]
+    del command[command.index("-k") : command.index("-k") + 2]
+    files = [part for part in parts() if part.files == ("tests/gpu/test_strategies.py",)]
+
+    def collected(selection):
+        done = run([*command[1:], "-k", selection], extra=DRY)
+        return [line for line in done.stdout.splitlines() if "test_strategies.py::" in line]
+
+    found = [line for part in files for line in collected(part.selection)]
+    assert sorted(found) == sorted(collected("test_strategies"))
+    assert len(found) > 100
 
 
 def test_a_file_that_cannot_be_imported_is_no_success(tmp_path):

@@ -1,23 +1,26 @@
 """Run all checks that need a GPU, in a few processes, and write what they found into a page.
 
-usage: python -m tests.gpu.run [--device cuda|cpu] [--report FILE] [-k WORDS]
+usage: python -m tests.gpu.run [--device cuda|cpu] [--report FILE] [--results FILE] [-k WORDS]
 
-A process that a GPU's error ends costs the check that it was in: another one does the rest. The
-page is written after each process, so that what was found survives whatever ends the command.
-GPU_CHECKS can name another folder whose checks are run too.
+If a GPU error ends a process, only the current check is lost: another process runs the rest. The
+page and the results are written after each process, and the next command continues after the last
+one that finished, if device, versions and code are the same. GPU_CHECKS can name another folder
+whose checks are run too.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +30,8 @@ from .report import Result
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 MOST_RESTARTS = 20
+# In one process; so a part ends within five minutes.
+STRATEGIES_AT_ONCE = 4
 # Exit codes of pytest that say that it ran to its end: all well, failures, stopped, no test.
 ENDED = (0, 1, 2, 5)
 FACTS = """
@@ -60,22 +65,41 @@ class Part:
     files: tuple[str, ...]
     words: str = ""
 
+    @property
+    def selection(self) -> str:
+        """What ``-k`` selects it by."""
+        return self.words or " or ".join(Path(name).stem for name in self.files)
+
 
 def parts() -> list[Part]:
     """Return them in their order: strategies first, each engine alone, another folder's last."""
-    from .strategies import engines  # after `main` has looked which packages are missing
+    from .strategies import (
+        ROWS,
+        engine,
+        engines,
+    )  # after `main` has looked which packages are missing
 
     strategies = "tests/gpu/test_strategies.py"
-    by_engine = [" or ".join(names) for names in engines().values() if names]
+    of_torch = [name for name in sorted(ROWS) if engine(name) is None]
     own = sorted(f"tests/gpu/{path.name}" for path in HERE.glob("test_*.py"))
     others = os.environ.get("GPU_CHECKS")
     more = sorted(map(str, Path(others).glob("test_*.py"))) if others else []
     return [
-        Part((strategies,), " and ".join(f"not ({words})" for words in by_engine)),
+        Part((strategies,), "test_strategies and not ["),
+        *(
+            Part((strategies,), _words(of_torch[first : first + STRATEGIES_AT_ONCE]))
+            for first in range(0, len(of_torch), STRATEGIES_AT_ONCE)
+        ),
         *(Part((name,)) for name in own if name != strategies),
-        *(Part((strategies,), words) for words in by_engine),
+        *(Part((strategies,), _words(names)) for names in engines().values() if names),
         *(Part((name,)) for name in more),
     ]
+
+
+def _words(strategies: Iterable[str]) -> str:
+    """Select the tests of these strategies, and not those of a name that contains one of them."""
+    chosen = " or ".join(f"[{name}- or [{name}]" for name in strategies)
+    return f"test_strategies and ({chosen})"
 
 
 def run_part(part: Part, device: str, words: str) -> Iterator[Result]:
@@ -138,12 +162,43 @@ def facts(device: str, engines: Iterable[str]) -> dict[str, str]:
     return {"date": f"{now:%Y-%m-%d %H:%M} UTC", **found}
 
 
+def code() -> str:
+    """Hash the files that decide a result."""
+    folders = [ROOT / "src", ROOT / "tests", Path(os.environ.get("GPU_CHECKS") or HERE)]
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def kept(path: Path | None, of: Mapping[str, str]) -> dict[str, list[Result]]:
+    """Read the results of the parts that an interrupted command finished; none of another run."""
+    if path is None or not path.exists():
+        return {}
+    found = json.loads(path.read_text("utf-8"))
+    if found["of"] != of:
+        return {}
+    return {name: [Result(**each) for each in results] for name, results in found["parts"].items()}
+
+
+def keep(path: Path, of: Mapping[str, str], finished: Mapping[str, Sequence[Result]]) -> None:
+    """Write what :func:`kept` reads."""
+    parts_ = {name: list(map(dataclasses.asdict, each)) for name, each in finished.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(json.dumps({"of": of, "parts": parts_}), encoding="utf-8")
+    beside.replace(path)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--report", type=Path, help="the page; a dry run on the CPU writes none")
+    parser.add_argument(
+        "--results", type=Path, help="results of finished parts, from which the next run continues"
+    )
     parser.add_argument("-k", dest="words", default="", help="as pytest's")
     given = parser.parse_args()
     lacking = packages.missing()
@@ -152,22 +207,26 @@ def main() -> int:
         return 2
     from ..conformance.matrix import ENGINES
 
-    began, results, known = (
-        time.monotonic(),
-        [],
-        facts(given.device, (each.name for each in ENGINES)),
-    )
-    text = ""
+    known = facts(given.device, (each.name for each in ENGINES))
+    of = {name: value for name, value in known.items() if name != "date"}
+    of |= {"code": code(), "-k": given.words}
+    finished = kept(given.results, of)
+    began, results, text = time.monotonic(), list[Result](), ""
     for part in parts():
-        started = len(results)
-        for each in run_part(part, given.device, given.words):
-            results.append(each)
+        is_kept = part.selection in finished
+        new = finished.get(part.selection) or list(run_part(part, given.device, given.words))
+        finished[part.selection] = new
+        results += new
         took = time.monotonic() - began
-        shown = f"{' '.join(part.files)} {part.words}".strip()
-        print(f"{took:4.0f} s  {shown}: {len(results) - started} results", flush=True)
-        text = report.markdown(known, results, took)
+        what = "kept from an interrupted run" if is_kept else f"{len(new)} results"
+        print(f"{took:4.0f} s  {what}: ARGS='-k \"{part.selection}\"'", flush=True)
+        text = report.markdown(known, results, sum(each.seconds for each in results))
+        if given.results is not None:
+            keep(given.results, of, finished)
         if given.report is not None and given.device == "cuda":
             report.write(given.report, text)
+    if given.results is not None:
+        given.results.unlink()
     print(text)
     passed = any(each.outcome == "passed" for each in results)
     bad = any(each.outcome in ("failed", "crashed") for each in results)

@@ -57,7 +57,8 @@ def assert_near(one: Trained, other: Trained, bound: float, record_property) -> 
 
 def test_every_registered_strategy_is_checked():
     checked = {each.values[0] for each in all_of(precisions=True)}
-    assert checked == set(registry.names())
+    elsewhere = {"xla"}  # whose devices are no GPUs of torch; `make test-xla` tests it
+    assert checked - elsewhere == set(registry.names()) - elsewhere
 
 
 def test_a_fault_would_be_seen(reference, folder):

@@ -49,7 +49,7 @@ def test_some_checks_pass_on_the_cpu(folder, words, counts):
 @pytest.mark.needs("deepspeed", "fairscale", "horovod")
 @pytest.mark.parametrize(
     ("folder", "counts"),
-    [(OWN, r"\d\d+ passed"), (HERE, r"\d passed, \d\d skipped")],
+    [(OWN, r"\d\d+ passed"), (HERE, r"\d+ passed, \d\d skipped")],
     ids=["own", "template"],
 )
 def test_all_checks_pass_on_the_cpu(folder, counts):

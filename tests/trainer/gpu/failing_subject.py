@@ -40,10 +40,10 @@ class Fails(Sequences):
         return super().training_step(batch, batch_idx)
 
 
-def share_the_gpu() -> None:
-    """Let two ranks use the one GPU, which the trainer refuses: they are to fail, and no more."""
+def share_the_gpu(ranks: int = 2) -> None:
+    """Let several ranks use the one GPU, which the trainer refuses."""
     if device.IS_GPU:
-        torch.cuda.device_count = lambda: 2
+        torch.cuda.device_count = lambda: ranks
         placement.torch_device = lambda *_: device.DEVICE
 
 
@@ -56,7 +56,10 @@ def act_as_one_of_several() -> None:
 def main(kind: str, folder: Path) -> None:
     """Fail."""
     ranks = 2 if kind == "one_of_two" else 1
-    (share_the_gpu if ranks > 1 else act_as_one_of_several)()
+    if ranks > 1:
+        share_the_gpu()
+    else:
+        act_as_one_of_several()
     run = trainer.Trainer(
         accelerator=device.ACCELERATOR,
         devices=ranks,

@@ -56,10 +56,10 @@ def train(folder: Path, name: str, module: Any, **options: Any) -> Trained:
     if run._plan.strategy.limits.shards_parameters:
         state = checkpoint.Checkpoint(checkpoint.resolve(run.run_directory)).state()["model"]
     weights = {key: each.detach().cpu().clone() for key, each in state.items()}
-    return Trained(weights, _losses(run.run_directory / "metrics.csv"), run.run_directory)
+    return Trained(weights, losses(run.run_directory / "metrics.csv"), run.run_directory)
 
 
-def _losses(path: Path) -> Tensor:
+def losses(path: Path) -> Tensor:
     if not path.exists():  # nothing was logged
         return torch.empty(0)
     with path.open() as file:

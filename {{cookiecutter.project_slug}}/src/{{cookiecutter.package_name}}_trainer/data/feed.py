@@ -22,14 +22,8 @@ from .sampling import BatchPlan, GlobalOrder
 _END = object()
 
 
-class _Failed(NamedTuple):
-    """Stands for a batch that could not be read: the error is raised in its turn."""
-
-    error: Exception
-
-
 _Marked = tuple[Any, int, bool]
-"""A batch, the number of its samples, and whether it is the last of its loader."""
+"""A batch, the number of its samples, and whether it is the last of its loader; or an error."""
 
 
 class MicroBatch(NamedTuple):
@@ -183,8 +177,8 @@ class ReplayFeed(Feed):
             for row in rows:
                 if ahead:  # if not, the loader has ended: the last batch is repeated, with weight 0
                     data = ahead.popleft()[0]
-                if isinstance(data, _Failed):
-                    raise data.error
+                if isinstance(data, Exception):
+                    raise data
                 samples, weight, has_ended = self._weighed(row, index + 1)
                 if index >= start:
                     weight /= self.accumulate
@@ -198,7 +192,7 @@ class ReplayFeed(Feed):
 
     def _exchanged(self, ahead: list[_Marked], count: int, ranks: int) -> list[list[list[int]]]:
         """By batch and rank: samples, whether it is the last, and batches of the loader, or -1."""
-        has_failed = bool(ahead) and isinstance(ahead[-1][0], _Failed)
+        has_failed = bool(ahead) and isinstance(ahead[-1][0], Exception)
         own = [each[1:] for each in ahead] + [(0, not has_failed)] * (count - len(ahead))
         rows = torch.zeros(count, ranks, 3, dtype=torch.int64)
         rank = collectives.rank() if ranks > 1 else 0
@@ -260,7 +254,7 @@ def _marked(batches: Iterator[Any], batch_size: int | None) -> Iterator[_Marked]
             data, following = following, next(batches, _END)
             yield data, batch_length(data, batch_size), following is _END
     except Exception as error:
-        yield _Failed(error), 0, False
+        yield error, 0, False
 
 
 def _iterator(loader: Iterable[Any]) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +20,6 @@ from .samples import batch_length, is_empty
 from .sampling import BatchPlan, GlobalOrder
 
 _END = object()
-
-
-_Marked = tuple[Any, int, bool]
-"""A batch, the number of its samples, and whether it is the last of its loader; or an error."""
 
 
 class MicroBatch(NamedTuple):
@@ -166,20 +162,16 @@ class ReplayFeed(Feed):
         saved, self._saved = self._saved, None
         index = 0 if saved is None else start
         batches = _marked(self._read(epoch, index, saved), self._batch_size)
-        ahead, agreed, data = deque(islice(batches, 1)), 1, None
-        if not ahead:
-            raise UserError(f"rank {collectives.rank()}: the loader yielded no batches")
         ranks = 1 if self._uneven == "allow" else collectives.world_size()
         most = loader_state.MOST_AHEAD if ranks > 1 else 1
+        ahead = deque(islice(batches, 1))
         while True:
-            rows = self._exchanged(list(ahead), agreed, ranks)
-            reads = 2 if agreed < most else 1
+            rows = self._exchanged([each[1:] for each in ahead], ranks)
             for row in rows:
-                if ahead:  # if not, the loader has ended: the last batch is repeated, with weight 0
-                    data = ahead.popleft()[0]
+                data, samples, _ = ahead.popleft()
                 if isinstance(data, Exception):
                     raise data
-                samples, weight, has_ended = self._weighed(row, index + 1)
+                weight, has_ended = self._weighed(samples, row, index + 1)
                 if index >= start:
                     weight /= self.accumulate
                     ends_step = has_ended or (index + 1) % self.accumulate == 0
@@ -187,23 +179,20 @@ class ReplayFeed(Feed):
                 if has_ended:
                     return
                 index += 1
-                ahead.extend(islice(batches, reads))
-            agreed *= reads
+                ahead.extend(islice(batches, 2 if len(rows) < most else 1))
 
-    def _exchanged(self, ahead: list[_Marked], count: int, ranks: int) -> list[list[list[int]]]:
+    def _exchanged(self, own: list[tuple[int, bool]], ranks: int) -> list[list[list[int]]]:
         """By batch and rank: samples, whether it is the last, and batches of the loader, or -1."""
-        has_failed = bool(ahead) and isinstance(ahead[-1][0], Exception)
-        own = [each[1:] for each in ahead] + [(0, not has_failed)] * (count - len(ahead))
-        rows = torch.zeros(count, ranks, 3, dtype=torch.int64)
+        rows = torch.zeros(len(own), ranks, 3, dtype=torch.int64)
         rank = collectives.rank() if ranks > 1 else 0
         rows[:, rank] = torch.tensor([(*each, self.batches or -1) for each in own])
         if ranks > 1:
             rows = collectives.all_reduce(rows)
-        found: list[list[list[int]]] = rows.tolist()
-        return found
+        agreed: list[list[list[int]]] = rows.tolist()
+        return agreed
 
-    def _weighed(self, row: list[list[int]], count: int) -> tuple[int, float, bool]:
-        """Samples and weight of this replica's batch, and whether all loaders have ended."""
+    def _weighed(self, samples: int, row: list[list[int]], count: int) -> tuple[float, bool]:
+        """The weight of this replica's batch, and whether all replicas' loaders have ended."""
         ended = [bool(is_last) for _, is_last, _ in row]
         if self._uneven == "refuse" and any(ended) and not all(ended):
             counts = [
@@ -215,8 +204,7 @@ class ReplayFeed(Feed):
                 f"the ranks' loaders give different numbers of batches: {', '.join(known)}; give "
                 "each the same number, or set uneven_inputs='join'"
             )
-        samples = row[collectives.rank() if len(row) > 1 else 0][0]
-        return samples, samples * len(row) / max(1, sum(each[0] for each in row)), all(ended)
+        return samples * len(row) / max(1, sum(each[0] for each in row)), all(ended)
 
     def _read(self, epoch: int, first: int, saved: loader_state.Saved | None) -> Iterator[Any]:
         """The batches of an epoch from ``first`` on: 0, or that of a saved position."""
@@ -246,15 +234,20 @@ class ReplayFeed(Feed):
         return compared(batches, share.replica, replicas=share.replicas, tells=tells)
 
 
-def _marked(batches: Iterator[Any], batch_size: int | None) -> Iterator[_Marked]:
-    """Yield the batches of an epoch, each read one ahead; the last one may be a failure."""
+def _marked(batches: Iterator[Any], batch_size: int | None) -> Iterator[tuple[Any, int, bool]]:
+    """Yield each batch, its samples, and whether it is the last; read one ahead.
+
+    Then the last one, without samples, or the error of one that could not be read, again and again.
+    """
     try:
-        following = next(batches, _END)
+        if (following := next(batches, _END)) is _END:
+            raise UserError(f"rank {collectives.rank()}: the loader yielded no batches")
         while following is not _END:
             data, following = following, next(batches, _END)
             yield data, batch_length(data, batch_size), following is _END
+        yield from repeat((data, 0, True))
     except Exception as error:
-        yield error, 0, False
+        yield from repeat((error, 0, False))
 
 
 def _iterator(loader: Iterable[Any]) -> Iterator[Any]:

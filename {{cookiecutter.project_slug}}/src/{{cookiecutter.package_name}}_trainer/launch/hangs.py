@@ -23,7 +23,7 @@ _SIGNAL = signal.SIGUSR2
 _STDERR = 2
 # After gloo's own timeout, which ends the ranks that wait.
 _MARGIN_SECONDS = 5.0
-# NCCL's timeout is later than this timer, which NCCL would abort before ranks print their stacks.
+# NCCL's timeout is so much longer: it aborts processes, which then print no stacks of their own.
 NCCL_SECONDS = 30.0
 _SECONDS_TO_ANSWER = 3.0
 _FRAME = '  File "'

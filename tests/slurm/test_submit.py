@@ -73,6 +73,18 @@ def test_what_is_no_script_is_refused(on_cluster: Project, word: str) -> None:
     assert refusal(on_cluster, word, "slurm/train.sh").startswith(f"there is no script '{word}': ")
 
 
+def test_gres_replaces_the_gpus_of_the_script(on_cluster: Project, tmp_path: Path) -> None:
+    """SLURM allocates them, but a step would get the number in the script's line."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/bash\necho "sees $CUDA_VISIBLE_DEVICES"\n')
+    python.chmod(0o755)
+    job = on_cluster.submit("train.sh", CPU, sbatch=("--gres=gpu:2",), VENV=str(tmp_path))
+    job.finish()
+    assert "2 \N{MULTIPLICATION SIGN} 1 processes by tasks on node" in job.log
+    assert job.log.count("sees 0,1\n") == 2, job.log
+
+
 def enable(folder: Path, **values: str) -> None:
     """Remove the # from examples in settings.sh: those of variables, and all commands but one."""
     settings = folder / "slurm" / "settings.sh"

@@ -11,6 +11,7 @@ from typing import Any
 
 import my_project_trainer as trainer
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,6 +47,27 @@ class Alive(TorchDispatchMode):
         return storage is not None and storage.nbytes() == size(dtype)
 
 
+contexts = set[bool]()
+"""Whether layers were computed under autocast."""
+reduced = set[str]()
+"""Data types in which gradients were reduced and sharded."""
+
+
+def note_reduced() -> None:
+    """Note the data type of gradients that are reduced and sharded."""
+
+    def noting(reduce: Any) -> Any:
+        def note(**options: Any) -> Any:
+            reduced.add(str(options["input"].dtype))
+            return reduce(**options)
+
+        return note
+
+    for name in ("reduce_scatter_single", "reduce_scatter_tensor"):  # of torch 2.13, and of older
+        if hasattr(dist, name):
+            setattr(dist, name, noting(getattr(dist, name)))
+
+
 def size(dtype: torch.dtype) -> int:
     """Bytes of a layer's weight."""
     return WIDTH * WIDTH * dtype.itemsize
@@ -65,6 +87,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
+        contexts.add(torch.is_autocast_enabled("cpu"))
         return torch.tanh(x @ self.weight.T if hasattr(self, "weight") else self.linear(x))
 
 
@@ -112,10 +135,12 @@ def main(folder: Path, strategy: str, precision: str, options: str = "{}", *word
         default_root_dir=folder,
         compile={"regional": ["Layer"]} if "compile" in words else False,
     )
+    note_reduced()
     module = Deep("own" in words)
     run.fit(module)
     if run.global_rank == 0:
-        print(json.dumps({"alive": module.counts, "losses": module.losses}))
+        found = {"alive": module.counts, "losses": module.losses}
+        print(json.dumps(found | {"autocast": [*contexts], "reduced": [*reduced]}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What a run sets in torch's GPU backends: on CPUs nothing, on GPUs for as long as it lasts."""
 
+import importlib.util
+import os
 from typing import Any
 
 import my_project_trainer as trainer
@@ -40,8 +42,8 @@ def unchanged() -> Any:
 @pytest.mark.parametrize(
     ("options", "precision", "benchmark"),
     [
-        ({}, "high", True),
-        ({"matmul_precision": "highest"}, "highest", True),
+        ({}, "high", False),
+        ({"matmul_precision": "highest"}, "highest", False),
         ({"matmul_precision": "medium", "cudnn_benchmark": False}, "medium", False),
         ({"deterministic": True}, "high", False),
         ({"cudnn_benchmark": True}, "high", True),
@@ -75,6 +77,40 @@ def test_what_the_program_has_set_itself_stays_unless_the_option_says_otherwise(
     with devices.backends_set("cuda", Options(matmul_precision="medium")):
         assert torch.get_float32_matmul_precision() == "medium"
     assert settings() == before
+
+
+def test_cudnn_tunes_only_where_the_option_or_the_program_says_so(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    for options, benchmark in (({}, True), ({"cudnn_benchmark": False}, False)):
+        with devices.backends_set("cuda", Options(**options)):
+            assert torch.backends.cudnn.benchmark is benchmark
+        assert torch.backends.cudnn.benchmark is True
+
+
+@pytest.mark.parametrize(
+    ("built_for", "given", "settings"),
+    [
+        ("13.0", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ("13.0", {"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"}, None),
+        ("13.0", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, None),
+        (None, {}, None),
+    ],
+)
+def test_memory_of_gpus_grows_in_segments_unless_the_user_says_otherwise(
+    monkeypatch, built_for, given, settings
+):
+    names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+    for name in names:
+        # Not delenv alone: it would not restore a variable that was not set.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    spec = importlib.util.find_spec(devices.__name__)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))  # as each process imports it
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    assert found == (given if settings is None else settings)
 
 
 def test_the_older_interface_counts_too():
@@ -122,7 +158,7 @@ def test_a_run_is_within_what_its_arguments_say(tmp_path, monkeypatch):
     found: list[Any] = []
     monkeypatch.setattr(trainer.trainer, "backends_set", as_on_a_gpu)
     trainer.Trainer(accelerator="cpu", max_steps=1, default_root_dir=tmp_path).fit(Looks(tmp_path))
-    assert (asked, found) == (["cpu"], [("high", True)])
+    assert (asked, found) == (["cpu"], [("high", False)])
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,14 @@ def read(feed: feeds.Feed, start: int = 0) -> tuple[list[Tensor], list[dict[str,
 
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("most", [None, 5])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_it_goes_on_from_any_batch_without_reading_earlier_ones(
-    kind: str, most: int | None
+    monkeypatch: pytest.MonkeyPatch, kind: str, most: int | None, ranks: int
 ) -> None:
+    """With another rank, which reads the same, batches are read further ahead."""
+    monkeypatch.setattr(feeds.collectives, "world_size", lambda: ranks)
+    monkeypatch.setattr(feeds.collectives, "all_reduce", lambda rows: rows[:, :1].repeat(1, 2, 1))
+
     def feed(dataset: Noisy) -> feeds.Feed:
         share = feeds.Share(replica=0, replicas=1, seed=3)
         return feeds.ReplayFeed(LOADERS[kind](dataset), share, 1, most=most)

@@ -1,16 +1,21 @@
 """What a process group is formed of, and what torch's DDP is given."""
 
+import datetime
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from my_project_trainer import strategies
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.launch.cluster import Layout
 from my_project_trainer.run import environment
 from my_project_trainer.strategies import process_group
 from my_project_trainer.strategies.replicated import communication_hooks, ddp
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 
 @pytest.mark.parametrize(
@@ -58,6 +63,7 @@ def test_the_variables_name_a_backend(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     strategy = ddp.DDP()
+    strategy.device = torch.device("cpu")
     layout = Layout()
     with (
         mock.patch.object(process_group.dist, "init_process_group") as formed,
@@ -65,6 +71,87 @@ def test_the_variables_name_a_backend(
     ):
         strategy.init_process_group(layout, torch.device("cpu"))
     assert formed.call_args.args == (asked,)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "bound", "seconds"),
+    [
+        ("cuda:1", "", torch.device("cuda:1"), 90),
+        ("cuda:1", "cuda:gloo", None, 90),  # several ranks on a GPU: gloo has nothing to connect
+        ("cpu", "nccl", None, 60),
+    ],
+)
+def test_nccl_is_bound_to_its_gpu_and_reports_after_our_timer(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    backend: str,
+    bound: torch.device | None,
+    seconds: int,
+) -> None:
+    monkeypatch.setenv("TRAINER_BACKEND", backend)
+    strategy = ddp.DDP(timeout_seconds=60)
+    strategy.device = torch.device(device)
+    with (
+        mock.patch.object(process_group.dist, "init_process_group") as formed,
+        mock.patch.object(process_group.rendezvous, "connect_store") as joined,
+    ):
+        strategy.init_process_group(Layout(), strategy.device)
+    assert formed.call_args.kwargs["device_id"] == bound
+    assert formed.call_args.kwargs["timeout"] == datetime.timedelta(seconds=seconds)
+    assert joined.call_args.args[1] == datetime.timedelta(seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "form"),
+    [
+        ("hsdp", {"shard_size": 2}, lambda strategy: strategy.make_mesh()),
+        (
+            *("mesh", {"data": 2, "shard": 2, "context": 2}),
+            lambda strategy: strategy.make_mesh(),
+        ),
+        (
+            *("mesh", {"pipeline": 2, "data": 2, "tensor": 2}),
+            lambda strategy: strategy.make_processes(2).among([0, 1]),
+        ),
+        ("sequential", {}, lambda strategy: strategy.make_processes(2).across_replicas()),
+        ("fairscale_fsdp", {}, lambda strategy: strategy._reduce_group()),
+    ],
+)
+def test_every_group_reports_after_our_timer(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], form: Callable[[Any], Any]
+) -> None:
+    strategy: Any = strategies.create(name, {"timeout_seconds": 60, **options})
+    strategy._layout, strategy.device = Layout(0, 0, 8, 8), torch.device("cuda:0")
+    strategy.replicas(8, 1)
+    timeouts = []
+
+    def create(*ranks: object, timeout: datetime.timedelta) -> tuple[None, None]:
+        timeouts.append(timeout.total_seconds())
+        return None, None
+
+    for each in ("new_group", "new_subgroups_by_enumeration"):
+        monkeypatch.setattr(torch.distributed, each, create)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *group: 8)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *group: 0)
+    monkeypatch.setattr(DeviceMesh, "from_group", mock.MagicMock())
+    form(strategy)
+    assert timeouts
+    assert set(timeouts) == {90}
+
+
+def test_groups_for_the_cpu_can_be_added_to_one_that_is_bound_to_a_gpu(tmp_path: Path) -> None:
+    """As a checkpoint's; torch would split it from the first group, which gloo does not support."""
+    dist = torch.distributed
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        dist.group.WORLD.bound_device_id = torch.device("cuda:0")
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=9))
+        total = torch.ones(2)
+        dist.all_reduce(total, group=group)
+        assert total.tolist() == [1, 1]
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", ["TRAINER_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND"])

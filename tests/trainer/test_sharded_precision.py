@@ -34,21 +34,25 @@ def counted(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize(
-    ("precision", "words"),
+    ("strategy", "precision", "words"),
     [
-        ("bf16-mixed", ()),
-        pytest.param("bf16-mixed", ("own",), marks=pytest.mark.slow),
-        pytest.param("16-mixed", (), marks=pytest.mark.slow),
+        ("fsdp", "bf16-mixed", ()),
+        pytest.param("fsdp", "bf16-mixed", ("own",), marks=pytest.mark.slow),
+        pytest.param("fsdp", "16-mixed", (), marks=pytest.mark.slow),
+        pytest.param("mesh", "bf16-mixed", (), marks=pytest.mark.slow),
     ],
 )
-def test_no_whole_weights_wait_for_the_backward(counted, precision, words):
-    found = counted("fsdp", precision, json.dumps(SMALL_UNITS), *words)
+def test_no_whole_weights_wait_for_the_backward(counted, strategy, precision, words):
+    options = SMALL_UNITS | ({"shard": 2} if strategy == "mesh" else {})
+    found = counted(strategy, precision, json.dumps(options), *words)
     # The last unit's are there still, for its backward is the first.
     assert len(found["alive"]) == 3
     assert max(found["alive"]) <= 1
     # What autocast casts from whole weights in float32, and keeps.
     kept = counted("fsdp", precision, json.dumps(SMALL_UNITS | FLOAT32))
     assert min(kept["alive"]) >= LAYERS
+    assert (found["autocast"], kept["autocast"]) == ([False], [True])
+    assert found["reduced"] == kept["reduced"] == ["torch.float32"]
     # Norms are rounded too: a layer has two roundings of 2^-9 of values around 1 (2^-12: fp16).
     rounding = torch.finfo(getattr(torch, HALF[precision])).eps / 2
     assert found["losses"] == pytest.approx(kept["losses"], rel=2 * LAYERS * rounding, abs=0)

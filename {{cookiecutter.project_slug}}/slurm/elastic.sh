@@ -116,7 +116,7 @@ submit_replacement() { # OPTION …
         --output="slurm-$SLURM_JOB_ID-%j.out" --partition="$SLURM_JOB_PARTITION"
         --time="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l)")
     if [ -n "${SLURM_GPUS_ON_NODE-}" ]; then
-        options+=(--gpus-per-node="${SLURM_GPUS_PER_NODE:-$SLURM_GPUS_ON_NODE}" --cpus-per-gpu="$((SLURM_CPUS_ON_NODE / SLURM_GPUS_ON_NODE))")
+        options+=(--gpus-per-node="$gpus" --cpus-per-gpu="$((SLURM_CPUS_ON_NODE / SLURM_GPUS_ON_NODE))")
     fi
     if [ -n "${SLURM_JOB_ACCOUNT-}" ]; then options+=(--account="$SLURM_JOB_ACCOUNT"); fi
     read -r -a more <<< "$REPLACEMENT_OPTIONS"

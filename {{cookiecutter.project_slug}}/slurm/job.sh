@@ -32,8 +32,11 @@ if [ -n "${JOIN_JOB-}" ]; then job=$JOIN_JOB restarts=$JOIN_RESTARTS; fi
 # One process per GPU, unless --ntasks-per-node is given; one without GPUs.
 ranks=${SLURM_NTASKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
 if [ "$ranks" = 0 ]; then ranks=1; fi
-# It would contradict the number of CPUs that srun gets below.
-unset SLURM_CPUS_PER_GPU
+# GPUs of a node, with their type if SLURM says it. `--gres` replaces those of the #SBATCH line, but not this variable.
+gpus=${SLURM_GPUS_PER_NODE-}
+if [ "${gpus##*:}" != "${SLURM_GPUS_ON_NODE-}" ]; then gpus=${SLURM_GPUS_ON_NODE-}; fi
+# Without these, srun gives a step all GPUs of the job, and the CPUs that it is told below.
+unset SLURM_GPUS_PER_NODE SLURM_CPUS_PER_GPU
 
 # Check that these are numbers: in arithmetic, bash would execute some other values.
 : "${NODES_MAX:=$SLURM_JOB_NUM_NODES}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..launch import collectives
+from ..launch import collectives, reports
 from .moving import leaves
 
 _VALUES = 1024  # of a tensor
@@ -89,20 +89,15 @@ def _compare(found: Iterable[list[int]], tells: bool) -> None:
     for ranks in in_replica.values():
         if len(ranks) > 1:
             raise UserError(
-                f"ranks {_listed(ranks.values())} are in one replica and have read different "
+                f"{reports.names(ranks.values())} are in one replica and have read different "
                 f"batches: all ranks of a replica must read the same; split the data {_HOW}, not "
                 "by rank"
             )
     most = max(readers.values(), key=len)
     if tells and len(most) > 1 and collectives.rank() == 0:
         print(
-            f"note: ranks {_listed(most.values())} have read the same first batch: the loader is "
+            f"note: {reports.names(most.values())} have read the same first batch: the loader is "
             f"read as it is, and each sample then counts {len(most)} times; split the data {_HOW}",
             file=sys.stderr,
             flush=True,
         )
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    *others, last = map(str, ranks)
-    return f"{', '.join(others)} and {last}"

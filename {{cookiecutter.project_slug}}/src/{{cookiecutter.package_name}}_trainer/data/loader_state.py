@@ -13,8 +13,10 @@ from ..checkpoint.state_file import Packing, unpack
 from . import randomness
 
 T = TypeVar("T")
-# A batch is read one ahead to know the last one, and another one ahead to copy it to a GPU.
-_KEPT = 4
+MOST_AHEAD = 8
+"""Batches that ranks agree on at once; they are read before the first of them is used."""
+# Another one is read ahead to know the last one, and another to copy it to a GPU.
+_KEPT = MOST_AHEAD + 3
 _HIDDEN = (
     "workers read copies of the dataset, so its state_dict is not saved, and a resume within "
     "an epoch reads the earlier batches again; use torchdata's StatefulDataLoader"

@@ -88,7 +88,11 @@ def _samples_in(batch: Any, number: int, are_lists: bool = False) -> Callable[[A
 
     def is_list(value: Any) -> bool:
         is_plain = isinstance(value, list | tuple) and not hasattr(value, "_fields")
-        return is_plain and len(value) == number and _are_alike(value)
+        if not is_plain or len(value) != number:
+            return False
+        # Samples are of one kind: tensors have one type and rank.
+        kinds = {(getattr(each, "dtype", None), getattr(each, "ndim", None)) for each in value}
+        return len(kinds) == 1
 
     def of_others(value: Any) -> bool:
         if value is batch:
@@ -121,12 +125,6 @@ def _is_splittable(value: Any) -> bool:
 def _has_length(value: Any) -> bool:
     has_methods = hasattr(value, "__len__") and callable(getattr(value, "split", None))
     return _is_splittable(value) and (has_methods or not _is_object(value))
-
-
-def _are_alike(values: Sequence[Any]) -> bool:
-    """Whether values may be of one kind, as samples are: tensors have one type and rank."""
-    kinds = {(getattr(each, "dtype", None), getattr(each, "ndim", None)) for each in values}
-    return len(kinds) == 1
 
 
 def _reason(batch: Any, number: int) -> str:

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
 from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import (
     DataLoader,
@@ -124,7 +123,10 @@ class GlobalOrder(Sampler[list[Key]]):
         return self.plan.batches - (begin == end and not self.fill)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        epoch, plan, order = self.epoch, self.plan, self._shuffled() if self.shuffle else None
+        epoch, plan, order = self.epoch, self.plan, None
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(randomness.mix(self.seed, epoch))
+            order = torch.randperm(plan.samples, generator=generator)
         for batch in range(self.start, len(self)):
             begin, end = plan.part(batch, self.replica)
             if begin == end:
@@ -132,10 +134,6 @@ class GlobalOrder(Sampler[list[Key]]):
                 end = begin + 1
             indices = range(begin, end) if order is None else order[begin:end].tolist()
             yield [(epoch, index) for index in indices] if self.keyed else list(indices)
-
-    def _shuffled(self) -> Tensor:
-        generator = torch.Generator().manual_seed(randomness.mix(self.seed, self.epoch))
-        return torch.randperm(self.plan.samples, generator=generator)
 
 
 class KeyedDataset(Dataset[Any]):

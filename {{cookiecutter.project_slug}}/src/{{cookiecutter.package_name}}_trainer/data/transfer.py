@@ -70,11 +70,11 @@ def read(
             data = _each_plain(batch.data, copy)
         return batch._replace(data=data), tensors
 
-    return _ahead(map(copied, batches), stream, holds_errors=feed.has_plan)
+    return _ahead(map(copied, batches), stream)
 
 
 def _ahead(
-    copies: Iterator[tuple[MicroBatch, list[Tensor]]], stream: CopyStream, *, holds_errors: bool
+    copies: Iterator[tuple[MicroBatch, list[Tensor]]], stream: CopyStream
 ) -> Iterator[MicroBatch]:
     """Yield batches whose copies are handed over, one behind the newest copy."""
     error: Exception | None = None
@@ -85,11 +85,7 @@ def _ahead(
         stream.hand_over(tensors)
         try:
             following = next(copies, None)
-        except Exception as raised:
-            # Without a plan, the ranks exchange the length of each batch. A rank that fails to read
-            # must not go on to a step in which its peers, which wait for it, do not take part.
-            if not holds_errors:
-                raise
+        except Exception as raised:  # in its turn: the other ranks take part in this step
             following, error = None, raised
         yield batch
     if error is not None:

@@ -1,7 +1,7 @@
 """How the ranks of a run are started: by an external launcher, or by this process.
 
-``start.py`` starts them, ``watch.py`` watches them, ``cluster/`` reads from the environment which
-rank this process is, ``devices/`` which devices it has. Imports ``arguments`` and ``errors``.
+``start.py`` starts them, ``watch.py`` watches them, ``cluster.py`` reads from the environment which
+rank this process is, ``devices.py`` which devices it has. Imports ``options`` and ``errors``.
 """
 
 from .reports import RankError, describe, is_reported, watch_for_hangs

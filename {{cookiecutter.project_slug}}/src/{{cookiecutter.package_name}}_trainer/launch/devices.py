@@ -20,6 +20,9 @@ from ..options import Options
 # torch would initialize CUDA to check for a GPU, and no process forked afterward could use it. With
 # this variable, torch queries the driver through NVML instead, if it is available.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# Segments that grow leave fewer gaps. torch reads it when it first allocates memory on a GPU.
+if torch.version.cuda and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 Accelerator = str
 """``"cpu"``, ``"cuda"``, or the name of a :class:`Hardware`."""
@@ -286,9 +289,8 @@ def backends_set(device_type: str, options: Options) -> Iterator[None]:
     with contextlib.suppress(RuntimeError):
         older = torch.get_float32_matmul_precision()
     benchmark, wanted = torch.backends.cudnn.benchmark, options.matmul_precision
-    torch.backends.cudnn.benchmark = (
-        not options.deterministic if options.cudnn_benchmark is None else options.cudnn_benchmark
-    )
+    if options.cudnn_benchmark is not None:
+        torch.backends.cudnn.benchmark = options.cudnn_benchmark
     if wanted is not None or str(newer[0]) == "none":  # the program has not set it
         _set_matmul_precision(wanted or "high")
     try:

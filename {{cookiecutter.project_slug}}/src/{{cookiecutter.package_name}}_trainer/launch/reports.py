@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -203,6 +203,13 @@ def interrupted(directory: Path) -> Interrupted | None:
     """Read rank 0's record of an interrupt; ``None`` if the ranks did not save a checkpoint."""
     path = directory / _INTERRUPTED
     return Interrupted(*json.loads(path.read_text())) if path.exists() else None
+
+
+def names(ranks: Iterable[int], verb: str = "") -> str:
+    """``"rank 1"``, or ``"ranks 0 and 2"``, with the verb in the singular or plural."""
+    *others, last = map(str, ranks)
+    listed = f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+    return f"{listed} {verb.removesuffix('s') if others else verb}".rstrip()
 
 
 def stack_file(directory: Path, rank: int) -> Path:

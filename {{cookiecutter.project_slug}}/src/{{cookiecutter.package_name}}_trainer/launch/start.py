@@ -18,8 +18,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
@@ -266,22 +266,13 @@ def _pickled(value: object, names: dict[str, Any]) -> bytes:
         raise UserError(line or f"cannot be pickled for other processes: {error}") from error
 
 
-class _Started:
-    """A multiprocessing process, with the interface that the watcher needs."""
-
-    def __init__(self, process: BaseProcess) -> None:
-        process.start()
-        self.pid = process.pid or 0
-        self.poll = lambda: process.exitcode
-
-
-def _start_processes(
-    method: Method, given: _Work, place: Place, result: Path
-) -> Iterator[_Started]:
+def _start_processes(method: Method, given: _Work, place: Place, result: Path) -> Iterator[Any]:
     context: Any = multiprocessing.get_context(method)
     for rank in range(place.processes):
         arguments = (given, place.variables(rank), result if rank == 0 else None)
-        yield _Started(context.Process(target=_run_rank, args=arguments))
+        process = context.Process(target=_run_rank, args=arguments)
+        process.start()
+        yield SimpleNamespace(pid=process.pid, poll=partial(getattr, process, "exitcode"))
 
 
 def _run_rank(given: _Work, variables: dict[str, str], result: Path | None) -> None:

@@ -237,8 +237,10 @@ class Watcher:
         if hung:
             why = f"{found[0].reason}; the " if found else "no batch ended in time; the "
             why += "strategy's timeout_seconds sets how long"
-            waited = f"{_names(sorted(lost))} timed out ({why})" if lost else why
-            return Failure(hung[0], 1, "\n".join([*lines, f"{_names(hung, 'hangs')}: {waited}"]))
+            waited = f"{reports.names(sorted(lost))} timed out ({why})" if lost else why
+            return Failure(
+                hung[0], 1, "\n".join([*lines, f"{reports.names(hung, 'hangs')}: {waited}"])
+            )
         if found:
             hint = "\nno rank on this node hangs: look at the other nodes"
             several = self._place.layout.num_nodes > 1
@@ -271,10 +273,3 @@ class Watcher:
         deadline = time.monotonic() + seconds
         while self._running() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-
-
-def _names(ranks: Sequence[int], verb: str = "") -> str:
-    """``"rank 1"``, or ``"ranks 0 and 2"``, with the verb in the singular or plural."""
-    *others, last = map(str, ranks)
-    listed = f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
-    return f"{listed} {verb.removesuffix('s') if others else verb}".rstrip()

@@ -111,8 +111,8 @@ class Options:
     deterministic: bool = False
     """Use only deterministic kernels."""
     cudnn_benchmark: bool | None = None
-    """Let cuDNN benchmark its algorithms for each new input shape of a convolution; default: on
-    GPUs, unless ``deterministic``. Use False if shapes change from batch to batch."""
+    """On GPUs, let cuDNN benchmark its algorithms for each new input shape of a convolution: faster
+    if shapes stay the same. Default: as the program has set it, which is off in torch."""
     use_distributed_sampler: bool = True
     """Use the trainer's order of samples. False: read loaders as they are."""
     uneven_inputs: Literal["refuse", "join"] = "refuse"

@@ -80,6 +80,12 @@ class ProcessGroupStrategy(Strategy):
         self.init_process_group(layout, self.device)
         launch.watch_for_hangs(self.timeout_seconds)
 
+    @property
+    def group_timeout(self) -> datetime.timedelta:
+        """Timeout of every process group; on GPUs, ranks that hang are reported before it."""
+        margin = hangs.NCCL_SECONDS if self.device.type == "cuda" else 0.0
+        return datetime.timedelta(seconds=self.timeout_seconds + margin)
+
     def init_process_group(self, layout: Layout, device: torch.device) -> None:
         """Initialize the process group: gloo on CPUs; NCCL on GPUs, with gloo for CPU tensors.
 
@@ -87,16 +93,19 @@ class ProcessGroupStrategy(Strategy):
         share a file, and ``layout.main_port`` may be 0.
         """
         requested = next((os.environ[name] for name in BACKENDS if os.environ.get(name)), None)
-        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        names = backends(requested, device.type)
+        to_join = datetime.timedelta(seconds=self.timeout_seconds)
         # Ranks wait for each other twice: until all have joined, and until all are connected. In
         # the kernel no timeout of torch applies: a rank may be stopped with the lock of the store.
-        with hangs.limited(2 * self.timeout_seconds + _SECONDS_FOR_TORCH):
+        with hangs.limited((to_join + self.group_timeout).total_seconds() + _SECONDS_FOR_TORCH):
             dist.init_process_group(
-                backends(requested, device.type),
-                store=rendezvous.connect_store(layout, timeout),
+                names,
+                store=rendezvous.connect_store(layout, to_join),
                 rank=layout.rank,
                 world_size=layout.world_size,
-                timeout=timeout,
+                timeout=self.group_timeout,
+                # NCCL connects now instead of in a step, and other groups are split from this one.
+                device_id=device if "cuda:nccl" in names else None,
             )
 
     @staticmethod

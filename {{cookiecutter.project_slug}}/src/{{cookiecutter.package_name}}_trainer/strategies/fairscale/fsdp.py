@@ -3,7 +3,6 @@
 Source: https://fairscale.readthedocs.io/en/stable/api/nn/fsdp.html
 """
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -152,7 +151,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         """A separate group on GPUs: gradients are reduced while parameters are gathered."""
         group: dist.ProcessGroup | None = dist.group.WORLD
         if self.device.type != "cpu":
-            group = dist.new_group(timeout=datetime.timedelta(seconds=self.timeout_seconds))
+            group = dist.new_group(timeout=self.group_timeout)
         return group
 
     def forward_backward(

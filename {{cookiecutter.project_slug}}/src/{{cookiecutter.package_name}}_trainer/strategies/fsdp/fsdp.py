@@ -4,7 +4,6 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 import dataclasses
-import datetime
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -346,7 +345,7 @@ class HSDP(FSDP):
                 f"strategy_options.shard_size={size}: {world} processes are not divisible by it"
             )
         ranks = torch.arange(world).view(world // size, size)
-        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        timeout = self.group_timeout
         copies, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=timeout)
         parts, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout)
         return DeviceMesh.from_group(

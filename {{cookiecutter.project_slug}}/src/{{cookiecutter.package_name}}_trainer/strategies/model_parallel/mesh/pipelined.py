@@ -1,7 +1,6 @@
 """``mesh`` with several stages: a pipeline whose stages are sharded and replicated."""
 
 import contextlib
-import datetime
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -89,7 +88,7 @@ class PipelinedMesh(OnMesh, Sequential):
         ]
 
     def make_processes(self, count: int) -> Processes:
-        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        timeout = self.group_timeout
         sizes = {name: getattr(self.sizes, name) for name in ("data", "shard", "tensor")}
         names = [name for name, size in sizes.items() if size > 1] or ["data"]
         self._mesh = device_mesh({name: sizes[name] for name in names}, self.device.type, timeout)
@@ -97,7 +96,7 @@ class PipelinedMesh(OnMesh, Sequential):
         if self.sizes.replicas > 1:
             self._data = new_group(self.sizes.replicas, self.sizes.tensor, timeout)
         rank, world_size, rounds = self._layout.rank, self._layout.world_size, self.shape.rounds
-        return Processes(rank, world_size, count, rounds, self.timeout_seconds, are_neighbors=False)
+        return Processes(rank, world_size, count, rounds, timeout, are_neighbors=False)
 
     def shard_stages(self, module: TrainingModule) -> None:
         own = self.ownership

@@ -4,7 +4,6 @@ Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 """
 
 import contextlib
-import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,7 +131,7 @@ class Mesh(OnMesh, FSDP):
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""
-        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        timeout = self.group_timeout
         if self.sizes.context > 1:
             group = new_group(self.sizes.context, self.sizes.tensor, timeout)
             self.slices = context.Context(group)
@@ -154,8 +153,7 @@ class Mesh(OnMesh, FSDP):
             plan.apply(found, self.whole_mesh["tensor"], self.materialize)
             self.compute_in_loss_parallel(found)
             # Each rank of a context group counts its own slice.
-            timeout = datetime.timedelta(seconds=self.timeout_seconds)
-            counted = counted_once(module, self.sizes.tensor, timeout)
+            counted = counted_once(module, self.sizes.tensor, self.group_timeout)
             self.until_teardown.enter_context(counted)
         if self.has_units:
             super().shard_units(module)

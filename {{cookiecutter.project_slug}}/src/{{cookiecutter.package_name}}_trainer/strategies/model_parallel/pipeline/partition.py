@@ -38,14 +38,14 @@ class Processes:
         world_size: int,
         count: int,
         rounds: int,
-        timeout_seconds: float,
+        timeout: datetime.timedelta,
         *,
         are_neighbors: bool = True,
     ) -> None:
         ranks = torch.arange(world_size)
         lines = ranks.view(-1, count) if are_neighbors else ranks.view(count, -1).T
         self._ranks: list[list[int]] = lines.flip(1).tolist()
-        self._timeout = datetime.timedelta(seconds=timeout_seconds)
+        self._timeout = timeout
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.count, self.stages = count, count * rounds
         self.replicas = len(self._ranks)

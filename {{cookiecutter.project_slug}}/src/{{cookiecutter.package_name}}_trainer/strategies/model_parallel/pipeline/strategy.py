@@ -124,7 +124,7 @@ class Sequential(ProcessGroupStrategy):
     def make_processes(self, count: int) -> Processes:
         """The processes of pipelines of so many."""
         rank, world_size = self._layout.rank, self._layout.world_size
-        return Processes(rank, world_size, count, self.shape.rounds, self.timeout_seconds)
+        return Processes(rank, world_size, count, self.shape.rounds, self.group_timeout)
 
     @property
     def data(self) -> DataLayout:

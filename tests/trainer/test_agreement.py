@@ -1,0 +1,112 @@
+"""What ranks tell each other of batches that their loaders give: several at a time, exactly."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from my_project_trainer import errors
+from my_project_trainer.data import feed as feeds
+from torch import Tensor
+
+SHARE = feeds.Share(replica=0, replicas=2, seed=3)
+
+
+class Peer:
+    """Another rank, whose batches have so many samples; counts what the ranks exchange."""
+
+    def __init__(self, samples: list[int]) -> None:
+        self._ends = iter([*zip(samples, [0] * (len(samples) - 1) + [1], strict=True)])
+        self.exchanged: list[int] = []
+
+    def all_reduce(self, rows: Tensor) -> Tensor:
+        """Add the peer's rows; it is rank 1."""
+        self.exchanged.append(len(rows))
+        for row in rows:
+            row[1] = torch.tensor([*next(self._ends, (0, 1)), -1])
+        return rows
+
+
+class Stream:
+    """Batches of so many samples each, one of which may be broken; counts what is read."""
+
+    def __init__(self, samples: list[int], broken: int = -1) -> None:
+        self.samples, self.broken, self.read = samples, broken, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for number, samples in enumerate(self.samples):
+            if number == self.broken:
+                raise ArithmeticError("broken")
+            self.read += 1
+            yield torch.full((samples,), float(number))
+
+
+def epoch(
+    monkeypatch: pytest.MonkeyPatch,
+    peer: Peer,
+    stream: Stream,
+    uneven: str = "refuse",
+    start: int = 0,
+) -> Iterator[Any]:
+    """An epoch of rank 0 of two."""
+    monkeypatch.setattr(feeds.collectives, "world_size", lambda: 2)
+    monkeypatch.setattr(feeds.collectives, "all_reduce", peer.all_reduce)
+    return feeds.ReplayFeed(stream, SHARE, 2, uneven).epoch(0, start)
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_batches_are_exchanged_by_the_eight_and_weighted_each(monkeypatch, start):
+    own, others = [4] * 38 + [2, 1], [4, 3] * 20
+    peer = Peer(others)
+    found = list(epoch(monkeypatch, peer, Stream(own), start=start))
+    assert peer.exchanged == [1, 2, 4, 8, 8, 8, 8, 8]  # and not forty times one
+    assert [(each.number, each.samples, float(each.data[0])) for each in found] == [
+        (number, own[number], number) for number in range(start, 40)
+    ]
+    assert [each.weight for each in found] == [
+        samples * 2 / (samples + other) / 2
+        for samples, other in zip(own[start:], others[start:], strict=True)
+    ]
+    assert [each.number for each in found if each.ends_step] == list(range(start | 1, 40, 2))
+    assert [each.number for each in found if each.ends_epoch] == [39]
+
+
+@pytest.mark.parametrize(("own", "others"), [(20, 25), (25, 20), (3, 25), (1, 2)])
+def test_joined_loaders_count_each_sample_once(monkeypatch, own, others):
+    peer = Peer([2] * others)
+    found = list(epoch(monkeypatch, peer, Stream([2] * own), "join"))
+    last = max(own, others)
+    assert [each.number for each in found] == list(range(last))
+    assert [each.samples for each in found] == [2] * own + [0] * (last - own)
+    factors = [1.0] * min(own, others) + [2.0 * (own > others)] * (last - min(own, others))
+    assert [each.weight for each in found] == [factor / 2 for factor in factors]
+    assert float(found[-1].data[0]) == own - 1
+    assert [each.ends_epoch for each in found] == [False] * (last - 1) + [True]
+
+
+@pytest.mark.parametrize(("own", "others", "said"), [(20, 25, 20), (25, 20, 20), (1, 2, 1)])
+def test_uneven_loaders_are_refused_at_the_last_batch_of_the_shorter(
+    monkeypatch, own, others, said
+):
+    batches = epoch(monkeypatch, Peer([2] * others), Stream([2] * own))
+    trained: list[int] = []
+    with pytest.raises(errors.UserError, match="different numbers of batches") as raised:
+        trained.extend(each.number for each in batches)
+    assert trained == list(range(said - 1))
+    counts = [str(said) if each == said else f"more than {said}" for each in (own, others)]
+    assert f": rank 0 has {counts[0]}, rank 1 has {counts[1]}; " in str(raised.value)
+
+
+def test_a_batch_that_cannot_be_read_fails_in_its_turn(monkeypatch):
+    batches = epoch(monkeypatch, Peer([2] * 40), Stream([2] * 40, broken=20))
+    trained: list[int] = []
+    with pytest.raises(ArithmeticError, match="broken"):
+        trained.extend(each.number for each in batches)
+    assert trained == list(range(19))  # not the one before it, which could be the last
+
+
+def test_a_run_that_ends_has_read_nine_batches_ahead_at_most(monkeypatch):
+    stream, most = Stream([2] * 40), 0
+    for each in epoch(monkeypatch, Peer([2] * 40), stream):
+        most = max(most, stream.read - each.number - 1)
+    assert most == 8  # and one more to copy it to a GPU

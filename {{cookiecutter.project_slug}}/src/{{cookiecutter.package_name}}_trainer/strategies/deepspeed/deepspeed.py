@@ -31,7 +31,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from . import optimizers, process, settings
+from . import extensions, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
 from .state import ShardedState
@@ -140,6 +140,7 @@ class DeepSpeed(ProcessGroupStrategy):
             *lines,
             *settings.contradictions(self.config, options),
             *process.rejected(settings.completed(self.config), accelerator),
+            *extensions.problems_of(self.config, accelerator),
         ]
 
     def _problems_of(self, module: TrainingModule) -> list[str]:
@@ -164,6 +165,9 @@ class DeepSpeed(ProcessGroupStrategy):
         process.load(devices[0], layout)
         if settings.is_one_bit_adam(self.config):
             precision.skip_together()
+        if precision.scaler is not None:
+            state = precision.scaler.state_dict()
+            precision.scaler.load_state_dict(state | settings.scaling(self.config))
         super().connect(layout, devices, precision)
         process.adopt_process_group()
 
@@ -187,6 +191,7 @@ class DeepSpeed(ProcessGroupStrategy):
             elements = sum(each.numel() for each in module.parameters())
             config = settings.sized(config, self.device.type, elements)
         config.pop("scheduler", None)  # the training loop steps it
+        config = extensions.compilable(config, self.device.type)
         if settings.is_one_bit_adam(self.config):
             del config["optimizer"]
             found = Optimization([optimizers.one_bit_adam(self.config, module)], [])
@@ -270,7 +275,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
             self.same_use.check(loss)
-        with process.explain_second_order() if self.stage == 3 else process.explain_unreached():
+        with process.explained(self.stage):
             self.engine.backward(loss, scale_wrt_gas=False)
         if synchronize and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()
@@ -307,6 +312,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         if self.sharded is not None:
             self.sharded.load(state)
+            optimizers.convert_steps(self.zero.optimizer)
             return
         for name, parameter in self.module.named_parameters():
             if parameter.numel() == 0 and name in state["model"]:  # freed by stage 3

@@ -111,3 +111,14 @@ def configured_scheduler(config: Mapping[str, Any], optimizer: Optimizer) -> lis
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} in the DeepSpeed configuration: {error}") from None
     return [SchedulerConfig(made, interval="step")]
+
+
+def convert_steps(optimizer: Optimizer) -> None:
+    """Store step counts of another optimizer as this one does: torch's in tensors, others not."""
+    home = type(optimizer).__module__.partition(".")[0]
+    for values in optimizer.state.values():
+        step = values.get("step")
+        if home == "torch" and isinstance(step, int):
+            values["step"] = torch.tensor(float(step))
+        elif home == "deepspeed" and isinstance(step, torch.Tensor):
+            values["step"] = int(step)

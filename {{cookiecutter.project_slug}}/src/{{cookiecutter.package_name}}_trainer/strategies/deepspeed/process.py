@@ -202,30 +202,12 @@ def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
 
 
 @contextlib.contextmanager
-def explain_second_order() -> Iterator[None]:
-    """Explain torch's error if the gradient of a gradient needs parameters that are freed.
+def explained(stage: int) -> Iterator[None]:
+    """Explain two errors of a backward.
 
     Raises:
-        UserError: With the explanation.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not re.search("must be a matrix|size|shape|dimension", str(error)):
-            raise
-        raise UserError(
-            f"a backward failed ({one_line(error)}): stage 3 frees a parameter after its first "
-            "backward, and the gradient of a gradient (create_graph=True) needs it again; use "
-            "strategy='deepspeed_stage_2'"
-        ) from error
-
-
-@contextlib.contextmanager
-def explain_unreached() -> Iterator[None]:
-    """Explain the error of stages 1 and 2 if a backward computes no gradient.
-
-    Raises:
-        UserError: With the explanation.
+        UserError: Stages 1 and 2: it computed no gradient. Stage 3: the gradient of a gradient
+            needs parameters that are freed.
     """
     try:
         yield
@@ -233,3 +215,11 @@ def explain_unreached() -> Iterator[None]:
         if traceback.extract_tb(error.__traceback__)[-1].name != "reduce_ipg_grads":
             raise
         raise UserError(UNREACHED) from error
+    except RuntimeError as error:
+        if stage != 3 or not re.search("must be a matrix|size|shape|dimension", str(error)):
+            raise
+        raise UserError(
+            f"a backward failed ({one_line(error)}): stage 3 frees a parameter after its first "
+            "backward, and the gradient of a gradient (create_graph=True) needs it again; use "
+            "strategy='deepspeed_stage_2'"
+        ) from error

@@ -20,7 +20,15 @@ VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")
 ONE_BIT_ADAM = "onebitadam"
 AUTO = "auto"  # filled in by other trainers
 
-_PRECISIONS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "torch_autocast": "bf16-mixed"}
+_PRECISIONS = {
+    "fp16": "16-mixed",
+    "bf16": "bf16-mixed",
+    "bfloat16": "bf16-mixed",  # the older spelling
+}
+# Settings of the gradient scaler in a section fp16, and their names in its state.
+_OF_SCALER = {"initial_scale_power": "scale", "loss_scale_window": "growth_interval"}
+# What the trainer does with a precision; the other settings must be off.
+_DONE = {"check_grad_overflow": True, "hysteresis": 1}
 _OPTIMIZERS = (
     *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "NAdam", "OneBitAdam"),
     *("RAdam", "RMSprop", "Rprop", "SGD"),
@@ -35,6 +43,7 @@ _NOT_TAKEN = {
         "the trainer splits batches over all processes",
     ),
     "data_efficiency": "the trainer chooses the samples",
+    "torch_autocast": "forward passes use autocast by the trainer's precision",
     "hybrid_engine": "it is for generation between training steps",
     "managed_gradient_accumulation": "the trainer determines where a step ends",
     "gradient_allreduce_op": "the trainer expects averaged gradients",
@@ -150,6 +159,7 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
         f"{name} in {where}: {reason}; leave it out"
         for name, reason in _NOT_TAKEN.items()
         if config.get(name) not in (None, {}, 1, True, "mean", AUTO)
+        and section(config, name).get("enabled") is not False
     ]
     for name, argument, own in (
         ("gradient_clipping", "gradient_clip_val", options.gradient_clip_val),
@@ -162,12 +172,7 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
                 f"{name}={value!r} in {where}, but {argument}={own!r}; leave it out there, or give "
                 f"{argument}={value!r}"
             )
-    lines += [
-        f"{name} in {where}: the weights stay in float32 here, and forward passes use the "
-        f"trainer's precision; leave it out, and give precision={precision!r}"
-        for name, precision in _PRECISIONS.items()
-        if section(config, name).get("enabled") not in (None, False, AUTO)
-    ]
+    lines += _contradictions_of_precision(config, str(options.precision))
     for name, known in (
         ("optimizer", _OPTIMIZERS),
         ("scheduler", (*_SCHEDULERS, *vars(torch.optim.lr_scheduler))),
@@ -195,6 +200,43 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
             "be clipped; leave gradient_clip_val out"
         )
     return lines
+
+
+def _contradictions_of_precision(config: Mapping[str, Any], own: str) -> list[str]:
+    where, lines = "the DeepSpeed configuration", []
+    for name, precision in _PRECISIONS.items():
+        found = {key: each for key, each in section(config, name).items() if each != AUTO}
+        enabled = found.pop("enabled", None)
+        if enabled not in (None, own == precision):
+            lines.append(
+                f"{name}.enabled={enabled!r} in {where}, but precision={own!r}; leave it out "
+                f"there, or give precision={precision if enabled else '32-true'!r}"
+            )
+        other = [
+            f"{name}.{key}={each!r}" for key, each in found.items() if not _is_taken(key, each)
+        ]
+        if other and own == precision:
+            lines.append(
+                f"{', '.join(other)} in {where}: weights are in float32, and the scale is halved "
+                "at each overflow; leave it out"
+            )
+    return lines
+
+
+def _is_taken(key: str, value: Any) -> bool:
+    if key in _OF_SCALER:
+        return isinstance(value, int) and value > 0
+    return bool(value == _DONE.get(key, False))
+
+
+def scaling(config: Mapping[str, Any]) -> dict[str, float]:
+    """What a configuration sets of the state of the gradient scaler."""
+    given = {_OF_SCALER.get(key): each for key, each in section(config, "fp16").items()}
+    return {
+        name: 2.0 ** given[name] if name == "scale" else given[name]
+        for name in _OF_SCALER.values()
+        if given.get(name, AUTO) != AUTO
+    }
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,17 +111,14 @@ class DDPSharded(ProcessGroupStrategy):
     ) -> StepOutput:
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if self._wrapped is not None and synchronize:
-            self._check_all_averaged(self._wrapped)
+            for parameter in self._wrapped.not_averaged():
+                raise not_averaged(parameter_names(self.module)[id(parameter)])
         return found
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None and synchronize:
             self.same_use.check(loss)
         super().backward(loss, synchronize=synchronize)
-
-    def _check_all_averaged(self, wrapped: "Replica") -> None:
-        for parameter in wrapped.not_averaged():
-            raise not_averaged(parameter_names(self.module)[id(parameter)])
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         if self._wrapped is None:  # each process has all gradients

@@ -158,6 +158,11 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"optimizer": "adam"},
         one_bit(lr=0.01, betas=[0.9, 0.999], eps=1e-8, freeze_step=100, bias_correction=True),
     ),
+    # A second copy of the weights, sharded in each node.
+    "second copy": (
+        {"optimizer": "adam"},
+        configured(zero_optimization={"stage": 3, "zero_hpz_partition_size": 2}),
+    ),
     "overflow": (
         {"kind": "overflowing", "scale": 0.1},
         {"strategy": "deepspeed_stage_3", "precision": "16-mixed"},
@@ -183,7 +188,10 @@ WAYS |= {
 }
 # Arguments of the subject where one process trains it, if others.
 ALONE = {"warm-up": {"kind": "rated"}}
-RESUMED = ("warm-up", "own optimizer", "one-bit", "one-bit mixed", "overflow")
+RESUMED = (
+    *("warm-up", "own optimizer", "one-bit", "one-bit mixed"),
+    *("overflow", "second copy"),
+)
 GROUPED = "grouped deepspeed_stage_3"
 
 

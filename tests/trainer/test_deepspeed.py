@@ -60,6 +60,7 @@ slow = pytest.mark.slow
         # Gradients far above DeepSpeed's own bound.
         ("steep", 2e-5),
         ("one-bit warm", 1e-5),
+        ("second copy", 1e-5),
         *((way, ROUNDING) for way in WAYS if way.startswith("sometimes")),
         *((way, 1e-5) for way in WAYS if way.startswith("grouped deepspeed")),
     ],

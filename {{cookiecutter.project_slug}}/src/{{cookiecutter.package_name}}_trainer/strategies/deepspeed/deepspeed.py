@@ -169,7 +169,7 @@ class DeepSpeed(ProcessGroupStrategy):
             state = precision.scaler.state_dict()
             precision.scaler.load_state_dict(state | settings.scaling(self.config))
         super().connect(layout, devices, precision)
-        process.adopt_process_group()
+        process.adopt_process_group(self.timeout_seconds)
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
@@ -312,6 +312,9 @@ class DeepSpeed(ProcessGroupStrategy):
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         if self.sharded is not None:
             self.sharded.load(state)
+            if self.stage == 3:
+                for each in self.module.parameters():  # its second copy, of zero_hpz_partition_size
+                    vars(each)["ds_secondary_tensor"] = None
             optimizers.convert_steps(self.zero.optimizer)
             return
         for name, parameter in self.module.named_parameters():

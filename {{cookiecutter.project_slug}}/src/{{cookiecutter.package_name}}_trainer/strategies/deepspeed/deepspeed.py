@@ -200,15 +200,13 @@ class DeepSpeed(ProcessGroupStrategy):
             own for optimizer in found.optimizers for own in group_names(optimizer, names) if own
         ]
         self.engine = self._initialize(config, found)
-        if not groups:  # the configuration's optimizer, of all trained parameters
-            groups = [[name for name, each in module.named_parameters() if each.requires_grad]]
-        optimizer = self._find_shards(module, groups)
+        # The configuration's optimizer steps all trained parameters.
+        optimizer = self._find_shards(module, groups or [[name for name, _ in trained(module)]])
         configured = optimizers.configured_scheduler(self.config, optimizer)
         return Optimization([optimizer], [*found.schedulers, *configured])
 
     def _initialize(self, config: dict[str, Any], found: Optimization) -> Any:
         deepspeed = process.load(self.device, self._layout)
-        trained = [each for each in self.module.parameters() if each.requires_grad]
         scalars = [each for each in self.module.parameters() if each.dim() == 0]
         self.start_equal(scalars)
         # DeepSpeed and the compiler of its extensions write to standard output.
@@ -218,7 +216,7 @@ class DeepSpeed(ProcessGroupStrategy):
                 args=SimpleNamespace(device_rank=self.device.index or 0),
                 model=self._step_module,
                 optimizer=found.optimizers[0] if found.optimizers else None,
-                model_parameters=trained,
+                model_parameters=[each for _, each in trained(self.module)],
                 config=config,
                 dist_init_required=False,
             )

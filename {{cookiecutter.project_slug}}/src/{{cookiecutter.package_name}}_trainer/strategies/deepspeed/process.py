@@ -39,16 +39,11 @@ _SECONDS_TO_REPORT = 30.0
 
 
 def load(device: torch.device, layout: Layout) -> Any:
-    """Import DeepSpeed for a device, without compiling extensions.
-
-    Args:
-        device: Device of the training; DeepSpeed itself always selects a GPU if there is one.
-        layout: Layout of this process.
-
-    Returns:
-        The package.
-    """
-    _find_ninja()
+    """Import DeepSpeed for a device: by itself, it always selects a GPU if there is one."""
+    # Ninja compiles extensions; find it even if Python was called by path.
+    scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
+    if scripts not in path.split(os.pathsep):
+        os.environ["PATH"] = path + os.pathsep + scripts
     os.environ[_ACCELERATOR] = device.type
     os.environ["LOCAL_RANK"] = str(layout.local_rank)
     return _imported()
@@ -66,13 +61,6 @@ def _imported() -> Any:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
     return deepspeed
-
-
-def _find_ninja() -> None:
-    """Find ninja, which compiles extensions, even if Python was called by path."""
-    scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
-    if scripts not in path.split(os.pathsep):
-        os.environ["PATH"] = path + os.pathsep + scripts
 
 
 def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
@@ -148,9 +136,7 @@ def adopt_process_group(timeout_seconds: float) -> None:
 def clean(module: nn.Module, untouched: Mapping[str, set[str]]) -> None:
     """Remove DeepSpeed's attributes from a module, including references to its process group.
 
-    Args:
-        module: The user's module.
-        untouched: Attributes of its parameters before DeepSpeed, by name.
+    ``untouched``: the attributes of its parameters before DeepSpeed, by name.
     """
     for name, parameter in module.named_parameters():
         parameter.grad = None

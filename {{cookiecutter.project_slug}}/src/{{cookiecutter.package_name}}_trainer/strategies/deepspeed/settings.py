@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ConfigurationError, Problems, nearest
+from ...errors import ConfigurationError, nearest, refuse
 from ...options import Options
 
 # The second one is Lightning's.
@@ -20,13 +20,9 @@ VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")
 ONE_BIT_ADAM = "onebitadam"
 AUTO = "auto"  # filled in by other trainers
 
-_PRECISIONS = {
-    "fp16": "16-mixed",
-    "bf16": "bf16-mixed",
-    "bfloat16": "bf16-mixed",  # the older spelling
-}
-# Settings of the gradient scaler in a section fp16, and their names in its state.
-_OF_SCALER = {"initial_scale_power": "scale", "loss_scale_window": "growth_interval"}
+# The last one is the older spelling.
+_PRECISIONS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "bfloat16": "bf16-mixed"}
+_OF_SCALER = ("initial_scale_power", "loss_scale_window")
 # What the trainer does with a precision; the other settings must be off.
 _DONE = {"check_grad_overflow": True, "hysteresis": 1}
 _OPTIMIZERS = (
@@ -98,23 +94,22 @@ def defaults(
     Raises:
         ConfigurationError: Inconsistent options.
     """
-    problems = Problems()
+    sizes = {
+        "reduce_bucket_size": reduce_bucket_size,
+        "allgather_bucket_size": allgather_bucket_size,
+    }
+    given = {name: size for name, size in sizes.items() if size is not None}
+    lines = [
+        f"{name}={size!r}: give an even number of elements"
+        for name, size in given.items()
+        if size < 2 or size % 2
+    ]
     if offload_parameters and stage != 3:
-        problems.add(
-            f"strategy_options.offload_parameters: stage {stage} does not shard them; use 3"
-        )
+        lines.append(f"offload_parameters: stage {stage} does not shard them; use 3")
     if offload_optimizer and stage == 0:
-        problems.add("strategy_options.offload_optimizer: stage 0 shards nothing; use 1, 2 or 3")
-    zero: dict[str, Any] = {"stage": stage}
-    for name, size in (
-        ("reduce_bucket_size", reduce_bucket_size),
-        ("allgather_bucket_size", allgather_bucket_size),
-    ):
-        if size is not None:
-            zero[name] = size
-            if size < 2 or size % 2:
-                problems.add(f"strategy_options.{name}={size!r}: give an even number of elements")
-    problems.raise_any()
+        lines.append("offload_optimizer: stage 0 shards nothing; use 1, 2 or 3")
+    refuse([f"strategy_options.{line}" for line in lines])
+    zero: dict[str, Any] = {"stage": stage, **given}
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if offload_parameters:
@@ -148,12 +143,7 @@ def is_one_bit_adam(config: Mapping[str, Any]) -> bool:
 
 
 def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
-    """One line for each setting of the user's configuration that conflicts with the trainer.
-
-    Args:
-        config: The user's configuration.
-        options: The trainer's options.
-    """
+    """One line for each setting of the user's configuration that conflicts with the trainer."""
     where = "the DeepSpeed configuration"
     lines = [
         f"{name} in {where}: {reason}; leave it out"
@@ -188,17 +178,14 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
         for device in [section(section(config, "zero_optimization"), name).get("device", "cpu")]
         if device not in ("cpu", "none")
     ]
-    if is_one_bit_adam(config) and stage(config):
-        lines.append(
-            f"OneBitAdam in {where} with ZeRO stage {stage(config)}: it compresses gradients, "
-            "which ZeRO has already averaged and sharded; set zero_optimization.stage to 0, or "
-            "use Adam"
-        )
-    if is_one_bit_adam(config) and options.gradient_clip_val is not None:
-        lines.append(
-            f"OneBitAdam in {where}: after its warm-up gradients are not averaged, so they cannot "
-            "be clipped; leave gradient_clip_val out"
-        )
+    of_one_bit = {
+        f" with ZeRO stage {stage(config)}: it compresses gradients, which ZeRO has already "
+        "averaged and sharded; set zero_optimization.stage to 0, or use Adam": stage(config) > 0,
+        ": after its warm-up gradients are not averaged, so they cannot be clipped; leave "
+        "gradient_clip_val out": options.gradient_clip_val is not None,
+    }
+    if is_one_bit_adam(config):
+        lines += [f"OneBitAdam in {where}{line}" for line, is_so in of_one_bit.items() if is_so]
     return lines
 
 
@@ -231,12 +218,9 @@ def _is_taken(key: str, value: Any) -> bool:
 
 def scaling(config: Mapping[str, Any]) -> dict[str, float]:
     """What a configuration sets of the state of the gradient scaler."""
-    given = {_OF_SCALER.get(key): each for key, each in section(config, "fp16").items()}
-    return {
-        name: 2.0 ** given[name] if name == "scale" else given[name]
-        for name in _OF_SCALER.values()
-        if given.get(name, AUTO) != AUTO
-    }
+    power, window = (section(config, "fp16").get(name, AUTO) for name in _OF_SCALER)
+    found = {} if window == AUTO else {"growth_interval": window}
+    return found if power == AUTO else {**found, "scale": 2.0**power}
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,12 +249,7 @@ def sized(config: Mapping[str, Any], device_type: str, elements: int) -> dict[st
     """Set the buffer sizes that were not given; none is larger than the model.
 
     On CPUs, a bucket is about one of ddp's. On GPUs, DeepSpeed's defaults are used, but at least
-    four buckets, so that communication overlaps with backward.
-
-    Args:
-        config: Configuration of :func:`defaults`.
-        device_type: Type of the device.
-        elements: Number of parameters of the model.
+    four buckets, so that communication overlaps with backward. ``elements``: of all parameters.
     """
     given, on_cpu = section(config, "zero_optimization"), device_type == "cpu"
     quarter = max(_SMALL_BUCKET, elements // 4)

@@ -157,7 +157,9 @@ class FairScaleFSDP(ProcessGroupStrategy):
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if synchronize:
             self._root.cut()
-            self._check_all_reduced()
+            for parameter in self.module.parameters():
+                if parameter.grad is not None and parameter.grad.shape != parameter.shape:
+                    raise not_averaged(self._names[id(parameter)])
         return found
 
     @property
@@ -165,11 +167,6 @@ class FairScaleFSDP(ProcessGroupStrategy):
         if self._wrapped is None:
             raise RuntimeError("set up before the first forward")
         return self._wrapped
-
-    def _check_all_reduced(self) -> None:
-        for parameter in self.module.parameters():
-            if parameter.grad is not None and parameter.grad.shape != parameter.shape:
-                raise not_averaged(self._names[id(parameter)])
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...errors import ConfigurationError, UserError
+from ...errors import ConfigurationError, UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
@@ -153,23 +153,23 @@ def not_averaged(name: str) -> UserError:
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
     """Check that FairScale can shard each optimizer."""
-    optimizers = optimization.optimizers
-    counted = Counter(id(each) for one in optimizers for each in Optimization([one], []).parameters)
-    twice = [names.get(each, "a parameter") for each, count in counted.items() if count > 1]
-    if twice:
-        raise ConfigurationError(
-            f"configure_optimizers: {twice[0]} is in two optimizers; FairScale gives a parameter "
-            "to one process, by its one optimizer; use strategy='ddp_zero1'"
-        )
-    for optimizer in optimizers:
-        trained = [each for each in Optimization([optimizer], []).parameters if each.requires_grad]
-        dtypes = {each.dtype for each in trained}
+    steps = [Optimization([one], []).parameters for one in optimization.optimizers]
+    counted = Counter(id(each) for parameters in steps for each in parameters)
+    lines = [
+        f"configure_optimizers: {names.get(each, 'a parameter')} is in two optimizers; FairScale "
+        "gives a parameter to one process, by its one optimizer; use strategy='ddp_zero1'"
+        for each, count in counted.items()
+        if count > 1
+    ]
+    for optimizer, parameters in zip(optimization.optimizers, steps, strict=True):
+        dtypes = sorted({str(each.dtype) for each in parameters if each.requires_grad})
         if len(dtypes) > 1:
-            raise ConfigurationError(
+            lines.append(
                 f"configure_optimizers: {type(optimizer).__name__} has parameters of "
-                f"{', '.join(sorted(map(str, dtypes)))}; FairScale keeps them in one buffer of one "
-                "dtype; give each dtype an optimizer, or use strategy='ddp_zero1'"
+                f"{', '.join(dtypes)}; FairScale keeps them in one buffer of one dtype; give each "
+                "dtype an optimizer, or use strategy='ddp_zero1'"
             )
+    refuse(lines)
 
 
 @contextlib.contextmanager

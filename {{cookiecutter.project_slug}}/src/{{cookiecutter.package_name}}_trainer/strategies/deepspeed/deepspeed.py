@@ -5,6 +5,7 @@ Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
 """
 
 import gc
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -136,12 +137,11 @@ class DeepSpeed(ProcessGroupStrategy):
         if not self.is_configured:
             return lines
         accelerator = choose_accelerator(options.accelerator)
-        return [
-            *lines,
-            *settings.contradictions(self.config, options),
-            *process.rejected(settings.completed(self.config), accelerator),
-            *extensions.problems_of(self.config, accelerator),
-        ]
+        lines += settings.contradictions(self.config, options)
+        if importlib.util.find_spec("deepspeed") is not None:  # otherwise that is reported
+            lines += process.rejected(settings.completed(self.config), accelerator)
+            lines += extensions.problems_of(self.config, accelerator)
+        return lines
 
     def _problems_of(self, module: TrainingModule) -> list[str]:
         unfit = [
@@ -236,7 +236,12 @@ class DeepSpeed(ProcessGroupStrategy):
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         if self.stage == 3:
-            self.same_use.watch(process.gathered(module), process.is_gathered)
+            owners = {
+                name: each
+                for name, each in module.named_modules()
+                if next(each.parameters(recurse=False), None) is not None
+            }
+            self.same_use.watch(owners, process.is_gathered)
             process.note_uses(module, self.same_use.note)
         return optimizer
 

@@ -1,6 +1,5 @@
 """Optimizers that DeepSpeed compiles for its configuration; torch's Adam where it cannot."""
 
-import importlib.util
 import shutil
 import sys
 import sysconfig
@@ -71,9 +70,7 @@ def problems_of(config: Mapping[str, Any], device_type: str) -> list[str]:
     Call it after DeepSpeed is imported for this type of device.
     """
     extension, corrects = _required(config), _params(config).get("bias_correction", True)
-    if not extension or importlib.util.find_spec("deepspeed") is None:
-        return []
-    lacks = _lacking(extension, device_type)
+    lacks = _lacking(extension, device_type) if extension else ""
     if not lacks or (extension.endswith("_adam") and corrects):
         return []
     what = f"{settings.kind(config, 'optimizer')} in the DeepSpeed configuration"

@@ -26,11 +26,8 @@ class OneBitAdam(Optimizer):
     per parameter, and adds the compression error to the next step.
 
     Args:
-        params: Parameters, or parameter groups.
-        lr: Learning rate.
+        params, lr, betas, eps: As in torch's AdamW.
         freeze_step: Warm-up steps, after which the variance must be stable.
-        betas: Coefficients of the running averages of gradients and their squares.
-        eps: Added to the root of the variance.
         weight_decay: Decoupled weight decay, as in AdamW; added to the update.
         bias_correction: Correct the averages for their start at 0, as in Adam; the fixed variance
             by its correction at the end of the warm-up. The paper does not.

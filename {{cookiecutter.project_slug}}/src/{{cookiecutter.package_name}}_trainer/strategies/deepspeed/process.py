@@ -5,7 +5,6 @@ DeepSpeed is imported before there is a process group, and uses the trainer's pr
 
 import contextlib
 import importlib
-import importlib.util
 import logging
 import os
 import re
@@ -65,36 +64,22 @@ def _imported() -> Any:
 
 def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
     """One line for each error that DeepSpeed itself finds in a configuration."""
-    if importlib.util.find_spec("deepspeed") is None:
-        return []  # already reported
-    where = "the DeepSpeed configuration"
-    with _accelerator_set_to(accelerator):
-        deepspeed = _imported()
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                deepspeed.DeepSpeedConfig(config)
-        except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
-            found = getattr(error, "errors", None)
-            if found is None:  # not a pydantic error
-                return [f"{where}: {' '.join(str(error).split())}"]
-            return [
-                f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()
-            ]
-    return []
-
-
-@contextlib.contextmanager
-def _accelerator_set_to(device_type: str) -> Iterator[None]:
-    """Set DeepSpeed's variable in this context only: a check must not change the environment."""
-    before = os.environ.get(_ACCELERATOR)
-    os.environ[_ACCELERATOR] = device_type
+    where, before = "the DeepSpeed configuration", os.environ.get(_ACCELERATOR)
+    os.environ[_ACCELERATOR] = accelerator
+    deepspeed = _imported()
     try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_ACCELERATOR]
-        else:
+        with contextlib.redirect_stdout(sys.stderr):
+            deepspeed.DeepSpeedConfig(config)
+    except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
+        found = getattr(error, "errors", None)
+        if found is None:  # not a pydantic error
+            return [f"{where}: {' '.join(str(error).split())}"]
+        return [f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()]
+    finally:  # a check must not change the environment
+        del os.environ[_ACCELERATOR]
+        if before is not None:
             os.environ[_ACCELERATOR] = before
+    return []
 
 
 @contextlib.contextmanager
@@ -162,15 +147,6 @@ def forget_process_group() -> None:
 
     groups._release_process_group_references()
     comm.cdb = None
-
-
-def gathered(module: nn.Module) -> dict[str, nn.Module]:
-    """Modules, by name, whose own parameters stage 3 may gather when they are called."""
-    return {
-        name: each
-        for name, each in module.named_modules()
-        if next(each.parameters(recurse=False), None) is not None
-    }
 
 
 def is_gathered(module: Any) -> bool:

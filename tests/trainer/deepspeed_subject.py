@@ -6,6 +6,7 @@ JSON.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,14 @@ def configured(**config: Any) -> dict[str, Any]:
 
 
 WARMUP_LR = {"type": "WarmupLR", "params": {**WARMUP, "warmup_type": "linear"}}
-ADAM_W = {"type": "AdamW", "params": {"lr": 1.0, "weight_decay": 0.1, "torch_adam": True}}
+# DeepSpeed's own, which is compiled; without a compiler it is torch's.
+ADAM_W = {"type": "AdamW", "params": {"lr": 1.0, "weight_decay": 0.1, "bias_correction": True}}
 OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
 ACCUMULATING = {"accumulate_grad_batches": 2}
+
+
+FP16 = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 4}
+ONE_BIT_ADAM = {"type": "OneBitAdam", "params": ONE_BIT}
 
 
 def one_bit(**params: Any) -> dict[str, Any]:
@@ -144,10 +150,18 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "steep": ({"scale": 2.0}, {"strategy": "deepspeed_stage_2"}),
     "one-bit": ({}, one_bit()),
-    "one-bit mixed": ({"scale": 0.1}, {**one_bit(), "precision": "16-mixed"}),
+    "one-bit mixed": (
+        {"scale": 0.1},
+        {**configured(optimizer=ONE_BIT_ADAM, fp16=FP16), "precision": "16-mixed"},
+    ),
     "one-bit warm": (
         {"optimizer": "adam"},
         one_bit(lr=0.01, betas=[0.9, 0.999], eps=1e-8, freeze_step=100, bias_correction=True),
+    ),
+    # A second copy of the weights, sharded in each node.
+    "second copy": (
+        {"optimizer": "adam"},
+        configured(zero_optimization={"stage": 3, "zero_hpz_partition_size": 2}),
     ),
     "overflow": (
         {"kind": "overflowing", "scale": 0.1},
@@ -174,7 +188,10 @@ WAYS |= {
 }
 # Arguments of the subject where one process trains it, if others.
 ALONE = {"warm-up": {"kind": "rated"}}
-RESUMED = ("warm-up", "own optimizer", "one-bit", "one-bit mixed", "overflow")
+RESUMED = (
+    *("warm-up", "own optimizer", "one-bit", "one-bit mixed"),
+    *("overflow", "second copy"),
+)
 GROUPED = "grouped deepspeed_stage_3"
 
 
@@ -209,4 +226,5 @@ def validate(folder: Path, given: Any, options: dict[str, Any], run: Path) -> No
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    os.environ["CXX"] = "no-compiler"
     main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:])

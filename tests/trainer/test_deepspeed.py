@@ -60,6 +60,7 @@ slow = pytest.mark.slow
         # Gradients far above DeepSpeed's own bound.
         ("steep", 2e-5),
         ("one-bit warm", 1e-5),
+        ("second copy", 1e-5),
         *((way, ROUNDING) for way in WAYS if way.startswith("sometimes")),
         *((way, 1e-5) for way in WAYS if way.startswith("grouped deepspeed")),
     ],
@@ -99,12 +100,24 @@ def test_one_bit_adam_trains_on_compressed_momentum(trained):
     assert all(torch.isfinite(each).all() for each in own.values())
 
 
+def scaler(run_directory: Path) -> dict[str, Any]:
+    """State of the gradient scaler in the last checkpoint."""
+    states = sorted(run_directory.glob("checkpoints/*/state.json"))
+    found: dict[str, Any] = json.loads(states[-1].read_text())["content"]["state"]["precision"]
+    return found
+
+
+@slow
+def test_a_section_fp16_sets_the_scale_and_its_window(trained):
+    found = scaler(trained[0] / "runs" / "one-bit-mixed")
+    assert found["growth_interval"] == 4
+    assert found["scale"] == 1024 * 2 ** (10 // 4)
+
+
 @slow
 def test_steps_that_overflow_are_left_out_and_the_scale_adapts(trained):
     run_directory = trained[0] / "runs" / "overflow"
-    states = sorted(run_directory.glob("checkpoints/*/state.json"))
-    scale = json.loads(states[-1].read_text())["content"]["state"]["precision"]["scale"]
-    assert 128 < scale < 65536
+    assert 128 < scaler(run_directory)["scale"] < 65536
     losses = logged(run_directory, "loss")
     assert torch.isfinite(torch.tensor(losses)).all()
 

@@ -1,5 +1,6 @@
 """Loading of optimizer states and loss scaling of DeepSpeed's strategies, without DeepSpeed."""
 
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from my_project_trainer import TrainingModule
 from my_project_trainer.errors import UserError
+from my_project_trainer.strategies.deepspeed import process
 from my_project_trainer.strategies.deepspeed.deepspeed import DeepSpeed
 from my_project_trainer.strategies.deepspeed.slices import Slice
 from my_project_trainer.strategies.deepspeed.state import ShardedState
@@ -101,3 +103,17 @@ def test_zero_uses_the_scale_of_the_trainer_s_scaler(
     monkeypatch.setattr(DeepSpeed, "backward", lambda *arguments, **options: None)
     strategy.forward_backward(None, 0, weight=1.0, synchronize=True)
     assert told == ([512.0] if precision == "16-mixed" else [])
+
+
+@pytest.mark.needs("deepspeed")
+def test_groups_of_deepspeed_report_after_our_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.comm.torch import TorchBackend
+    from deepspeed.utils import groups
+
+    # Restored after the test.
+    monkeypatch.setattr(TorchBackend, "new_group", None)
+    monkeypatch.setattr(groups, "_WORLD_GROUP", None)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda *ranks, timeout: (*ranks, timeout))
+    process.adopt_process_group(60)
+    found = TorchBackend.new_group(None, [0, 2])
+    assert found == ([0, 2], timedelta(seconds=90))

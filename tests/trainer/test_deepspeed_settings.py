@@ -123,8 +123,33 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
         ({"gradient_accumulation_steps": 4}, {}, ["accumulate_grad_batches=1"]),
         ({"train_batch_size": 64}, {"global_batch_size": 32}, ["global_batch_size=32"]),
         ({"train_micro_batch_size_per_gpu": 8}, {}, ["what the loader gives"]),
-        ({"fp16": {"enabled": True}}, {}, ["fp16 in the DeepSpeed configuration", "'16-mixed'"]),
-        ({"bf16": {"enabled": True}}, {}, ["bf16 in the DeepSpeed configuration", "'bf16-mixed'"]),
+        (
+            {"fp16": {"enabled": True, "hysteresis": 2}},
+            {},
+            ["fp16.enabled=True in", "but precision='32-true'", "give precision='16-mixed'"],
+        ),
+        (
+            {"bf16": {"enabled": True}},
+            {"precision": "16-mixed"},
+            ["bf16.enabled=True in", "but precision='16-mixed'", "give precision='bf16-mixed'"],
+        ),
+        ({"bfloat16": {"enabled": True}}, {}, ["bfloat16.enabled=True", "'bf16-mixed'"]),
+        (
+            {"bf16": {"enabled": False}},
+            {"precision": "bf16-mixed"},
+            ["bf16.enabled=False in", "give precision='32-true'"],
+        ),
+        (
+            {"fp16": {"loss_scale": 128, "hysteresis": 2, "initial_scale_power": -1}},
+            {"precision": 16},
+            ["fp16.loss_scale=128, fp16.hysteresis=2, fp16.initial_scale_power=-1 in", "leave it"],
+        ),
+        (
+            {"bf16": {"enabled": True, "check_grad_overflow": False}},
+            {"precision": "bf16"},
+            ["bf16.check_grad_overflow=False in"],
+        ),
+        ({"torch_autocast": {"enabled": True}}, {}, ["torch_autocast in", "precision"]),
         ({"tensor_parallel": {"autotp_size": 2}}, {}, ["splits batches over all processes"]),
         ({"optimizer": {"params": {}}}, {}, ["optimizer in", "'type'"]),
         ({"optimizer": {"type": "LBFGS"}}, {}, ["optimizer 'LBFGS'", "is not one of those"]),
@@ -164,13 +189,33 @@ def test_what_agrees_is_taken():
     assert problems(config=own, trainer=given) == []
 
 
+@pytest.mark.parametrize(
+    ("own", "precision"),
+    [
+        ({"bf16": {"enabled": True, "check_grad_overflow": True}}, "bf16-mixed"),
+        ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": False, "hysteresis": 2}}, "bf16-mixed"),
+        ({"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 8}}, "16-mixed"),
+        ({"torch_autocast": {"enabled": False, "dtype": "float16"}, "fp16": {}}, "32-true"),
+    ],
+)
+def test_a_precision_that_agrees_is_taken(own, precision):
+    assert problems(config=own, trainer={"precision": precision}) == []
+
+
+def test_a_section_fp16_sets_the_gradient_scaler():
+    found = {"initial_scale_power": 8, "loss_scale_window": 50, "min_loss_scale": "auto"}
+    assert settings.scaling({"fp16": found}) == {"scale": 256.0, "growth_interval": 50}
+    assert settings.scaling({"fp16": {"loss_scale_window": "auto"}}) == settings.scaling({}) == {}
+    assert {"fp16", "bf16", "bfloat16"}.isdisjoint(settings.completed({"fp16": found, "bf16": {}}))
+
+
 def test_all_mistakes_are_said_at_once():
     own = {"gradient_clipping": 1.0, "fp16": {"enabled": True}, "scheduler": {}}
     found = problems(config=own, trainer={"max_steps": 0})
     assert [line.split(" ")[0] for line in found] == [
         "max_steps=0:",
         "gradient_clipping=1.0",
-        "fp16",
+        "fp16.enabled=True",
         "scheduler",
     ]
 

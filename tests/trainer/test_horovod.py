@@ -1,14 +1,21 @@
 """Horovod under its own driver: rates by its size, and what it says where it cannot run."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from my_project_trainer.options import Options
+from my_project_trainer.strategies.horovod import horovod
 from my_project_trainer.strategies.horovod.horovod import Horovod
 from tests.conformance.horovod_rows import horovodrun
-from tests.project import PACKAGE, fit, mpirun, run
+from tests.project import PACKAGE, ROOT, fit, mpirun, run
 
+from deepspeed_settings import problems
 from test_fairscale import difference
 
 SHORT = [
@@ -104,6 +111,62 @@ def test_without_horovod_one_line_says_how_to_install_it():
     assert done.stderr.splitlines() == [
         "error: strategy='horovod' needs the package horovod, which is not installed: make horovod"
     ]
+
+
+@pytest.mark.needs("horovod")
+def test_a_build_for_cpus_is_refused_on_gpus(monkeypatch):
+    import horovod.torch as hvd
+
+    # The wheel that is tested here is such a build.
+    assert not hvd.nccl_built()
+    # Without a GPU, that alone is said, once.
+    assert len(problems("horovod", trainer={"accelerator": "cuda", "devices": 1})) == 1
+    monkeypatch.setattr(horovod, "choose_accelerator", lambda name: name)
+    gpus, cpus, made = Options(accelerator="cuda"), Options(accelerator="cpu"), Horovod()
+    assert made.problems(gpus, None) == [
+        "strategy='horovod' on GPUs: Horovod was built for CPUs only; build it where nvcc is "
+        "(HOROVOD_GPU_OPERATIONS=NCCL make horovod), or use strategy='ddp'"
+    ]
+    assert made.problems(cpus, None) == []
+    monkeypatch.setattr(hvd, "cuda_built", lambda: True)
+    assert made.problems(gpus, None) == []
+
+
+@pytest.mark.parametrize(
+    ("cuda", "has_nvcc", "given", "built"),
+    [
+        ("13.0", True, "", "nccl"),
+        ("13.0", True, "cpu", "cpu"),
+        ("13.0", False, "", "cpu"),
+        (None, True, "", "cpu"),
+        (None, False, "MPI", "mpi"),
+    ],
+)
+def test_it_is_built_for_gpus_where_torch_and_nvcc_are(tmp_path, cuda, has_nvcc, given, built):
+    script = ROOT / "requirements" / "horovod.sh"
+    sources = {
+        "torch/__init__.py": "__version__ = '2.13.0'; from . import version",
+        "torch/version.py": f"cuda = {cuda!r}",
+        "torch/utils/__init__.py": "",
+        "torch/utils/cpp_extension.py": f"CUDA_HOME = {str(tmp_path)!r}",
+        "bin/nvcc": "",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bin" / "nvcc").chmod(0o755 if has_nvcc else 0o644)
+    variables = {"PYTHONPATH": str(tmp_path), "HOROVOD_WHEELS": str(tmp_path / "wheels")}
+    variables |= {"HOROVOD_GPU_OPERATIONS": given, "HOROVOD_WITHOUT_MPI": "1"}
+    # Without a compiler: it stops before it would download anything.
+    done = subprocess.run(
+        ["bash", "-x", script, sys.executable],
+        env=os.environ | variables | {"CXX": "no-compiler"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "to build Horovod, first: apt-get install g++" in done.stderr
+    assert f".gloo.{built}." in re.findall(r"^\+ key=(.*)$", done.stderr, re.MULTILINE)[-1]
 
 
 def test_it_does_not_start_processes_itself():

@@ -5,7 +5,8 @@
 # usage: horovod.sh PYTHON
 #   HOROVOD_WHEELS           where wheels are cached, ~/.cache/horovod-wheels by default
 #   HOROVOD_WITHOUT_MPI=1    build without MPI, even if mpicxx is installed
-#   HOROVOD_GPU_OPERATIONS   NCCL or MPI, for GPUs; read by Horovod's build, like its other variables
+#   HOROVOD_GPU_OPERATIONS   NCCL or MPI, for GPUs; cpu, for CPUs only. Default: NCCL if torch is built for CUDA
+#                            and nvcc is found, else cpu. Horovod's build reads its other variables too
 set -euo pipefail
 
 complain() {
@@ -20,6 +21,15 @@ version=$(sed -n 's/^horovod==\([^ ]*\).*/\1/p' "$lock")
 with_mpi=gloo
 if [ -z "${HOROVOD_WITHOUT_MPI:-}" ] && command -v mpicxx > /dev/null; then
     with_mpi=mpi
+fi
+has_nvcc='
+import os, torch
+from torch.utils.cpp_extension import CUDA_HOME
+assert torch.version.cuda and os.access(f"{CUDA_HOME}/bin/nvcc", os.X_OK)'
+if [ -z "${HOROVOD_GPU_OPERATIONS:-}" ] && "$python" -c "$has_nvcc" 2> /dev/null; then
+    export HOROVOD_GPU_OPERATIONS=NCCL
+elif [ "${HOROVOD_GPU_OPERATIONS:-}" = cpu ]; then
+    unset HOROVOD_GPU_OPERATIONS
 fi
 key=$("$python" - "$with_mpi" "${HOROVOD_GPU_OPERATIONS:-cpu}" 2> /dev/null << 'END'
 import packaging, platform, re, setuptools, sys, torch
@@ -50,6 +60,16 @@ conclude() {
     rm -rf "$work"
 }
 
+# NCCL of torch's packages, which torch loads in any case, unless another one is named.
+find_nccl() {
+    local nccl
+    nccl=$("$python" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])') || return 0
+    mkdir -p "$work/nccl/lib"
+    ln -s "$nccl/include" "$work/nccl/include"
+    ln -s "$nccl/lib/libnccl.so.2" "$work/nccl/lib/libnccl.so"
+    export HOROVOD_NCCL_HOME="$work/nccl" HOROVOD_NCCL_LINK=SHARED
+}
+
 build() {
     work=$(mktemp -d)
     exec 3>&2 > "$work/log" 2>&1
@@ -74,6 +94,7 @@ END
     # It requires cffi, but does not import it.
     sed -i "s/require_list.append('cffi>=1.4.0')/pass/" "$work/source/setup.py"
 
+    if [ "${HOROVOD_GPU_OPERATIONS:-}${HOROVOD_NCCL_HOME:-}" = NCCL ]; then find_nccl; fi
     if [ "$with_mpi" = mpi ]; then export HOROVOD_WITH_MPI=1; else export HOROVOD_WITHOUT_MPI=1; fi
     export HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1
     export HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1

@@ -54,7 +54,7 @@ class Problems:
         traceback: TracebackType | None,
     ) -> bool:
         if isinstance(error, ConfigurationError):
-            self.lines.extend(error.problems)
+            self.lines += [each for each in error.problems if each not in self.lines]
             return True
         return False
 

@@ -5,6 +5,7 @@ Source: https://www.deepspeed.ai/docs/config-json/, Rajbhandari et al. 2020
 """
 
 import gc
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
-from . import optimizers, process, settings
+from . import extensions, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
 from .state import ShardedState
@@ -136,11 +137,11 @@ class DeepSpeed(ProcessGroupStrategy):
         if not self.is_configured:
             return lines
         accelerator = choose_accelerator(options.accelerator)
-        return [
-            *lines,
-            *settings.contradictions(self.config, options),
-            *process.rejected(settings.completed(self.config), accelerator),
-        ]
+        lines += settings.contradictions(self.config, options)
+        if importlib.util.find_spec("deepspeed") is not None:  # otherwise that is reported
+            lines += process.rejected(settings.completed(self.config), accelerator)
+            lines += extensions.problems_of(self.config, accelerator)
+        return lines
 
     def _problems_of(self, module: TrainingModule) -> list[str]:
         unfit = [
@@ -164,8 +165,11 @@ class DeepSpeed(ProcessGroupStrategy):
         process.load(devices[0], layout)
         if settings.is_one_bit_adam(self.config):
             precision.skip_together()
+        if precision.scaler is not None:
+            state = precision.scaler.state_dict()
+            precision.scaler.load_state_dict(state | settings.scaling(self.config))
         super().connect(layout, devices, precision)
-        process.adopt_process_group()
+        process.adopt_process_group(self.timeout_seconds)
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)
@@ -187,6 +191,7 @@ class DeepSpeed(ProcessGroupStrategy):
             elements = sum(each.numel() for each in module.parameters())
             config = settings.sized(config, self.device.type, elements)
         config.pop("scheduler", None)  # the training loop steps it
+        config = extensions.compilable(config, self.device.type)
         if settings.is_one_bit_adam(self.config):
             del config["optimizer"]
             found = Optimization([optimizers.one_bit_adam(self.config, module)], [])
@@ -195,15 +200,13 @@ class DeepSpeed(ProcessGroupStrategy):
             own for optimizer in found.optimizers for own in group_names(optimizer, names) if own
         ]
         self.engine = self._initialize(config, found)
-        if not groups:  # the configuration's optimizer, of all trained parameters
-            groups = [[name for name, each in module.named_parameters() if each.requires_grad]]
-        optimizer = self._find_shards(module, groups)
+        # The configuration's optimizer steps all trained parameters.
+        optimizer = self._find_shards(module, groups or [[name for name, _ in trained(module)]])
         configured = optimizers.configured_scheduler(self.config, optimizer)
         return Optimization([optimizer], [*found.schedulers, *configured])
 
     def _initialize(self, config: dict[str, Any], found: Optimization) -> Any:
         deepspeed = process.load(self.device, self._layout)
-        trained = [each for each in self.module.parameters() if each.requires_grad]
         scalars = [each for each in self.module.parameters() if each.dim() == 0]
         self.start_equal(scalars)
         # DeepSpeed and the compiler of its extensions write to standard output.
@@ -213,7 +216,7 @@ class DeepSpeed(ProcessGroupStrategy):
                 args=SimpleNamespace(device_rank=self.device.index or 0),
                 model=self._step_module,
                 optimizer=found.optimizers[0] if found.optimizers else None,
-                model_parameters=trained,
+                model_parameters=[each for _, each in trained(self.module)],
                 config=config,
                 dist_init_required=False,
             )
@@ -233,7 +236,12 @@ class DeepSpeed(ProcessGroupStrategy):
         self.sharded = ShardedState(module, self.slices, optimizer, groups)
         self.same_use = SameUse(lambda: trained(module), ELSEWHERE, self.timeout_seconds)
         if self.stage == 3:
-            self.same_use.watch(process.gathered(module), process.is_gathered)
+            owners = {
+                name: each
+                for name, each in module.named_modules()
+                if next(each.parameters(recurse=False), None) is not None
+            }
+            self.same_use.watch(owners, process.is_gathered)
             process.note_uses(module, self.same_use.note)
         return optimizer
 
@@ -270,7 +278,7 @@ class DeepSpeed(ProcessGroupStrategy):
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:
             self.same_use.check(loss)
-        with process.explain_second_order() if self.stage == 3 else process.explain_unreached():
+        with process.explained(self.stage):
             self.engine.backward(loss, scale_wrt_gas=False)
         if synchronize and self._accumulates and self.zero is not None:
             self.slices.finish_accumulation()
@@ -307,6 +315,10 @@ class DeepSpeed(ProcessGroupStrategy):
     def load_state(self, state: Mapping[str, Any], optimization: Optimization | None) -> None:
         if self.sharded is not None:
             self.sharded.load(state)
+            if self.stage == 3:
+                for each in self.module.parameters():  # its second copy, of zero_hpz_partition_size
+                    vars(each)["ds_secondary_tensor"] = None
+            optimizers.convert_steps(self.zero.optimizer)
             return
         for name, parameter in self.module.named_parameters():
             if parameter.numel() == 0 and name in state["model"]:  # freed by stage 3

@@ -26,11 +26,8 @@ class OneBitAdam(Optimizer):
     per parameter, and adds the compression error to the next step.
 
     Args:
-        params: Parameters, or parameter groups.
-        lr: Learning rate.
+        params, lr, betas, eps: As in torch's AdamW.
         freeze_step: Warm-up steps, after which the variance must be stable.
-        betas: Coefficients of the running averages of gradients and their squares.
-        eps: Added to the root of the variance.
         weight_decay: Decoupled weight decay, as in AdamW; added to the update.
         bias_correction: Correct the averages for their start at 0, as in Adam; the fixed variance
             by its correction at the end of the warm-up. The paper does not.
@@ -112,11 +109,7 @@ class OneBitAdam(Optimizer):
 
 
 class CompressionErrors:
-    """Compression errors of a tensor: as sent by this process, and as averaged by it.
-
-    Args:
-        tensor: A tensor with the shape, dtype and device of those to average.
-    """
+    """Compression errors of a tensor: as sent by this process, and as averaged by it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.sent = tensor.new_zeros(tensor.numel())
@@ -128,13 +121,7 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
 
     Each process is responsible for one chunk: it receives the signs of that chunk and the scales of
     all processes, averages them, and sends the signs and the scale of the average to all.
-
-    Args:
-        tensor: This process' tensor, of the same shape on all processes.
-        errors: Errors of earlier averages; updated.
-
-    Returns:
-        The average, with the shape of ``tensor``, the same on every process.
+    ``errors`` are those of earlier averages; they are updated.
     """
     world, own = collectives.world_size(), collectives.rank()
     lengths = _lengths(tensor.numel())
@@ -143,11 +130,13 @@ def compressed_average(tensor: Tensor, errors: CompressionErrors) -> Tensor:
     signs, scale = _compress(corrected)
     errors.sent = corrected - _restore(signs, scale)
 
-    received = _exchange(_pack(signs, size * world))
+    packed = _pack(signs, size * world)
+    received = torch.empty_like(packed)
+    dist.all_to_all_single(received, packed)  # every process' bytes of this process' chunk
     scales = collectives.all_gather_equal(scale)
     parts = [
         _restore(_unpack(part, lengths[own]), each)
-        for part, each in zip(received, scales, strict=True)
+        for part, each in zip(received.chunk(world), scales, strict=True)
     ]
     corrected = torch.stack(parts).mean(0) + errors.served
     signs, scale = _compress(corrected)
@@ -195,10 +184,3 @@ def _pack(bits: Tensor, size: int) -> Tensor:
 def _unpack(packed: Tensor, length: int) -> Tensor:
     places = torch.arange(_BITS, dtype=torch.uint8, device=packed.device)
     return (packed.unsqueeze(1) >> places & 1).flatten()[:length].bool()
-
-
-def _exchange(packed: Tensor) -> list[Tensor]:
-    """Exchange chunks: every process' bytes of this process' chunk."""
-    received = torch.empty_like(packed)
-    dist.all_to_all_single(received, packed)
-    return list(received.chunk(collectives.world_size()))

@@ -79,7 +79,7 @@ def _not_sliced(found: Sequence[Optimizer], config: Mapping[str, Any]) -> list[s
     return lines
 
 
-def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> OneBitAdam:
+def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> Optimizer:
     """Create the optimizer of a configuration with type ``OneBitAdam``.
 
     Raises:
@@ -88,10 +88,9 @@ def one_bit_adam(config: Mapping[str, Any], module: TrainingModule) -> OneBitAda
     given = dict(settings.section(config["optimizer"], "params"))
     for name in ("cuda_aware", "comm_backend_name"):  # options of DeepSpeed's own communication
         given.pop(name, None)
-    try:
-        return OneBitAdam([each for each in module.parameters() if each.requires_grad], **given)
-    except TypeError as error:
-        raise ConfigurationError(f"OneBitAdam in the DeepSpeed configuration: {error}") from None
+    trained = [each for each in module.parameters() if each.requires_grad]
+    made: Optimizer = _made("OneBitAdam", OneBitAdam, trained, given)
+    return made
 
 
 def configured_scheduler(config: Mapping[str, Any], optimizer: Optimizer) -> list[SchedulerConfig]:
@@ -106,8 +105,23 @@ def configured_scheduler(config: Mapping[str, Any], optimizer: Optimizer) -> lis
     from deepspeed.runtime import lr_schedules
 
     make = getattr(lr_schedules, name, None) or getattr(torch.optim.lr_scheduler, name)
+    made = _made(name, make, optimizer, settings.section(config["scheduler"], "params"))
+    return [SchedulerConfig(made, interval="step")]
+
+
+def _made(name: str, make: Callable[..., Any], of: Any, params: Mapping[str, Any]) -> Any:
     try:
-        made = make(optimizer, **settings.section(config["scheduler"], "params"))
+        return make(of, **params)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} in the DeepSpeed configuration: {error}") from None
-    return [SchedulerConfig(made, interval="step")]
+
+
+def convert_steps(optimizer: Optimizer) -> None:
+    """Store step counts of another optimizer as this one does: torch's in tensors, others not."""
+    home = type(optimizer).__module__.partition(".")[0]
+    for values in optimizer.state.values():
+        step = values.get("step")
+        if home == "torch" and isinstance(step, int):
+            values["step"] = torch.tensor(float(step))
+        elif home == "deepspeed" and isinstance(step, torch.Tensor):
+            values["step"] = int(step)

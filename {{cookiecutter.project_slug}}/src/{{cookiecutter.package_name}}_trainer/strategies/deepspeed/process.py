@@ -5,7 +5,6 @@ DeepSpeed is imported before there is a process group, and uses the trainer's pr
 
 import contextlib
 import importlib
-import importlib.util
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -33,19 +33,16 @@ _OF_STAGE_3 = {
 }
 
 _ACCELERATOR = "DS_ACCELERATOR"
+# NCCL would end ranks that hang before they print their stacks.
+_SECONDS_TO_REPORT = 30.0
 
 
 def load(device: torch.device, layout: Layout) -> Any:
-    """Import DeepSpeed for a device, without compiling extensions.
-
-    Args:
-        device: Device of the training; DeepSpeed itself always selects a GPU if there is one.
-        layout: Layout of this process.
-
-    Returns:
-        The package.
-    """
-    _find_ninja()
+    """Import DeepSpeed for a device: by itself, it always selects a GPU if there is one."""
+    # Ninja compiles extensions; find it even if Python was called by path.
+    scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
+    if scripts not in path.split(os.pathsep):
+        os.environ["PATH"] = path + os.pathsep + scripts
     os.environ[_ACCELERATOR] = device.type
     os.environ["LOCAL_RANK"] = str(layout.local_rank)
     return _imported()
@@ -65,45 +62,24 @@ def _imported() -> Any:
     return deepspeed
 
 
-def _find_ninja() -> None:
-    """Find ninja, which compiles extensions, even if Python was called by path."""
-    scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
-    if scripts not in path.split(os.pathsep):
-        os.environ["PATH"] = path + os.pathsep + scripts
-
-
 def rejected(config: dict[str, Any], accelerator: str) -> list[str]:
     """One line for each error that DeepSpeed itself finds in a configuration."""
-    if importlib.util.find_spec("deepspeed") is None:
-        return []  # already reported
-    where = "the DeepSpeed configuration"
-    with _accelerator_set_to(accelerator):
-        deepspeed = _imported()
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                deepspeed.DeepSpeedConfig(config)
-        except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
-            found = getattr(error, "errors", None)
-            if found is None:  # not a pydantic error
-                return [f"{where}: {' '.join(str(error).split())}"]
-            return [
-                f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()
-            ]
-    return []
-
-
-@contextlib.contextmanager
-def _accelerator_set_to(device_type: str) -> Iterator[None]:
-    """Set DeepSpeed's variable in this context only: a check must not change the environment."""
-    before = os.environ.get(_ACCELERATOR)
-    os.environ[_ACCELERATOR] = device_type
+    where, before = "the DeepSpeed configuration", os.environ.get(_ACCELERATOR)
+    os.environ[_ACCELERATOR] = accelerator
+    deepspeed = _imported()
     try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_ACCELERATOR]
-        else:
+        with contextlib.redirect_stdout(sys.stderr):
+            deepspeed.DeepSpeedConfig(config)
+    except (deepspeed.DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
+        found = getattr(error, "errors", None)
+        if found is None:  # not a pydantic error
+            return [f"{where}: {' '.join(str(error).split())}"]
+        return [f"{'.'.join(map(str, each['loc']))} in {where}: {each['msg']}" for each in found()]
+    finally:  # a check must not change the environment
+        del os.environ[_ACCELERATOR]
+        if before is not None:
             os.environ[_ACCELERATOR] = before
+    return []
 
 
 @contextlib.contextmanager
@@ -132,19 +108,20 @@ def not_broadcasting(scalars: Iterable[nn.Parameter]) -> Iterator[None]:
         Init._zero_init_param = send
 
 
-def adopt_process_group() -> None:
-    """Make DeepSpeed use the trainer's process group, instead of a copy without timeout."""
+def adopt_process_group(timeout_seconds: float) -> None:
+    """Make DeepSpeed use the trainer's process group, and not torch's timeout in its own groups."""
+    from deepspeed.comm.torch import TorchBackend
     from deepspeed.utils import groups
 
+    timeout = timedelta(seconds=timeout_seconds + _SECONDS_TO_REPORT)
     groups._WORLD_GROUP = dist.group.WORLD
+    TorchBackend.new_group = lambda _, ranks: dist.new_group(ranks, timeout=timeout)
 
 
 def clean(module: nn.Module, untouched: Mapping[str, set[str]]) -> None:
     """Remove DeepSpeed's attributes from a module, including references to its process group.
 
-    Args:
-        module: The user's module.
-        untouched: Attributes of its parameters before DeepSpeed, by name.
+    ``untouched``: the attributes of its parameters before DeepSpeed, by name.
     """
     for name, parameter in module.named_parameters():
         parameter.grad = None
@@ -172,15 +149,6 @@ def forget_process_group() -> None:
     comm.cdb = None
 
 
-def gathered(module: nn.Module) -> dict[str, nn.Module]:
-    """Modules, by name, whose own parameters stage 3 may gather when they are called."""
-    return {
-        name: each
-        for name, each in module.named_modules()
-        if next(each.parameters(recurse=False), None) is not None
-    }
-
-
 def is_gathered(module: Any) -> bool:
     """Whether a call of a module gathers its own parameters; small ones then stay whole."""
     return any(
@@ -202,30 +170,12 @@ def note_uses(module: nn.Module, note: Callable[[str], object]) -> None:
 
 
 @contextlib.contextmanager
-def explain_second_order() -> Iterator[None]:
-    """Explain torch's error if the gradient of a gradient needs parameters that are freed.
+def explained(stage: int) -> Iterator[None]:
+    """Explain two errors of a backward.
 
     Raises:
-        UserError: With the explanation.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not re.search("must be a matrix|size|shape|dimension", str(error)):
-            raise
-        raise UserError(
-            f"a backward failed ({one_line(error)}): stage 3 frees a parameter after its first "
-            "backward, and the gradient of a gradient (create_graph=True) needs it again; use "
-            "strategy='deepspeed_stage_2'"
-        ) from error
-
-
-@contextlib.contextmanager
-def explain_unreached() -> Iterator[None]:
-    """Explain the error of stages 1 and 2 if a backward computes no gradient.
-
-    Raises:
-        UserError: With the explanation.
+        UserError: Stages 1 and 2: it computed no gradient. Stage 3: the gradient of a gradient
+            needs parameters that are freed.
     """
     try:
         yield
@@ -233,3 +183,11 @@ def explain_unreached() -> Iterator[None]:
         if traceback.extract_tb(error.__traceback__)[-1].name != "reduce_ipg_grads":
             raise
         raise UserError(UNREACHED) from error
+    except RuntimeError as error:
+        if stage != 3 or not re.search("must be a matrix|size|shape|dimension", str(error)):
+            raise
+        raise UserError(
+            f"a backward failed ({one_line(error)}): stage 3 frees a parameter after its first "
+            "backward, and the gradient of a gradient (create_graph=True) needs it again; use "
+            "strategy='deepspeed_stage_2'"
+        ) from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ConfigurationError, Problems, nearest
+from ...errors import ConfigurationError, nearest, refuse
 from ...options import Options
 
 # The second one is Lightning's.
@@ -20,7 +20,11 @@ VARIABLES = ("TRAINER_DEEPSPEED_CONFIG", "PL_DEEPSPEED_CONFIG_PATH")
 ONE_BIT_ADAM = "onebitadam"
 AUTO = "auto"  # filled in by other trainers
 
-_PRECISIONS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "torch_autocast": "bf16-mixed"}
+# The last one is the older spelling.
+_PRECISIONS = {"fp16": "16-mixed", "bf16": "bf16-mixed", "bfloat16": "bf16-mixed"}
+_OF_SCALER = ("initial_scale_power", "loss_scale_window")
+# What the trainer does with a precision; the other settings must be off.
+_DONE = {"check_grad_overflow": True, "hysteresis": 1}
 _OPTIMIZERS = (
     *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "NAdam", "OneBitAdam"),
     *("RAdam", "RMSprop", "Rprop", "SGD"),
@@ -35,6 +39,7 @@ _NOT_TAKEN = {
         "the trainer splits batches over all processes",
     ),
     "data_efficiency": "the trainer chooses the samples",
+    "torch_autocast": "forward passes use autocast by the trainer's precision",
     "hybrid_engine": "it is for generation between training steps",
     "managed_gradient_accumulation": "the trainer determines where a step ends",
     "gradient_allreduce_op": "the trainer expects averaged gradients",
@@ -89,23 +94,22 @@ def defaults(
     Raises:
         ConfigurationError: Inconsistent options.
     """
-    problems = Problems()
+    sizes = {
+        "reduce_bucket_size": reduce_bucket_size,
+        "allgather_bucket_size": allgather_bucket_size,
+    }
+    given = {name: size for name, size in sizes.items() if size is not None}
+    lines = [
+        f"{name}={size!r}: give an even number of elements"
+        for name, size in given.items()
+        if size < 2 or size % 2
+    ]
     if offload_parameters and stage != 3:
-        problems.add(
-            f"strategy_options.offload_parameters: stage {stage} does not shard them; use 3"
-        )
+        lines.append(f"offload_parameters: stage {stage} does not shard them; use 3")
     if offload_optimizer and stage == 0:
-        problems.add("strategy_options.offload_optimizer: stage 0 shards nothing; use 1, 2 or 3")
-    zero: dict[str, Any] = {"stage": stage}
-    for name, size in (
-        ("reduce_bucket_size", reduce_bucket_size),
-        ("allgather_bucket_size", allgather_bucket_size),
-    ):
-        if size is not None:
-            zero[name] = size
-            if size < 2 or size % 2:
-                problems.add(f"strategy_options.{name}={size!r}: give an even number of elements")
-    problems.raise_any()
+        lines.append("offload_optimizer: stage 0 shards nothing; use 1, 2 or 3")
+    refuse([f"strategy_options.{line}" for line in lines])
+    zero: dict[str, Any] = {"stage": stage, **given}
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if offload_parameters:
@@ -139,17 +143,13 @@ def is_one_bit_adam(config: Mapping[str, Any]) -> bool:
 
 
 def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
-    """One line for each setting of the user's configuration that conflicts with the trainer.
-
-    Args:
-        config: The user's configuration.
-        options: The trainer's options.
-    """
+    """One line for each setting of the user's configuration that conflicts with the trainer."""
     where = "the DeepSpeed configuration"
     lines = [
         f"{name} in {where}: {reason}; leave it out"
         for name, reason in _NOT_TAKEN.items()
         if config.get(name) not in (None, {}, 1, True, "mean", AUTO)
+        and section(config, name).get("enabled") is not False
     ]
     for name, argument, own in (
         ("gradient_clipping", "gradient_clip_val", options.gradient_clip_val),
@@ -162,12 +162,7 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
                 f"{name}={value!r} in {where}, but {argument}={own!r}; leave it out there, or give "
                 f"{argument}={value!r}"
             )
-    lines += [
-        f"{name} in {where}: the weights stay in float32 here, and forward passes use the "
-        f"trainer's precision; leave it out, and give precision={precision!r}"
-        for name, precision in _PRECISIONS.items()
-        if section(config, name).get("enabled") not in (None, False, AUTO)
-    ]
+    lines += _contradictions_of_precision(config, str(options.precision))
     for name, known in (
         ("optimizer", _OPTIMIZERS),
         ("scheduler", (*_SCHEDULERS, *vars(torch.optim.lr_scheduler))),
@@ -183,18 +178,49 @@ def contradictions(config: Mapping[str, Any], options: Options) -> list[str]:
         for device in [section(section(config, "zero_optimization"), name).get("device", "cpu")]
         if device not in ("cpu", "none")
     ]
-    if is_one_bit_adam(config) and stage(config):
-        lines.append(
-            f"OneBitAdam in {where} with ZeRO stage {stage(config)}: it compresses gradients, "
-            "which ZeRO has already averaged and sharded; set zero_optimization.stage to 0, or "
-            "use Adam"
-        )
-    if is_one_bit_adam(config) and options.gradient_clip_val is not None:
-        lines.append(
-            f"OneBitAdam in {where}: after its warm-up gradients are not averaged, so they cannot "
-            "be clipped; leave gradient_clip_val out"
-        )
+    of_one_bit = {
+        f" with ZeRO stage {stage(config)}: it compresses gradients, which ZeRO has already "
+        "averaged and sharded; set zero_optimization.stage to 0, or use Adam": stage(config) > 0,
+        ": after its warm-up gradients are not averaged, so they cannot be clipped; leave "
+        "gradient_clip_val out": options.gradient_clip_val is not None,
+    }
+    if is_one_bit_adam(config):
+        lines += [f"OneBitAdam in {where}{line}" for line, is_so in of_one_bit.items() if is_so]
     return lines
+
+
+def _contradictions_of_precision(config: Mapping[str, Any], own: str) -> list[str]:
+    where, lines = "the DeepSpeed configuration", []
+    for name, precision in _PRECISIONS.items():
+        found = {key: each for key, each in section(config, name).items() if each != AUTO}
+        enabled = found.pop("enabled", None)
+        if enabled not in (None, own == precision):
+            lines.append(
+                f"{name}.enabled={enabled!r} in {where}, but precision={own!r}; leave it out "
+                f"there, or give precision={precision if enabled else '32-true'!r}"
+            )
+        other = [
+            f"{name}.{key}={each!r}" for key, each in found.items() if not _is_taken(key, each)
+        ]
+        if other and own == precision:
+            lines.append(
+                f"{', '.join(other)} in {where}: weights are in float32, and the scale is halved "
+                "at each overflow; leave it out"
+            )
+    return lines
+
+
+def _is_taken(key: str, value: Any) -> bool:
+    if key in _OF_SCALER:
+        return isinstance(value, int) and value > 0
+    return bool(value == _DONE.get(key, False))
+
+
+def scaling(config: Mapping[str, Any]) -> dict[str, float]:
+    """What a configuration sets of the state of the gradient scaler."""
+    power, window = (section(config, "fp16").get(name, AUTO) for name in _OF_SCALER)
+    found = {} if window == AUTO else {"growth_interval": window}
+    return found if power == AUTO else {**found, "scale": 2.0**power}
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,12 +249,7 @@ def sized(config: Mapping[str, Any], device_type: str, elements: int) -> dict[st
     """Set the buffer sizes that were not given; none is larger than the model.
 
     On CPUs, a bucket is about one of ddp's. On GPUs, DeepSpeed's defaults are used, but at least
-    four buckets, so that communication overlaps with backward.
-
-    Args:
-        config: Configuration of :func:`defaults`.
-        device_type: Type of the device.
-        elements: Number of parameters of the model.
+    four buckets, so that communication overlaps with backward. ``elements``: of all parameters.
     """
     given, on_cpu = section(config, "zero_optimization"), device_type == "cpu"
     quarter = max(_SMALL_BUCKET, elements // 4)

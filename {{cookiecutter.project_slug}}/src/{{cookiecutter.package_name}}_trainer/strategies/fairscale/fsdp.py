@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...checkpoint import Spread, stored_tensors
-from ...errors import ConfigurationError
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
@@ -80,7 +79,16 @@ class FairScaleFSDP(ProcessGroupStrategy):
         self._around = ExitStack()
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
-        return [] if module is None else sparse.problems_of(module, "FairScale shards gradients")
+        if module is None:
+            return []
+        unfit = [
+            f"{name} is {each.dtype}; FairScale requires torch.float32; use strategy='fsdp'"
+            if each.numel()
+            else f"{name} is empty, and FairScale cannot shard it; use strategy='fsdp'"
+            for name, each in module.named_parameters()
+            if each.dtype != torch.float32 or not each.numel()
+        ]
+        return sparse.problems_of(module, "FairScale shards gradients") + unfit
 
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision
@@ -114,7 +122,6 @@ class FairScaleFSDP(ProcessGroupStrategy):
     def _shard_module(self, module: TrainingModule) -> None:
         from .units import named_units, shard_module
 
-        self._check_parameters(module)
         self.start_equal((*module.parameters(), *module.buffers()))
         self._names = parameter_names(module)
         self._contents = Contents(module)
@@ -127,25 +134,14 @@ class FairScaleFSDP(ProcessGroupStrategy):
         self._wrapped = shard_module(
             StepModule(module), module, self.device, self.min_num_params, self._reduce_group()
         )
-        self.same_use = SameUse(self._trained, ELSEWHERE, self.timeout_seconds)
+        self.same_use = SameUse(
+            lambda: [
+                (self._names[id(each)], each) for each in module.parameters() if each.requires_grad
+            ],
+            ELSEWHERE,
+            self.timeout_seconds,
+        )
         self.same_use.watch(named_units(self._wrapped))
-
-    def _trained(self) -> list[tuple[str, Tensor]]:
-        parameters = self.module.parameters()
-        return [(self._names[id(each)], each) for each in parameters if each.requires_grad]
-
-    def _check_parameters(self, module: TrainingModule) -> None:
-        for name, parameter in module.named_parameters():
-            if parameter.dtype != torch.float32:
-                raise ConfigurationError(
-                    f"strategy='fairscale_fsdp': {name} is {parameter.dtype}; FairScale requires "
-                    "parameters in torch.float32"
-                )
-            if not parameter.numel():
-                raise ConfigurationError(
-                    f"strategy='fairscale_fsdp': {name} is empty, and FairScale cannot shard it; "
-                    "use strategy='fsdp'"
-                )
 
     def _reduce_group(self) -> dist.ProcessGroup | None:
         """A separate group on GPUs: gradients are reduced while parameters are gathered."""
@@ -160,7 +156,9 @@ class FairScaleFSDP(ProcessGroupStrategy):
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if synchronize:
             self._root.cut()
-            self._check_all_reduced()
+            for parameter in self.module.parameters():
+                if parameter.grad is not None and parameter.grad.shape != parameter.shape:
+                    raise not_averaged(self._names[id(parameter)])
         return found
 
     @property
@@ -168,11 +166,6 @@ class FairScaleFSDP(ProcessGroupStrategy):
         if self._wrapped is None:
             raise RuntimeError("set up before the first forward")
         return self._wrapped
-
-    def _check_all_reduced(self) -> None:
-        for parameter in self.module.parameters():
-            if parameter.grad is not None and parameter.grad.shape != parameter.shape:
-                raise not_averaged(self._names[id(parameter)])
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None:

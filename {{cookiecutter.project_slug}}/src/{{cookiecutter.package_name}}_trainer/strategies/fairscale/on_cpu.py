@@ -7,7 +7,7 @@ a ``torch.cuda`` whose streams do nothing.
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,40 +15,21 @@ import torch
 from torch import Tensor
 
 
-class _Stream:
-    """A stream on which all work is already done."""
-
-    def wait_stream(self, stream: "_Stream") -> None:
-        """Do nothing."""
-
-    def synchronize(self) -> None:
-        """Do nothing."""
+def _nothing(*_: Any) -> None:
+    """Do nothing."""
 
 
-class _Streams:
-    """The part of ``torch.cuda`` that FairScale uses."""
-
-    def __init__(self) -> None:
-        self._only = _Stream()
-
-    def is_available(self) -> bool:
-        """Return True: FairScale then creates the streams that it later uses unconditionally."""
-        return True
-
-    def Stream(self) -> _Stream:
-        """Create a stream."""
-        return self._only
-
-    def current_stream(self) -> _Stream:
-        """The only stream."""
-        return self._only
-
-    def stream(self, stream: _Stream) -> AbstractContextManager[None]:
-        """A context that changes nothing."""
-        return nullcontext()
-
-    def synchronize(self) -> None:
-        """Do nothing."""
+# A stream on which all work is already done.
+_STREAM = SimpleNamespace(wait_stream=_nothing, synchronize=_nothing)
+# The part of `torch.cuda` that FairScale uses.
+_STREAMS = SimpleNamespace(
+    # FairScale then creates the streams that it later uses unconditionally.
+    is_available=lambda: True,
+    Stream=lambda: _STREAM,
+    current_stream=lambda: _STREAM,
+    stream=lambda _: nullcontext(),
+    synchronize=_nothing,
+)
 
 
 @contextlib.contextmanager
@@ -62,7 +43,7 @@ def without_streams() -> Iterator[None]:
         if tensor.device.type != "cpu":
             record_stream(tensor, stream)
 
-    fairscale.torch = SimpleNamespace(**{**vars(torch), "cuda": _Streams()})
+    fairscale.torch = SimpleNamespace(**{**vars(torch), "cuda": _STREAMS})
     Tensor.record_stream = record_on_devices  # type: ignore[assignment, method-assign]
     try:
         yield

@@ -18,13 +18,7 @@ from ..sharded_optimizers import constructor_options
 
 
 class Replica(ShardedDataParallel):  # type: ignore[misc]
-    """A module whose gradients are averaged on the process that steps the parameter.
-
-    Args:
-        module: The replica; equal on every process.
-        optimizers: Determine which process steps which parameter.
-        reduce_fp16: Reduce gradients in half precision.
-    """
+    """A module whose gradients are averaged on the process that steps the parameter."""
 
     _reference_trainable_mask: list[bool]
     _grad_to_be_reduced: list[bool]

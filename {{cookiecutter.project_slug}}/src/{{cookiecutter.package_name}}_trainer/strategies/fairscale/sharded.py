@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...errors import ConfigurationError, UserError
+from ...errors import ConfigurationError, UserError, refuse
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
@@ -111,17 +111,14 @@ class DDPSharded(ProcessGroupStrategy):
     ) -> StepOutput:
         found = super().forward_backward(batch, batch_idx, weight=weight, synchronize=synchronize)
         if self._wrapped is not None and synchronize:
-            self._check_all_averaged(self._wrapped)
+            for parameter in self._wrapped.not_averaged():
+                raise not_averaged(parameter_names(self.module)[id(parameter)])
         return found
 
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         if self.same_use is not None and synchronize:
             self.same_use.check(loss)
         super().backward(loss, synchronize=synchronize)
-
-    def _check_all_averaged(self, wrapped: "Replica") -> None:
-        for parameter in wrapped.not_averaged():
-            raise not_averaged(parameter_names(self.module)[id(parameter)])
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         if self._wrapped is None:  # each process has all gradients
@@ -156,23 +153,23 @@ def not_averaged(name: str) -> UserError:
 
 def _check(optimization: Optimization, names: Mapping[int, str]) -> None:
     """Check that FairScale can shard each optimizer."""
-    optimizers = optimization.optimizers
-    counted = Counter(id(each) for one in optimizers for each in Optimization([one], []).parameters)
-    twice = [names.get(each, "a parameter") for each, count in counted.items() if count > 1]
-    if twice:
-        raise ConfigurationError(
-            f"configure_optimizers: {twice[0]} is in two optimizers; FairScale gives a parameter "
-            "to one process, by its one optimizer; use strategy='ddp_zero1'"
-        )
-    for optimizer in optimizers:
-        trained = [each for each in Optimization([optimizer], []).parameters if each.requires_grad]
-        dtypes = {each.dtype for each in trained}
+    steps = [Optimization([one], []).parameters for one in optimization.optimizers]
+    counted = Counter(id(each) for parameters in steps for each in parameters)
+    lines = [
+        f"configure_optimizers: {names.get(each, 'a parameter')} is in two optimizers; FairScale "
+        "gives a parameter to one process, by its one optimizer; use strategy='ddp_zero1'"
+        for each, count in counted.items()
+        if count > 1
+    ]
+    for optimizer, parameters in zip(optimization.optimizers, steps, strict=True):
+        dtypes = sorted({str(each.dtype) for each in parameters if each.requires_grad})
         if len(dtypes) > 1:
-            raise ConfigurationError(
+            lines.append(
                 f"configure_optimizers: {type(optimizer).__name__} has parameters of "
-                f"{', '.join(sorted(map(str, dtypes)))}; FairScale keeps them in one buffer of one "
-                "dtype; give each dtype an optimizer, or use strategy='ddp_zero1'"
+                f"{', '.join(dtypes)}; FairScale keeps them in one buffer of one dtype; give each "
+                "dtype an optimizer, or use strategy='ddp_zero1'"
             )
+    refuse(lines)
 
 
 @contextlib.contextmanager

@@ -87,17 +87,14 @@ def shard_module(
     min_num_params: int,
     reduce_group: dist.ProcessGroup | None,
 ) -> Unit:
-    """Shard a module's parameters.
+    """Shard a module's parameters; its large children are replaced by units.
 
     Args:
-        step: The module to call, which contains the user's module.
-        module: The user's module; its large children are replaced by units.
+        step: The module to call, which contains the user's module: the root unit's.
+        module: The user's module.
         device: Device of the computation.
         min_num_params: Minimum number of parameters of a unit.
         reduce_group: Process group in which gradients are reduced.
-
-    Returns:
-        The root unit.
     """
     options = {
         "process_group": dist.group.WORLD,

@@ -4,6 +4,7 @@ Source: https://horovod.readthedocs.io/en/stable/pytorch.html
 """
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ...errors import UserError
 from ...launch.cluster import Layout
+from ...launch.devices import choose_accelerator
 from ...module import TrainingModule
+from ...options import Options
 from ..base import StepOutput
 from ..gradients.averaging import GradientAverage, copy_gradient
 from ..gradients.sparse import sparse_parameters
@@ -77,6 +80,19 @@ class Horovod(ProcessGroupStrategy):
             )
             refused = {**self.limits.refused, "learning_rate_scaling": twice}
             self.limits = replace(self.limits, refused=refused, scales_learning_rate=True)
+
+    def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
+        is_on_gpus = module is None and choose_accelerator(options.accelerator) == "cuda"
+        if not is_on_gpus or importlib.util.find_spec("horovod") is None:
+            return []
+        import horovod.torch as hvd
+
+        if hvd.cuda_built() or hvd.rocm_built():
+            return []
+        return [
+            "strategy='horovod' on GPUs: Horovod was built for CPUs only; build it where nvcc is "
+            "(HOROVOD_GPU_OPERATIONS=NCCL make horovod), or use strategy='ddp'"
+        ]
 
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision

@@ -1,8 +1,7 @@
 """``sequential``: pipeline parallelism over the children of ``sequential_module``."""
 
 import functools
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_distinct_gradients
 from ...fsdp import state as sharded_state
 from ...gradients import sparse
+from ...gradients.averaging import reduce_dense
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
@@ -174,9 +174,7 @@ class Sequential(ProcessGroupStrategy):
         self.ownership.equalize(tensors)
         self.shard_stages(module)
         parameters = list(module.parameters())
-        shared = self.ownership.shared(parameters)
-        groups = [(own, self.processes.among(positions)) for positions, own in shared.items()]
-        self._shared = [(own, group) for own, group in groups if group is not None]
+        self._shared = self.ownership.shared(parameters)
         self._replicated = self.replicated(list(filter(self.ownership.is_own, parameters)))
 
     def _sizes(self, module: TrainingModule) -> list[int]:
@@ -257,7 +255,7 @@ class Sequential(ProcessGroupStrategy):
     def _reduce_gradients(self) -> None:
         # A parameter that several stages use, or that is outside of them, is on several processes:
         # each computes a part of its gradient.
-        for own, group in self._shared:
+        for own, group, _ in self._shared:
             _reduce(own, group, 1)
         replicated, replicas = self._replicated
         if replicas is not None:
@@ -368,26 +366,14 @@ class Sequential(ProcessGroupStrategy):
         super().teardown()
 
 
-def _reduce(parameters: Sequence[Tensor], group: dist.ProcessGroup, divisor: int) -> None:
-    """Sum gradients over a group; a process without a gradient contributes zeros."""
+def _reduce(parameters: Iterable[Tensor], group: dist.ProcessGroup, divisor: int) -> None:
+    add_up = functools.partial(collectives.sum_in_place, group=group)
+    reduce_dense(used_anywhere(parameters, group), add_up, divisor)
+
+
+def used_anywhere(parameters: Iterable[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """The trained parameters of which any process of a group has a gradient."""
     trained = [each for each in parameters if each.requires_grad]
-    if not trained:
-        return
     has = torch.tensor([float(each.grad is not None) for each in trained])
-    dist.all_reduce(has, dist.ReduceOp.MAX, group)
-    same_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
-    for parameter, anywhere in zip(trained, has.tolist(), strict=True):
-        if not anywhere:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradient = dtensors.local(parameter.grad)
-        same_type[gradient.dtype, gradient.device].append(gradient)
-    for gradients in same_type.values():
-        flat = torch.cat([each.flatten() for each in gradients])
-        dist.all_reduce(flat, group=group)
-        flat /= divisor
-        parts = flat.split([each.numel() for each in gradients])
-        torch._foreach_copy_(
-            gradients, [part.view_as(each) for each, part in zip(gradients, parts, strict=True)]
-        )
+    anywhere = collectives.all_reduce(has, "max", group).tolist() if trained else []
+    return [each for each, is_used in zip(trained, anywhere, strict=True) if is_used]

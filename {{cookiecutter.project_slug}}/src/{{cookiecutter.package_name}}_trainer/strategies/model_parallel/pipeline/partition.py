@@ -57,9 +57,9 @@ class Processes:
         self.own_stages = range(self.position, self.stages, count)
         self.has_first, self.has_last = self.position == 0, self.position == count - 1
 
-    def rank_at(self, position: int, replica: int | None = None) -> int:
-        """Rank of the process at a position of a pipeline; by default, of this one."""
-        return self._ranks[self.replica if replica is None else replica][position]
+    def rank_at(self, position: int) -> int:
+        """Rank of the process at a position of this pipeline, or with the stage of this index."""
+        return self._ranks[self.replica][position % self.count]
 
     def among(self, positions: Iterable[int]) -> dist.ProcessGroup | None:
         """Group of the processes at some positions of this pipeline; ``None`` on other processes.
@@ -202,9 +202,9 @@ class Ownership:
 
     def join(self, tensors: Iterable[Tensor]) -> None:
         """Broadcast this process' tensors from the first pipeline to the others."""
-        processes, group = self._processes, self._processes.across_replicas()
-        for each in filter(self.is_own, tensors) if group is not None else ():
-            dist.broadcast(each.detach(), processes.rank_at(processes.position, 0), group)
+        if (group := self._processes.across_replicas()) is not None:
+            for each in filter(self.is_own, tensors):
+                dist.broadcast(each.detach(), group=group, group_src=0)
 
     def free_others(self, device: torch.device) -> None:
         """Free the memory of tensors of other processes; their shapes remain, on a device."""

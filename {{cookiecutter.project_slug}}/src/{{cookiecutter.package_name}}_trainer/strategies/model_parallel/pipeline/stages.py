@@ -8,7 +8,6 @@ Sources: https://docs.pytorch.org/docs/stable/distributed.pipelining.html; GPipe
 import functools
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ....module import TrainingModule
 from ...precision import Precision
 from . import partition
 from .activations import Spec, alias, pack, unpack
-from .boundary import Boundary
+from .boundary import Boundary, Step
 from .partition import Processes
 
 # Names in torch.distributed.pipelining.
@@ -34,21 +33,6 @@ SCHEDULES = {
 }
 # Schedules of the latest shapes of batches: each holds the tensors that it receives.
 _KEPT = 4
-
-
-@dataclass(frozen=True)
-class Step:
-    """The user's step on a micro-batch."""
-
-    run: Callable[[], Any]
-    loss: Callable[[Any], Tensor]
-    """Gets what to call backward on from the step's result."""
-    seed: int | None = None
-    """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
-    samples: int | None = None
-    """Its number of samples; ``None``: that of the batch."""
-    checkpointed: bool = False
-    """Whether stages recompute their activations."""
 
 
 class _Stage(nn.Module):
@@ -93,14 +77,11 @@ class Stages:
         """
         dist.all_reduce(value := torch.zeros(1, device=self._device), group=self._group)
         for index in range(min(self._processes.stages - 1, self._processes.count)):
-            sender, receiver = self._rank_of(index), self._rank_of(index + 1)
+            sender, receiver = (self._processes.rank_at(index + ahead) for ahead in (0, 1))
             if dist.get_rank() == sender:
                 dist.send(value, receiver, self._group)
             elif dist.get_rank() == receiver:
                 dist.recv(value, sender, self._group)
-
-    def _rank_of(self, index: int) -> int:
-        return self._processes.rank_at(index % self._processes.count)
 
     def train(self, schedule: str, steps: Sequence[Step], shapes: Hashable) -> None:
         """Run forward and backward of all micro-batches.
@@ -114,7 +95,7 @@ class Stages:
         if key not in self._schedules:
             buffers = activation_checkpointing.buffers_kept(self._module)
             with buffers, self._boundary.seeded(0), torch.enable_grad():
-                self._pass(steps[0], to_end=False)
+                self.evaluate(steps[0], to_end=False)
             while len(self._schedules) >= _KEPT:
                 del self._schedules[next(iter(self._schedules))]
             self._schedules[key] = self._schedule(schedule, len(steps)), self._specs
@@ -135,16 +116,16 @@ class Stages:
     def _schedule(self, name: str, count: int) -> Any:
         from torch.distributed import pipelining  # takes a second
 
+        examples = {to: spec.empty("meta").requires_grad_() for to, spec in self._specs.items()}
         made = []
         for index in self._parts:
-            is_last = index == self._processes.stages - 1
             stage = pipelining.PipelineStage(
                 _Stage(self._module, functools.partial(self._next, index)),
                 index,
                 self._processes.stages,
                 self._device,
-                _example(self._specs[index]) if index else torch.zeros(1, dtype=torch.int64),
-                torch.zeros(1) if is_last else _example(self._specs[index + 1]),
+                examples.get(index, torch.zeros(1, dtype=torch.int64)),
+                examples.get(index + 1, torch.zeros(1)),
                 group=self._group,
             )
             # torch numbers the processes by their stages, and rank 0 has the last one.
@@ -173,7 +154,7 @@ class Stages:
         output = self._run(index, received, step)
         source = received if index else torch.zeros((), device=self._device, requires_grad=True)
         if index == self._processes.stages - 1:
-            self._loss = alias(step.loss(output), source)
+            self._loss = alias(output, source)
             return torch.zeros(1, device=self._device)
         spec = Spec.of(output, self._name(index))
         if spec != self._specs[index + 1]:
@@ -184,14 +165,10 @@ class Stages:
             )
         return alias(pack(output, spec, self._device), source)
 
-    def evaluate(self, step: Step) -> Any:
-        """Run a step on a batch; return its result on the process with the last stage."""
-        return self._pass(step, to_end=True)
+    def evaluate(self, step: Step, *, to_end: bool = True) -> Any:
+        """Run a step on a batch, stage after stage, each with a description of what it gives.
 
-    def _pass(self, step: Step, *, to_end: bool) -> Any:
-        """Pass a batch through the stages one after another, with descriptions of what they give.
-
-        Run the last stage, and so the user's step, only ``to_end``.
+        Return its result on the process with the last stage, which only runs ``to_end``.
         """
         self._specs = {}
         for index in self._parts:
@@ -206,11 +183,11 @@ class Stages:
         self._specs[index + 1] = spec = Spec.of(output, self._name(index))
         text = torch.frombuffer(bytearray(json.dumps(spec).encode()), dtype=torch.uint8)
         for each in (torch.tensor([len(text)]), text, pack(output, spec, self._device).detach()):
-            dist.send(each, self._rank_of(index + 1), self._group)
+            dist.send(each, self._processes.rank_at(index + 1), self._group)
 
     def _receive(self, index: int) -> Tensor:
         """Receive what the stage before gives."""
-        source, length = self._rank_of(index - 1), torch.zeros(1, dtype=torch.int64)
+        source, length = self._processes.rank_at(index - 1), torch.zeros(1, dtype=torch.int64)
         dist.recv(length, source, self._group)
         text = torch.empty(int(length), dtype=torch.uint8)
         dist.recv(text, source, self._group)
@@ -241,8 +218,8 @@ class Stages:
             return part(*tree_map_only(Tensor, Tensor.clone, inputs))
 
         if index == self._processes.stages - 1:
-            return self._boundary.outputs(step.run, compute, step.seed, step.samples)
-        given = () if index else self._boundary.inputs(step.run, step.seed)
+            return self._boundary.outputs(step, compute)
+        given = () if index else self._boundary.inputs(step)
         with self._precision.autocast():
             return compute(given)
 
@@ -251,7 +228,3 @@ class Stages:
         self._boundary.close()
         self._schedules.clear()
         self._steps, self._group = {}, None
-
-
-def _example(spec: Spec) -> Tensor:
-    return spec.empty("meta").requires_grad_()

@@ -29,10 +29,11 @@ from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
 from ...weights import LocalWeights
 from . import partition
+from .boundary import Step
 from .checks import Shape, problems_of_module
 from .measure import measure
 from .partition import Ownership, Processes
-from .stages import Stages, Step
+from .stages import Stages
 
 _REFUSED = {
     "16-mixed": "each stage would have to skip the same steps; use 'bf16-mixed'",
@@ -161,8 +162,7 @@ class Sequential(ProcessGroupStrategy):
                 "previous fit; create it again, and give a checkpoint, as in test(module, "
                 "checkpoint=trainer.run_directory)"
             )
-        problems = problems_of_module(module, self.shape, self._layout.world_size)
-        if problems:
+        if problems := problems_of_module(module, self.shape, self._layout.world_size):
             raise ConfigurationError(problems)
         self.module, self._step_module = module, StepModule(module)
         self.ownership = Ownership(module, self._sizes(module), self.processes)
@@ -226,7 +226,8 @@ class Sequential(ProcessGroupStrategy):
     ) -> StepOutput:
         run, found = self.module.trainer_state.run, StepOutput([], [])
 
-        def scaled_loss(outputs: Any) -> Tensor:
+        def scaled_loss(piece: Any) -> Tensor:
+            outputs = forward("training", piece, batch_idx)
             loss = self._read_loss(outputs)
             check_loss(loss, "training_step")
             found.losses.append(loss.detach())
@@ -234,11 +235,10 @@ class Sequential(ProcessGroupStrategy):
             return self.precision.scale(loss * (weight / len(sizes)))
 
         sizes = self._part_sizes(batch_length(batch, run.batch_samples if run else None))
-        pieces, step = self._splitter.split(batch, sizes), super().forward
+        pieces, forward = self._splitter.split(batch, sizes), super().forward
         steps = [
             Step(
-                functools.partial(step, "training", piece, batch_idx),
-                scaled_loss,
+                functools.partial(scaled_loss, piece),
                 self._seed(batch_idx, number),
                 sizes[0],
                 self.shape.checkpoints(number, len(sizes)),
@@ -290,7 +290,7 @@ class Sequential(ProcessGroupStrategy):
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = functools.partial(super().forward, stage, batch, batch_idx)
         with self.gathered():
-            return self._stages.evaluate(Step(run, self._read_loss))
+            return self._stages.evaluate(Step(run))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 ``python -m pipeline_subject FOLDER NAME …`` trains cases of one number of processes; and
 ``python -m pipeline_subject FOLDER alone NAME …`` what one process computes in their stead.
-``python -m pipeline_subject FOLDER casts`` counts copies of weights; ``… uneven`` fails.
+``python -m pipeline_subject FOLDER seen`` counts copies and messages; ``… uneven`` fails.
 ``python -m pipeline_subject FOLDER ported NAME`` trains a case of PORTED from where the first of
 them, which must be trained before, has stopped.
 """
@@ -10,6 +10,7 @@ them, which must be trained before, has stopped.
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -279,40 +280,81 @@ def ported(folder: Path, name: str) -> None:
         train(folder, name, PORTED[name], resume=str(folder / "stopped"))
 
 
-class Casts(TorchDispatchMode):
-    """Knows the copies of weights in half precision that are in memory."""
+class Layers(Subject):
+    """Six layers of one size; notes the messages before the first step."""
 
-    def __init__(self, shape: tuple[int, int]) -> None:
+    def __init__(self, mode: "Seen") -> None:
         super().__init__()
-        self.shape = shape
+        self.sequential_module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+        for layer in self.sequential_module:
+            layer.register_forward_hook(mode.note)
+        self.mode = mode
+
+    def on_train_epoch_start(self) -> None:
+        self.mode.before = self.mode.messages.copy()
+        self.mode.messages.clear()
+
+
+class Seen(TorchDispatchMode):
+    """What a fit of :class:`Layers` does.
+
+    ``counts``: numbers of copies of weights in half precision after each forward of a layer;
+    ``weights``: data types of the layers' weights and of their gradients; ``messages``: numbers of
+    messages by kind, peer and data type, and ``before``: those before the first step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
         self.made: list[StorageWeakRef] = []
+        self.counts: list[int] = []
+        self.weights: set[tuple[str, str]] = set()
+        self.messages: Counter[tuple[str, int, str]] = Counter()
+        self.before = self.messages.copy()
+
+    def note(self, layer: Any, *_: Any) -> None:
+        """Note what is in memory."""
+        self.counts.append(sum(not each.expired() for each in self.made))
+        self.weights.add((str(layer.weight.dtype), str(getattr(layer.weight.grad, "dtype", None))))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        is_cast = "_to_copy" in str(func) and output.dtype == torch.bfloat16
-        if is_cast and output.shape == self.shape:
+        name = func.name().split("::")[1].split(".")[0]
+        if name == "_to_copy" and output.dtype == torch.bfloat16 and output.shape == (8, 8):
             self.made.append(StorageWeakRef(output.untyped_storage()))
+        elif name in ("send", "recv_"):
+            self.messages[name, args[2], str(args[0][0].dtype)] += 1
+        elif name in ("_allgather_base_", "_reduce_scatter_base_"):
+            self.messages[name, -1, str(args[0].dtype)] += 1
         return output
 
-    def count(self) -> int:
-        """Their number."""
-        return sum(not each.expired() for each in self.made)
+    def write(self, path: Path) -> None:
+        """Write all of it as JSON."""
+        found = [max(self.counts), sorted(self.weights)]
+        path.write_text(
+            json.dumps([*found, list(self.before.items()), list(self.messages.items())])
+        )
 
 
-def casts(folder: Path) -> None:
-    """Write the number of copies after each forward of the last child of a process."""
-    counts: list[int] = []
-    subject, mode = Subject(), Casts((8, 8))
-    layers = [nn.Linear(8, 8) for _ in range(6)]
-    subject.sequential_module = nn.Sequential(*layers)
-    for index in (2, 5):
-        layers[index].register_forward_hook(lambda *_: counts.append(mode.count()))
-    options = {"schedule": "gpipe", "balance": [3, 3], "microbatches": 4}
-    more: dict[str, Any] = {"precision": "bf16-mixed", "max_epochs": None, "max_steps": 2}
-    run = make_trainer(folder, "casts", Case(options), **more)
-    with mode:
-        run.fit(subject)
-    (folder / f"casts-{run.global_rank}.json").write_text(json.dumps(counts))
+SEEN: dict[str, dict[str, Any]] = {
+    "gpipe": {"balance": [3, 3], "schedule": "gpipe"},
+    "1f1b": {"balance": [3, 3], "checkpoint": "always"},
+    "zero_bubble": {"balance": [3, 3], "schedule": "zero_bubble"},
+    "interleaved": {"balance": [1, 2, 2, 1], "schedule": "interleaved"},
+}
+HALF: dict[str, Any] = {
+    "precision": "bf16-mixed",
+    "max_epochs": None,
+    "max_steps": 2,
+    "limit_val_batches": 0,
+}
+
+
+def seen(folder: Path, name: str, case: Case) -> None:
+    """Write what each process does in two steps of four micro-batches."""
+    run = make_trainer(folder, name, case, **HALF)
+    with Seen() as mode:
+        run.fit(Layers(mode))
+    mode.write(folder / f"{name}-{run.global_rank}.json")
 
 
 class Shrinks(nn.Module):
@@ -334,8 +376,9 @@ def uneven(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[2] == "casts":
-        casts(Path(sys.argv[1]))
+    if sys.argv[2] == "seen":
+        for each, options in SEEN.items():
+            seen(Path(sys.argv[1]), each, Case(options))
     elif sys.argv[2] == "uneven":
         uneven(Path(sys.argv[1]))
     elif sys.argv[2] == "ported":

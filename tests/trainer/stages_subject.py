@@ -126,6 +126,8 @@ def together(folder: Path, which: str) -> None:
         before = name
     if which == "four":
         draw(folder)
+        options = {**SHARDS, "balance": [3, 3], "schedule": "zero_bubble"}
+        pipeline_subject.seen(folder, "half", Case(options, {}, IN_MESH, 4))
         for name, case in CASES.items():
             pipeline_subject.train(folder, name, case)
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from my_project_trainer.strategies.deepspeed import onebit_adam
 from my_project_trainer.strategies.deepspeed.deepspeed import DeepSpeed
 from my_project_trainer.strategies.fsdp.fsdp import FSDP
+from my_project_trainer.strategies.model_parallel.pipeline.strategy import Sequential
 from my_project_trainer.strategies.replicated import dp
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -24,7 +25,7 @@ def no_values_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(tensor: Tensor, *_: Any) -> Any:
         raise AssertionError("the host waits for a tensor's value")
 
-    for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__"):
+    for name in ("item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__"):
         monkeypatch.setattr(Tensor, name, waits)
 
 
@@ -62,6 +63,26 @@ def test_deepspeed_s_gradients_are_clipped_by_value_where_they_are(request):
     assert math.isnan(gradients[2][0])
     assert gradients[2][1] == -9.0
     assert gradients[3].tolist() == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.usefixtures("two_ranks")
+def test_a_pipeline_s_gradients_are_clipped_without_waiting(algorithm, request):
+    strategy = Sequential()
+    strategy.ownership = SimpleNamespace(counts_here=lambda _: True)
+    strategy.processes = SimpleNamespace(replica=0)
+    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))]
+    parameters[0].grad = torch.tensor([3.0, 4.0])  # the other is not used
+    with pytest.MonkeyPatch.context():
+        request.getfixturevalue("no_values_on_the_host")
+        norm = strategy.clip(SimpleNamespace(parameters=parameters), 1.0, algorithm)
+        request.getfixturevalue("monkeypatch").undo()
+    if algorithm == "norm":
+        assert float(norm) == pytest.approx(5.0)
+        assert parameters[0].grad.tolist() == pytest.approx([0.6, 0.8])
+    else:
+        assert norm is None
+        assert parameters[0].grad.tolist() == [1.0, 1.0]
 
 
 def test_fsdp_tells_its_units_where_it_changes_alone():

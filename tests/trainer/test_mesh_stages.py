@@ -78,6 +78,21 @@ def test_equals_one_process(trained, name):
 
 
 @pytest.mark.slow
+def test_half_precision_gathers_a_stage_in_it_and_adds_up_gradients_in_float32(trained):
+    for rank in range(4):
+        copies, weights, _, messages = json.loads(
+            (trained("four") / f"half-{rank}.json").read_text()
+        )
+        assert copies == 0  # by autocast
+        assert weights == [["torch.bfloat16", "None"], ["torch.bfloat16", "torch.float32"]]
+        collectives = {name: dtype for (name, peer, dtype), _ in messages if peer < 0}
+        assert collectives == {
+            "_allgather_base_": "torch.bfloat16",
+            "_reduce_scatter_base_": "torch.float32",
+        }
+
+
+@pytest.mark.slow
 def test_a_tensor_group_draws_the_same_but_where_activations_are_sharded(trained):
     ranks = [load_file(trained("four") / f"drawn-{rank}.safetensors") for rank in range(4)]
     last, first = ranks[:2], ranks[2:]

@@ -3,13 +3,14 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.project import run
 
-from pipeline_subject import CASES, PORTED, SAMPLES, STOP, dashed
+from pipeline_subject import CASES, PORTED, SAMPLES, SEEN, STOP, dashed
 
 # Dropout masks of micro-batches are other ones than those of a batch.
 RANDOM = {"dropout"}
@@ -93,13 +94,47 @@ def test_goes_on_with_other_stages_and_schedules_and_in_one_process(tmp_path):
             assert difference <= tolerance * max(1.0, expected.abs().max()), (name, key)
 
 
-def test_weights_are_cast_once_for_all_micro_batches(tmp_path):
-    done = run(["-m", "pipeline_subject", tmp_path, "casts"], timeout=600)
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Any]:
+    """What each of two processes does in two steps of four micro-batches, by schedule and rank."""
+    folder = tmp_path_factory.mktemp("seen-")
+    done = run(["-m", "pipeline_subject", folder, "seen"], timeout=600)
     assert done.returncode == 0, done.stderr
+    which = [(name, rank) for name in SEEN for rank in range(2)]
+    return {(name, rank): read(folder / f"{name}-{rank}.json") for name, rank in which}
+
+
+def read(path: Path) -> Any:
+    """What a process has done: copies, data types, and messages before and in the steps."""
+    copies, weights, *messages = json.loads(path.read_text())
+    return copies, weights, *({tuple(key): count for key, count in each} for each in messages)
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_weights_are_cast_once_for_all_micro_batches(seen, name):
     for rank in range(2):
-        counts = json.loads((tmp_path / f"casts-{rank}.json").read_text())
-        assert len(counts) >= 2 * 4
-        assert set(counts) == {3}
+        copies, weights, _, _ = seen[name, rank]
+        assert copies == 3
+        assert {dtype for dtype, _ in weights} == {"torch.float32"}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_links_between_stages_are_open_before_the_first_step(seen, name):
+    for rank in range(2):
+        _, _, before, messages = seen[name, rank]
+        peers = {peer for _, peer, _ in messages}
+        assert peers == {1 - rank} == {peer for _, peer, _ in before}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_shapes_are_sent_once_for_batches_of_the_same_shapes(seen, name):
+    for rank in range(2):
+        _, _, _, messages = seen[name, rank]
+        described = sum(count for key, count in messages.items() if "uint8" in key[2])
+        sent = sum(count for key, count in messages.items() if key[0] == "send" and "16" in key[2])
+        boundaries = 3 if name == "interleaved" else 1
+        assert described == boundaries  # sent, or received
+        assert sent >= 2 * 4
 
 
 def test_other_shapes_between_stages_are_refused(tmp_path):

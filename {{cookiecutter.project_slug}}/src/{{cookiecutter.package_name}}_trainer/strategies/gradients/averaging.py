@@ -2,8 +2,7 @@
 
 torch's DDP averages the gradients of one backward after its forward, for the parameters that were
 trainable when it was created. In manual optimization, a step calls backward several times inside
-its forward, each time for some parameters only; and a layer may be unfrozen later. So all gradients
-that exist are averaged here.
+its forward, each time for some parameters only; and a layer may be unfrozen later.
 """
 
 from collections import defaultdict
@@ -53,9 +52,8 @@ class GradientAverage:
             # torch hooks need a tensor that requires grad; a frozen one may be unfrozen later.
             requires_grad = parameter.requires_grad
             parameter.requires_grad_()
-            self._hooks.append(
-                parameter.register_post_accumulate_grad_hook(partial(self._note, index))
-            )
+            changed = partial(self._changed, index)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(changed))
             parameter.requires_grad_(requires_grad)
 
     def close(self) -> None:
@@ -65,7 +63,7 @@ class GradientAverage:
         self._hooks = []
         self._group = None
 
-    def _note(self, index: int, parameter: Tensor) -> None:
+    def _changed(self, index: int, parameter: Tensor) -> None:
         self._averaged.discard(index)
 
     @property
@@ -77,32 +75,16 @@ class GradientAverage:
         """Average over all processes; a process that did not use a parameter contributes zero."""
         waiting = [self._pending(index) for index in range(len(self._parameters))]
         waiting = collectives.all_reduce(torch.tensor(waiting), "max", self._group).tolist()
-        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
-        for index, kind in enumerate(waiting):
-            if kind == _NONE:
-                continue
-            self._averaged.add(index)
-            parameter = self._parameters[index]
-            if kind == _SPARSE:
+        self._averaged.update(index for index, kind in enumerate(waiting) if kind != _NONE)
+        dense = []
+        for parameter, kind in zip(self._parameters, waiting, strict=True):
+            if kind == _DENSE:
+                dense.append(parameter)
+            elif kind == _SPARSE:
                 own = sparse.zeros(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = sparse.average(own)
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            elif parameter.grad.is_sparse:  # another process has a dense gradient
-                parameter.grad = parameter.grad.to_dense()
-            own = dtensors.local(parameter.grad)
-            groups[own.dtype, own.device].append(own)
-        for gradients in groups.values():
-            self._average(gradients)
-
-    def _average(self, gradients: list[Tensor]) -> None:
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        flat = self._add_up(flat) if self._add_up else collectives.sum_in_place(flat, self._group)
-        flat /= dist.get_world_size(self._group)
-        sizes = [gradient.numel() for gradient in gradients]
-        parts = zip(gradients, flat.split(sizes), strict=True)
-        torch._foreach_copy_(gradients, [part.view_as(gradient) for gradient, part in parts])
+        add_up = self._add_up or partial(collectives.sum_in_place, group=self._group)
+        reduce_dense(dense, add_up, dist.get_world_size(self._group))
 
     def _pending(self, index: int) -> int:
         """The kind of gradient that has to be averaged."""
@@ -110,6 +92,24 @@ class GradientAverage:
         if parameter.grad is None or index in self._averaged or not parameter.requires_grad:
             return _NONE
         return _SPARSE if parameter.grad.is_sparse else _DENSE
+
+
+def reduce_dense(
+    parameters: Iterable[Tensor], add_up: Callable[[Tensor], Tensor], divisor: int
+) -> None:
+    """Sum dense gradients, all of a data type at once, and divide them; a missing one is zero."""
+    same_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_sparse:  # another process has a dense gradient
+            parameter.grad = parameter.grad.to_dense()
+        own = dtensors.local(parameter.grad)
+        same_type[own.dtype, own.device].append(own)
+    for gradients in same_type.values():
+        flat = add_up(torch.cat([each.flatten() for each in gradients])).div_(divisor)
+        parts = zip(gradients, flat.split([each.numel() for each in gradients]), strict=True)
+        torch._foreach_copy_(gradients, [part.view_as(each) for each, part in parts])
 
 
 def copy_gradient(parameter: Tensor) -> None:

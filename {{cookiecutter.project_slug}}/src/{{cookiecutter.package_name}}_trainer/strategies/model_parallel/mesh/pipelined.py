@@ -11,14 +11,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ....checkpoint import dtensors
 from ....errors import ConfigurationError
-from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
 from ...fsdp.fsdp import FSDP, drop_groups
+from ...fsdp.precision import cast_calls
+from ...fsdp.units import unsharded
 from ..pipeline.partition import ATTRIBUTE, Processes
-from ..pipeline.strategy import Sequential
+from ..pipeline.strategy import Sequential, used_anywhere
 from . import plan
 from .on_mesh import OnMesh, device_mesh, drop_mesh, new_group
 from .sizes import Sizes
@@ -108,21 +110,43 @@ class PipelinedMesh(OnMesh, Sequential):
             self.compute_in_loss_parallel(layers)
             own.refresh()
         if self.sizes.shard > 1:
-            self._unit = _Unit(module)
-            fully_shard(
-                self._unit,
-                mesh=self._mesh[("data", "shard") if self.sizes.data > 1 else ("shard",)],
-                reshard_after_forward=False,
-                mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False),
-                ignored_params={p for p in module.parameters() if not own.is_own(p) or not p.dim()},
-            )
+            self._unit = self._shard(module)
             own.refresh()
         self._own = [each for each in module.named_parameters() if own.is_own(each[1])]
+
+    def _shard(self, module: TrainingModule) -> "_Unit":
+        half = self.precision.dtype
+        own = set(filter(self.ownership.is_own, module.parameters()))
+        sharded = own - set(unsharded(module, half))
+        if any(each.dtype != torch.float32 for each in sharded):
+            half = None
+        unit = _Unit(module)
+        fully_shard(
+            unit,
+            mesh=self._mesh[("data", "shard") if self.sizes.data > 1 else ("shard",)],
+            reshard_after_forward=False,
+            mp_policy=MixedPrecisionPolicy(
+                half, torch.float32 if half else None, cast_forward_inputs=False
+            ),
+            ignored_params=set(module.parameters()) - sharded,
+        )
+        if half is not None:
+            for handle in cast_calls(module, half):
+                self.until_teardown.callback(handle.remove)
+            # Gradients of micro-batches are added up in float32.
+            gathered: Any = unit
+            gathered.unshard()
+            for each in unit.parameters():
+                if each.dtype == half:
+                    each.grad_dtype = torch.float32
+            gathered.reshard()
+        return unit
 
     def replicated(
         self, parameters: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], dist.ProcessGroup | None]:
-        return [each for each in parameters if self._unit is None or not each.dim()], self._data
+        whole = [each for each in parameters if self._unit is None or not dtensors.is_sharded(each)]
+        return whole, self._data
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
@@ -148,13 +172,11 @@ class PipelinedMesh(OnMesh, Sequential):
 
         FSDP reduces the gradients that a process has; all processes must have the same ones.
         """
-        sharded = {name for name, each in self._own if each.requires_grad and each.dim()}
-        used = [each for name, each in unit.module.named_parameters() if name in sharded]
-        has = torch.tensor([float(each.grad is not None) for each in used])
-        anywhere = collectives.all_reduce(has, "max", self._data).tolist()
-        for each, is_used in zip(used, anywhere, strict=True):
-            if is_used and each.grad is None:
-                each.grad = torch.zeros_like(each)
+        sharded = {name for name, each in self._own if dtensors.is_sharded(each)}
+        own = [each for name, each in unit.module.named_parameters() if name in sharded]
+        for each in used_anywhere(own, self._data):
+            if each.grad is None:
+                each.grad = torch.zeros_like(each, dtype=each.grad_dtype)
 
     def reduce(self, tensor: Tensor, how: How) -> Tensor:
         reduced = super().reduce(tensor, how)

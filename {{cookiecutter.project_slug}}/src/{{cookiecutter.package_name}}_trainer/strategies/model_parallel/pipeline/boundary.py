@@ -1,9 +1,9 @@
 """Where the user's step calls ``sequential_module``: there it enters and leaves the pipeline."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,26 @@ Compute = Callable[[tuple[Any, ...]], Any]
 """Gets the inputs of ``sequential_module`` and returns its output."""
 
 
+@dataclass(frozen=True)
+class Step:
+    """The user's step on a micro-batch."""
+
+    run: Callable[[], Any]
+    """Returns, in training, what to call backward on."""
+    seed: int | None = None
+    """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
+    samples: int | None = None
+    """Its number of samples; ``None``: that of the batch."""
+    checkpointed: bool = False
+    """Whether stages recompute their activations."""
+
+
 class _Reached(BaseException):
     """Ends a step on the first stage; the user's ``except Exception`` does not catch it."""
+
+
+def _stop(inputs: tuple[Any, ...]) -> Any:
+    raise _Reached(*inputs)
 
 
 class Boundary:
@@ -57,44 +75,31 @@ class Boundary:
         self._before.close()
         return self._compute(inputs)
 
-    def inputs(self, step: Callable[[], Any], seed: int | None) -> tuple[Any, ...]:
+    def inputs(self, step: Step) -> tuple[Any, ...]:
         """Run a step until it calls ``sequential_module``; return what it gives to it."""
-        reached: tuple[Any, ...] = ()
-
-        def stop(inputs: tuple[Any, ...]) -> Any:
-            nonlocal reached
-            reached = inputs
-            raise _Reached
-
         vars(self._module)["log"] = lambda *_, **__: None  # the process with the last stage logs
+        inputs: tuple[Any, ...] = ()
         try:
-            with contextlib.suppress(_Reached):
-                self._run(step, stop, seed)
+            self.outputs(step, _stop)
+        except _Reached as reached:
+            inputs = reached.args
         finally:
             del vars(self._module)["log"]
-        return reached
+        return inputs
 
-    def outputs(
-        self, step: Callable[[], Any], compute: Compute, seed: int | None, samples: int | None
-    ) -> Any:
-        """Run a step, of so many samples, in which ``compute`` replaces ``sequential_module``."""
+    def outputs(self, step: Step, compute: Compute) -> Any:
+        """Run a step in which ``compute`` replaces ``sequential_module``."""
         module, state = self._module, self._module.trainer_state
         is_padding = state.run is not None and not state.run.batch_samples
-        module.trainer_state = dataclasses.replace(state, samples=0 if is_padding else samples)
-        try:
-            return self._run(step, compute, seed)
-        finally:
-            module.trainer_state = state
-
-    def _run(self, step: Callable[[], Any], compute: Compute, seed: int | None) -> Any:
+        module.trainer_state = replace(state, samples=0 if is_padding else step.samples)
         self._compute, self._calls = compute, 0
         try:
             with ExitStack() as self._before:
-                if seed is not None:
-                    self._before.enter_context(self.seeded(seed))
-                outputs = step()
+                if step.seed is not None:
+                    self._before.enter_context(self.seeded(step.seed))
+                outputs = step.run()
         finally:
-            self._compute = None
+            self._compute, module.trainer_state = None, state
         if not self._calls:
             raise UserError(
                 f"{type(self._module).__name__}: a step did not call self.{ATTRIBUTE}; call it, "

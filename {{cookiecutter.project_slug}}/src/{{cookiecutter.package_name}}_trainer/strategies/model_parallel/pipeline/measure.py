@@ -16,7 +16,7 @@ from ....memory import activation_checkpointing, meta_device
 from ....module import TrainingModule
 from . import partition
 from .activations import alias
-from .boundary import Boundary
+from .boundary import Boundary, Step
 
 Context = Callable[[], AbstractContextManager[None]]
 _REPEATS = 3
@@ -50,7 +50,7 @@ def measure(
     with randomness.Stream(0), activation_checkpointing.buffers_kept(module):
         try:
             with torch.no_grad():
-                given = boundary.inputs(run_step, None)
+                given = boundary.inputs(Step(run_step))
         finally:
             boundary.close()
         for index in range(len(sequential)):

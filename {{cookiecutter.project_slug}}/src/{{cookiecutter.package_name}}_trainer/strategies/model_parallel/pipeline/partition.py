@@ -18,6 +18,9 @@ from ....module import TrainingModule
 
 ATTRIBUTE = "sequential_module"
 
+Shared = tuple[list[Tensor], dist.ProcessGroup, int]
+"""Tensors that several processes have, their group, and the rank of the last of them."""
+
 
 class Processes:
     """This process' position in its pipeline (0 has the first stage), and its groups.
@@ -54,9 +57,9 @@ class Processes:
         self.own_stages = range(self.position, self.stages, count)
         self.has_first, self.has_last = self.position == 0, self.position == count - 1
 
-    def rank_at(self, position: int, replica: int | None = None) -> int:
-        """Rank of the process at a position of a pipeline; by default, of this one."""
-        return self._ranks[self.replica if replica is None else replica][position]
+    def rank_at(self, position: int) -> int:
+        """Rank of the process at a position of this pipeline, or with the stage of this index."""
+        return self._ranks[self.replica][position % self.count]
 
     def among(self, positions: Iterable[int]) -> dist.ProcessGroup | None:
         """Group of the processes at some positions of this pipeline; ``None`` on other processes.
@@ -161,13 +164,18 @@ class Ownership:
         """Whether this process, of those of its pipeline, counts and saves a tensor."""
         return self._processes.position == max(self._holding(tensor))
 
-    def shared(self, tensors: Iterable[Tensor]) -> dict[frozenset[int], list[Tensor]]:
-        """Those of several processes, by the positions of these; the same on all processes."""
+    def shared(self, tensors: Iterable[Tensor]) -> list[Shared]:
+        """This process' tensors that others have, too; all processes must call it at once."""
         found: dict[frozenset[int], list[Tensor]] = defaultdict(list)
         for each in tensors:
             if len(self._holding(each)) > 1:
                 found[self._holding(each)].append(each)
-        return dict(sorted(found.items(), key=lambda entry: sorted(entry[0])))
+        groups = [(key, self._processes.among(key)) for key in sorted(found, key=sorted)]
+        return [
+            (found[key], group, self._processes.rank_at(max(key)))
+            for key, group in groups
+            if group is not None
+        ]
 
     def materialize(self) -> None:
         """Allocate this process' parameters that are on the meta device; free the others'."""
@@ -187,17 +195,16 @@ class Ownership:
 
     def equalize(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast tensors that several stages have, from the last of them; then :meth:`join`."""
-        for positions, shared in self.shared(tensors).items():
-            group = self._processes.among(positions)
-            for each in shared if group is not None else ():
-                dist.broadcast(each.detach(), self._processes.rank_at(max(positions)), group)
+        for shared, group, last in self.shared(tensors):
+            for each in shared:
+                dist.broadcast(each.detach(), last, group)
         self.join(tensors)
 
     def join(self, tensors: Iterable[Tensor]) -> None:
         """Broadcast this process' tensors from the first pipeline to the others."""
-        processes, group = self._processes, self._processes.across_replicas()
-        for each in filter(self.is_own, tensors) if group is not None else ():
-            dist.broadcast(each.detach(), processes.rank_at(processes.position, 0), group)
+        if (group := self._processes.across_replicas()) is not None:
+            for each in filter(self.is_own, tensors):
+                dist.broadcast(each.detach(), group=group, group_src=0)
 
     def free_others(self, device: torch.device) -> None:
         """Free the memory of tensors of other processes; their shapes remain, on a device."""
@@ -211,13 +218,7 @@ def is_divided(module: nn.Module) -> bool:
     """Whether a fit has left parameters of a module without memory, or sharded."""
     return any(
         dtensors.is_sharded(each)
-        or (
-            each.numel() > 1
-            and type(each.data) is Tensor
-            and each.layout == torch.strided
-            and not each.is_meta
-            and each.untyped_storage().nbytes() < each.nbytes
-        )
+        or (each.numel() > 1 and each.layout == torch.strided and not any(each.stride()))
         for each in module.parameters()
     )
 

@@ -5,11 +5,9 @@ Sources: https://docs.pytorch.org/docs/stable/distributed.pipelining.html; GPipe
 (https://arxiv.org/abs/2104.04473), zero bubble (https://arxiv.org/abs/2401.10241).
 """
 
-import contextlib
 import functools
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +21,7 @@ from ....module import TrainingModule
 from ...precision import Precision
 from . import partition
 from .activations import Spec, alias, pack, unpack
-from .boundary import Boundary
+from .boundary import Boundary, Step
 from .partition import Processes
 
 # Names in torch.distributed.pipelining.
@@ -37,27 +35,12 @@ SCHEDULES = {
 _KEPT = 4
 
 
-@dataclass(frozen=True)
-class Step:
-    """The user's step on a micro-batch."""
-
-    run: Callable[[], Any]
-    loss: Callable[[Any], Tensor]
-    """Gets what to call backward on from the step's result."""
-    seed: int | None = None
-    """Seed of its random numbers before ``sequential_module``; ``None``: not seeded."""
-    samples: int | None = None
-    """Its number of samples; ``None``: that of the batch."""
-    checkpointed: bool = False
-    """Whether stages recompute their activations."""
-
-
 class _Stage(nn.Module):
-    """A stage for torch's schedules; ``owner`` has further parameters that it may use."""
+    """A stage for torch's schedules; ``owner`` has the parameters that it may use."""
 
-    def __init__(self, part: nn.Module, owner: nn.Module, run: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, owner: nn.Module, run: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.part, self.owner, self.run = part, owner, run
+        self.owner, self.run = owner, run
 
     def forward(self, received: Tensor) -> Tensor:
         """Run the next micro-batch."""
@@ -85,6 +68,20 @@ class Stages:
         self._steps: dict[int, Iterator[Step]] = {}
         """The micro-batches that each stage has not begun."""
         self._loss = torch.zeros(())
+        self._open_links()
+
+    def _open_links(self) -> None:
+        """Open the links to the neighbors, in the same order on all processes.
+
+        NCCL would open each in the first step, where a process waits until its peer comes to it.
+        """
+        dist.all_reduce(value := torch.zeros(1, device=self._device), group=self._group)
+        for index in range(min(self._processes.stages - 1, self._processes.count)):
+            sender, receiver = (self._processes.rank_at(index + ahead) for ahead in (0, 1))
+            if dist.get_rank() == sender:
+                dist.send(value, receiver, self._group)
+            elif dist.get_rank() == receiver:
+                dist.recv(value, sender, self._group)
 
     def train(self, schedule: str, steps: Sequence[Step], shapes: Hashable) -> None:
         """Run forward and backward of all micro-batches.
@@ -96,7 +93,9 @@ class Stages:
         """
         key = (schedule, len(steps), shapes)
         if key not in self._schedules:
-            self._specs = self._exchange_specs(steps[0])
+            buffers = activation_checkpointing.buffers_kept(self._module)
+            with buffers, self._boundary.seeded(0), torch.enable_grad():
+                self.evaluate(steps[0], to_end=False)
             while len(self._schedules) >= _KEPT:
                 del self._schedules[next(iter(self._schedules))]
             self._schedules[key] = self._schedule(schedule, len(steps)), self._specs
@@ -106,48 +105,27 @@ class Stages:
         arguments = (numbers,) if self._processes.has_first else ()
         target = numbers if self._processes.has_last else None
         try:
-            with self._weights_cast_once():
+            # Copies of weights are kept for all micro-batches; autocast is off outside of forwards.
+            with self._precision.autocast(), torch.autocast(self._device.type, enabled=False):
                 made.step(*arguments, target=target)
         except RuntimeError as error:
             self._schedules.clear()
             # torch describes the stage's inputs in an error of its own.
             raise error.__cause__ or error from None
 
-    @contextlib.contextmanager
-    def _weights_cast_once(self) -> Iterator[None]:
-        """Keep autocast's copies of weights for all micro-batches; it is off outside forwards."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._precision.autocast())
-            if self._precision.dtype is not None:
-                stack.enter_context(torch.autocast(self._device.type, enabled=False))
-            yield
-
-    def _exchange_specs(self, step: Step) -> dict[int, Spec]:
-        """Run a micro-batch up to the last stage, to learn what stages receive and give."""
-        specs = {}
-        buffers = activation_checkpointing.buffers_kept(self._module)
-        with buffers, self._boundary.seeded(0), torch.enable_grad():
-            for index in self._parts:
-                received = self._receive(index)
-                if received is not None:
-                    specs[index] = received[0]
-                if index < self._processes.stages - 1:
-                    specs[index + 1] = self._send(index, self._run(index, received, step))
-        return specs
-
     def _schedule(self, name: str, count: int) -> Any:
         from torch.distributed import pipelining  # takes a second
 
+        examples = {to: spec.empty("meta").requires_grad_() for to, spec in self._specs.items()}
         made = []
-        for index, part in self._parts.items():
-            is_last = index == self._processes.stages - 1
+        for index in self._parts:
             stage = pipelining.PipelineStage(
-                _Stage(part, self._module, functools.partial(self._next, index)),
+                _Stage(self._module, functools.partial(self._next, index)),
                 index,
                 self._processes.stages,
                 self._device,
-                _example(self._specs[index]) if index else torch.zeros(1, dtype=torch.int64),
-                torch.zeros(1) if is_last else _example(self._specs[index + 1]),
+                examples.get(index, torch.zeros(1, dtype=torch.int64)),
+                examples.get(index + 1, torch.zeros(1)),
                 group=self._group,
             )
             # torch numbers the processes by their stages, and rank 0 has the last one.
@@ -173,10 +151,10 @@ class Stages:
     def _next(self, index: int, received: Tensor) -> Tensor:
         """Run a stage on its next micro-batch, in training."""
         step = next(self._steps[index])
-        output = self._run(index, (self._specs[index], received) if index else None, step)
+        output = self._run(index, received, step)
         source = received if index else torch.zeros((), device=self._device, requires_grad=True)
         if index == self._processes.stages - 1:
-            self._loss = alias(step.loss(output), source)
+            self._loss = alias(output, source)
             return torch.zeros(1, device=self._device)
         spec = Spec.of(output, self._name(index))
         if spec != self._specs[index + 1]:
@@ -187,50 +165,50 @@ class Stages:
             )
         return alias(pack(output, spec, self._device), source)
 
-    def evaluate(self, step: Step) -> Any:
-        """Run a step on a batch; return its result on the process with the last stage."""
+    def evaluate(self, step: Step, *, to_end: bool = True) -> Any:
+        """Run a step on a batch, stage after stage, each with a description of what it gives.
+
+        Return its result on the process with the last stage, which only runs ``to_end``.
+        """
+        self._specs = {}
         for index in self._parts:
-            output = self._run(index, self._receive(index), step)
+            received = self._receive(index) if index else torch.zeros(())
             if index == self._processes.stages - 1:
-                return output
-            self._send(index, output)
+                return self._run(index, received, step) if to_end else None
+            self._send(index, self._run(index, received, step))
         return None
 
-    def _send(self, index: int, output: Any) -> Spec:
+    def _send(self, index: int, output: Any) -> None:
         """Send what a stage gives to the next one, and its description."""
-        spec = Spec.of(output, self._name(index))
+        self._specs[index + 1] = spec = Spec.of(output, self._name(index))
         text = torch.frombuffer(bytearray(json.dumps(spec).encode()), dtype=torch.uint8)
-        to = self._processes.rank_at((index + 1) % self._processes.count)
         for each in (torch.tensor([len(text)]), text, pack(output, spec, self._device).detach()):
-            dist.send(each, to, self._group)
-        return spec
+            dist.send(each, self._processes.rank_at(index + 1), self._group)
 
-    def _receive(self, index: int) -> tuple[Spec, Tensor] | None:
-        """Receive what the stage before gives, if there is one."""
-        if index == 0:
-            return None
-        source = self._processes.rank_at((index - 1) % self._processes.count)
-        length = torch.zeros(1, dtype=torch.int64)
+    def _receive(self, index: int) -> Tensor:
+        """Receive what the stage before gives."""
+        source, length = self._processes.rank_at(index - 1), torch.zeros(1, dtype=torch.int64)
         dist.recv(length, source, self._group)
         text = torch.empty(int(length), dtype=torch.uint8)
         dist.recv(text, source, self._group)
-        spec = Spec.from_json(json.loads(bytes(text.tolist())))
-        flat = spec.empty(self._device)
-        dist.recv(flat, source, self._group)
-        return spec, flat.requires_grad_(torch.is_grad_enabled())
+        self._specs[index] = spec = Spec.from_json(json.loads(bytes(text.tolist())))
+        dist.recv(flat := spec.empty(self._device), source, self._group)
+        return flat.requires_grad_(torch.is_grad_enabled())
 
     def _name(self, index: int) -> str:
         return f"{partition.ATTRIBUTE}.{list(self._parts[index]._modules)[-1]}"
 
-    def _run(self, index: int, received: tuple[Spec, Tensor] | None, step: Step) -> Any:
-        """Run a stage: return its output; of the last stage, the result of the user's step."""
+    def _run(self, index: int, received: Tensor, step: Step) -> Any:
+        """Run a stage: return its output; of the last stage, the result of the user's step.
+
+        ``received``: what the stage before gives; the first stage has none.
+        """
         part = self._parts[index]
 
         def compute(given: tuple[Any, ...]) -> Any:
             part.training = getattr(self._module, partition.ATTRIBUTE).training
-            if received is not None:
-                spec, flat = received
-                given = partition.arguments(part, unpack(flat, spec))
+            if index:
+                given = partition.arguments(part, unpack(received, self._specs[index]))
             if not step.checkpointed:
                 return part(*given)
             return activation_checkpointing.recomputed(part, recompute, *given)
@@ -240,8 +218,8 @@ class Stages:
             return part(*tree_map_only(Tensor, Tensor.clone, inputs))
 
         if index == self._processes.stages - 1:
-            return self._boundary.outputs(step.run, compute, step.seed, step.samples)
-        given = self._boundary.inputs(step.run, step.seed) if received is None else ()
+            return self._boundary.outputs(step, compute)
+        given = () if index else self._boundary.inputs(step)
         with self._precision.autocast():
             return compute(given)
 
@@ -250,7 +228,3 @@ class Stages:
         self._boundary.close()
         self._schedules.clear()
         self._steps, self._group = {}, None
-
-
-def _example(spec: Spec) -> Tensor:
-    return spec.empty("meta").requires_grad_()

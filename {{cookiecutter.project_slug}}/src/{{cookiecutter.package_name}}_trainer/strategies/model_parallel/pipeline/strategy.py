@@ -1,8 +1,7 @@
 """``sequential``: pipeline parallelism over the children of ``sequential_module``."""
 
 import functools
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -24,15 +23,17 @@ from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_distinct_gradients
 from ...fsdp import state as sharded_state
 from ...gradients import sparse
+from ...gradients.averaging import reduce_dense
 from ...limits import Limits
 from ...optimizers import Optimization
 from ...process_group import ProcessGroupStrategy
 from ...weights import LocalWeights
 from . import partition
+from .boundary import Step
 from .checks import Shape, problems_of_module
 from .measure import measure
 from .partition import Ownership, Processes
-from .stages import Stages, Step
+from .stages import Stages
 
 _REFUSED = {
     "16-mixed": "each stage would have to skip the same steps; use 'bf16-mixed'",
@@ -161,8 +162,7 @@ class Sequential(ProcessGroupStrategy):
                 "previous fit; create it again, and give a checkpoint, as in test(module, "
                 "checkpoint=trainer.run_directory)"
             )
-        problems = problems_of_module(module, self.shape, self._layout.world_size)
-        if problems:
+        if problems := problems_of_module(module, self.shape, self._layout.world_size):
             raise ConfigurationError(problems)
         self.module, self._step_module = module, StepModule(module)
         self.ownership = Ownership(module, self._sizes(module), self.processes)
@@ -174,9 +174,7 @@ class Sequential(ProcessGroupStrategy):
         self.ownership.equalize(tensors)
         self.shard_stages(module)
         parameters = list(module.parameters())
-        shared = self.ownership.shared(parameters)
-        groups = [(own, self.processes.among(positions)) for positions, own in shared.items()]
-        self._shared = [(own, group) for own, group in groups if group is not None]
+        self._shared = self.ownership.shared(parameters)
         self._replicated = self.replicated(list(filter(self.ownership.is_own, parameters)))
 
     def _sizes(self, module: TrainingModule) -> list[int]:
@@ -228,7 +226,8 @@ class Sequential(ProcessGroupStrategy):
     ) -> StepOutput:
         run, found = self.module.trainer_state.run, StepOutput([], [])
 
-        def scaled_loss(outputs: Any) -> Tensor:
+        def scaled_loss(piece: Any) -> Tensor:
+            outputs = forward("training", piece, batch_idx)
             loss = self._read_loss(outputs)
             check_loss(loss, "training_step")
             found.losses.append(loss.detach())
@@ -236,11 +235,10 @@ class Sequential(ProcessGroupStrategy):
             return self.precision.scale(loss * (weight / len(sizes)))
 
         sizes = self._part_sizes(batch_length(batch, run.batch_samples if run else None))
-        pieces, step = self._splitter.split(batch, sizes), super().forward
+        pieces, forward = self._splitter.split(batch, sizes), super().forward
         steps = [
             Step(
-                functools.partial(step, "training", piece, batch_idx),
-                scaled_loss,
+                functools.partial(scaled_loss, piece),
                 self._seed(batch_idx, number),
                 sizes[0],
                 self.shape.checkpoints(number, len(sizes)),
@@ -257,7 +255,7 @@ class Sequential(ProcessGroupStrategy):
     def _reduce_gradients(self) -> None:
         # A parameter that several stages use, or that is outside of them, is on several processes:
         # each computes a part of its gradient.
-        for own, group in self._shared:
+        for own, group, _ in self._shared:
             _reduce(own, group, 1)
         replicated, replicas = self._replicated
         if replicas is not None:
@@ -292,7 +290,7 @@ class Sequential(ProcessGroupStrategy):
     def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
         run = functools.partial(super().forward, stage, batch, batch_idx)
         with self.gathered():
-            return self._stages.evaluate(Step(run, self._read_loss))
+            return self._stages.evaluate(Step(run))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -368,26 +366,14 @@ class Sequential(ProcessGroupStrategy):
         super().teardown()
 
 
-def _reduce(parameters: Sequence[Tensor], group: dist.ProcessGroup, divisor: int) -> None:
-    """Sum gradients over a group; a process without a gradient contributes zeros."""
+def _reduce(parameters: Iterable[Tensor], group: dist.ProcessGroup, divisor: int) -> None:
+    add_up = functools.partial(collectives.sum_in_place, group=group)
+    reduce_dense(used_anywhere(parameters, group), add_up, divisor)
+
+
+def used_anywhere(parameters: Iterable[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """The trained parameters of which any process of a group has a gradient."""
     trained = [each for each in parameters if each.requires_grad]
-    if not trained:
-        return
     has = torch.tensor([float(each.grad is not None) for each in trained])
-    dist.all_reduce(has, dist.ReduceOp.MAX, group)
-    same_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
-    for parameter, anywhere in zip(trained, has.tolist(), strict=True):
-        if not anywhere:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradient = dtensors.local(parameter.grad)
-        same_type[gradient.dtype, gradient.device].append(gradient)
-    for gradients in same_type.values():
-        flat = torch.cat([each.flatten() for each in gradients])
-        dist.all_reduce(flat, group=group)
-        flat /= divisor
-        parts = flat.split([each.numel() for each in gradients])
-        torch._foreach_copy_(
-            gradients, [part.view_as(each) for each, part in zip(gradients, parts, strict=True)]
-        )
+    anywhere = collectives.all_reduce(has, "max", group).tolist() if trained else []
+    return [each for each, is_used in zip(trained, anywhere, strict=True) if is_used]

@@ -134,10 +134,11 @@ class FitLoop:
             rate = (position.global_step - first_step) / max(time.monotonic() - started, 1e-9)
             self.samples_per_second = rate * samples
 
-    def close(self) -> None:
-        """Wait for pending checkpoints, and close the loggers."""
+    def close(self, *, waits: bool = True) -> None:
+        """Wait for pending checkpoints, unless ``waits`` is False, and close the loggers."""
         try:
-            self.checkpoints.close()
+            if waits:
+                self.checkpoints.close()
         finally:
             self.fit.outputs.close()
 

@@ -114,6 +114,10 @@ class RankRun(Run):
     def measure(self, read: Callable[[], Mapping[str, float]]) -> None:
         self._fit_loop("measure").fit.outputs.measurements.append(read)
 
+    def end_waits(self) -> bool:
+        """Whether a save is pending that waits for the peers of this rank."""
+        return self.loop is not None and self.loop.checkpoints.waits_for_peers
+
     def _fit_loop(self, name: str) -> FitLoop:
         if self.loop is None:
             raise RuntimeError(f"trainer.{name}() is available during a fit only")

@@ -44,7 +44,8 @@ def materialize(owner: TrainingModule, part: nn.Module) -> None:
     """Allocate and initialize, on the CPU, all meta parameters in a part of a module.
 
     Each layer is initialized with random numbers from (seed, its name): the same in every process
-    and with every strategy.
+    and with every strategy. A layer whose parameters all have values in ``trainer_state.weights``
+    is not; those whose value is ``None`` there are overwritten by a checkpoint later.
 
     Raises:
         UserError: ``initialize`` of the whole module, the owner, does not handle a layer.
@@ -56,17 +57,19 @@ def materialize_layers(owner: TrainingModule, layers: Iterable[nn.Module]) -> No
     """Like :func:`materialize`, for some layers, without those inside them."""
     made: dict[int, nn.Parameter] = {}
     names = {id(each): name for name, each in owner.named_modules()}
+    weights = owner.trainer_state.weights
     for layer in layers:
         if any(each.is_meta for each in layer.parameters(recurse=False)):
             _allocate(layer, made)
             name = names[id(layer)]
-            seed = randomness.mix(owner.trainer.seed, zlib.crc32(name.encode()))
-            with randomness.Stream(seed):
-                owner.initialize(name, layer)
-            weights = owner.trainer_state.weights
-            for own, parameter in layer.named_parameters(name, recurse=False):
-                if own in weights:
-                    fill(parameter.detach(), weights[own])
+            own = dict(layer.named_parameters(name, recurse=False))
+            if not own.keys() <= weights.keys():
+                seed = randomness.mix(owner.trainer.seed, zlib.crc32(name.encode()))
+                with randomness.Stream(seed):
+                    owner.initialize(name, layer)
+            for key, parameter in own.items():
+                if (value := weights.get(key)) is not None:
+                    fill(parameter.detach(), value)
 
 
 def _allocate(layer: nn.Module, made: dict[int, nn.Parameter]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..checkpoint import resolve, run_choice, run_directory
+from ..checkpoint import Checkpoint, resolve, run_choice, run_directory
 from ..data import (
     BatchLimit,
     Data,
@@ -155,12 +155,14 @@ class RankRun(Run):
         finally:
             module.trainer_state = replace(module.trainer_state, run=None, weights={})
 
-    def start_from_weights(self, module: TrainingModule, resumed: Path | None = None) -> None:
+    def start_from_weights(self, module: TrainingModule, resumed: Checkpoint | None = None) -> None:
         """Load the weights that a new run starts from, if there are any."""
         options = self.plan.options
         if resumed is None:
             self.console.note(*initial_weights.load(options, self.plan.started_in, module))
-        elif options.weights is not None:
+            return
+        initial_weights.leave_to(resumed, module)
+        if options.weights is not None:
             self.console.note(f"weights={options.weights} is not used: the run is resumed")
 
     def share(self) -> Share:
@@ -229,10 +231,12 @@ class RankRun(Run):
         return self.metrics
 
     def _place(self, module: TrainingModule, checkpoint: str | None, averaged: bool) -> None:
-        self.strategy.place(module)
         if checkpoint is None:
+            self.strategy.place(module)
             return
         found = run_choice.whole(resolve(checkpoint))
+        initial_weights.leave_to(found, module)
+        self.strategy.place(module)
         weights, remarks = found.weights(averaged)
         self.console.note(*remarks)
         try:

@@ -197,9 +197,7 @@ class LocalSGD(ProcessGroupStrategy):
     def _model_state(self) -> dict[str, Any]:
         """With the averages on rank 0, which writes them: in host memory, one after the other."""
         parameters, writes = self._parameters(), self._layout.is_main
-        averages = {
-            id(parameters[name]): each.cpu() for name, each in self._averages() if writes
-        }
+        averages = {id(parameters[name]): each.cpu() for name, each in self._averages() if writes}
         state = self.module.state_dict(keep_vars=True)
         return {name: averages.get(id(each), each) for name, each in state.items()}
 

@@ -1,7 +1,7 @@
 """Count the memory that tensors take: each storage that operations make, until it is freed."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ class Storages(TorchDispatchMode):
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(each is not Tensor for each in types):
             return NotImplemented  # a subclass: what it does with its plain tensors is counted

@@ -134,10 +134,14 @@ class FitLoop:
             rate = (position.global_step - first_step) / max(time.monotonic() - started, 1e-9)
             self.samples_per_second = rate * samples
 
-    def close(self, *, waits: bool = True) -> None:
-        """Wait for pending checkpoints, unless ``waits`` is False, and close the loggers."""
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Close the loggers, and wait for a pending save, after a failure only if it is alone."""
+        has_failed = error is not None and not isinstance(error, Preempted | KeyboardInterrupt)
         try:
-            if waits:
+            if not (has_failed and self.checkpoints.waits_for_peers):
                 self.checkpoints.close()
         finally:
             self.fit.outputs.close()

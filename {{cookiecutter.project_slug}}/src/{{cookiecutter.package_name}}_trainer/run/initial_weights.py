@@ -42,12 +42,11 @@ def load(options: Options, started_in: Path, module: TrainingModule) -> list[str
         run_choice.whole(path)
     weights, remarks = _read(path)
     fitting, others = _fitting(module, weights, options)
-    own, named = module.state_dict(), dict(module.named_parameters(remove_duplicate=False))
+    own, named = module.state_dict(), module.named_parameters(remove_duplicate=False)
+    meta = {name: each for name, each in named if each.is_meta}
     # By all names of a shared parameter, so that no layer that has it initializes it.
-    meta = {
-        id(named[name]): fitting[name] for name in named.keys() & fitting if named[name].is_meta
-    }
-    waiting = {name: meta[id(each)] for name, each in named.items() if id(each) in meta}
+    values = {id(each): fitting[name] for name, each in meta.items() if name in fitting}
+    waiting = {name: values[id(each)] for name, each in meta.items() if id(each) in values}
     here = {name: each for name, each in fitting.items() if name not in waiting}
     module.load_state_dict(read_all(here), strict=False)
     module.trainer_state = replace(module.trainer_state, weights=waiting)

@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -256,7 +256,7 @@ class _Fit:
     def _run_loop(self, loop: FitLoop) -> None:
         """Run the loop, and write its outcome."""
         try:
-            with _closing(loop):
+            with loop:
                 loop.run()
         except Preempted as asked:
             name = asked.signal.name
@@ -283,17 +283,3 @@ class _Fit:
     def _record_end(self, how: str) -> None:
         if self._has_record:
             run_directory.record_end(self._directory, how)
-
-
-@contextlib.contextmanager
-def _closing(loop: FitLoop) -> Iterator[None]:
-    """Close a loop at the end; if it fails, do not wait for a save that waits for the peers."""
-    has_failed = True
-    try:
-        yield
-        has_failed = False
-    except (Preempted, KeyboardInterrupt):
-        has_failed = False
-        raise
-    finally:
-        loop.close(waits=not (has_failed and loop.checkpoints.waits_for_peers))

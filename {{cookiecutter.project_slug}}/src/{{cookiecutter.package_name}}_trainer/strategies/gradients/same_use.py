@@ -7,9 +7,9 @@ parameters that have the same size.
 
 import contextlib
 import json
-import math
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,7 +33,6 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_BETWEEN_POLLS = 0.005
 # Events in which a step must repeat; also how far a rank may run ahead of one that asks.
 _REMEMBERED = 4096
-_NONE = "-"
 
 
 def leaves(loss: Tensor) -> Iterator[Tensor]:
@@ -179,7 +178,7 @@ class SameUse:
         self._events[self._count] = event
         if event != expected:
             self._ask_peers(event, expected)
-            self._period = _period([*self._events.values()])
+            self._period = _period(self._events.values())
         self._count += 1
         self._events.pop(self._count - _REMEMBERED, None)
 
@@ -209,8 +208,8 @@ class SameUse:
             while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
                 key = self._asked
                 # Not get, which waits if the key was deleted meanwhile.
-                first = self._store.compare_set(f"{key}/first", _NONE, _NONE).decode()
-                number = math.inf if first == _NONE else json.loads(first)[1]
+                first = json.loads(self._store.compare_set(f"{key}/first", "[]", "[]"))
+                number = first[1] if first else self._count
                 if number < self._count and key == self._asked and number in self._events:
                     own = [collectives.rank(), number, *self._events[number]]
                     self._store.set(f"{key}/answer", json.dumps(own))
@@ -234,20 +233,16 @@ class SameUse:
         )
 
 
-def _period(events: Sequence[Event]) -> int:
-    """How far before its end a sequence has the longest copy of its end; the first of several."""
-    back = events[::-1]
-    # The Z function: the length of the common start of the sequence and its rest from an index on.
-    lengths = [0] * len(back)
-    left = right = 0
-    for index in range(1, len(back)):
-        length = max(0, min(right - index, lengths[index - left]))
-        while index + length < len(back) and back[length] == back[index + length]:
-            length += 1
-        lengths[index] = length
-        if index + length > right:
-            left, right = index, index + length
-    return max(range(len(back) - 1, 0, -1), key=lengths.__getitem__, default=1)
+def _period(events: Iterable[Event]) -> int:
+    """How far before the end of a sequence is the first copy of as much of its end as possible."""
+    signs: dict[Event, str] = {}
+    text = "".join(signs.setdefault(each, chr(len(signs))) for each in events)
+
+    def copy_of(length: int) -> int:
+        return text.find(text[len(text) - length :], 0, -1)
+
+    length = bisect_left(range(len(text)), True, key=lambda each: copy_of(each) < 0) - 1
+    return len(text) - length - copy_of(length)
 
 
 def _does(event: Event) -> str:

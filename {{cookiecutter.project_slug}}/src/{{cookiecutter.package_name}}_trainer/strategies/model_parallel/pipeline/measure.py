@@ -43,11 +43,10 @@ def measure(
 
     The module and the random states are the same afterward.
     """
+    state = module.trainer_state
     # Those of a checkpoint come later, and steps need numbers.
-    weights = {
-        name: each for name, each in module.trainer_state.weights.items() if each is not None
-    }
-    module.trainer_state = replace(module.trainer_state, weights=weights)
+    weights = {name: each for name, each in state.weights.items() if each is not None}
+    module.trainer_state = replace(state, weights=weights)
     meta_device.materialize(module, module)
     sequential: Any = getattr(module, partition.ATTRIBUTE)
     boundary = Boundary(module, torch.device("cpu"))

@@ -8,7 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/meta.html
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -40,8 +40,10 @@ def _to_meta(module: nn.Module, name: str, parameter: Tensor | None) -> Tensor |
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
-def materialize(owner: TrainingModule, part: nn.Module) -> None:
-    """Allocate and initialize, on the CPU, all meta parameters in a part of a module.
+def materialize(
+    owner: TrainingModule, part: nn.Module, has: Callable[[nn.Module], bool] = lambda _: True
+) -> None:
+    """Allocate and initialize, on the CPU, the meta parameters of layers in a part of a module.
 
     Each layer is initialized with random numbers from (seed, its name): the same in every process
     and with every strategy. A layer whose parameters all have values in ``trainer_state.weights``
@@ -50,15 +52,10 @@ def materialize(owner: TrainingModule, part: nn.Module) -> None:
     Raises:
         UserError: ``initialize`` of the whole module, the owner, does not handle a layer.
     """
-    materialize_layers(owner, part.modules())
-
-
-def materialize_layers(owner: TrainingModule, layers: Iterable[nn.Module]) -> None:
-    """Like :func:`materialize`, for some layers, without those inside them."""
     made: dict[int, nn.Parameter] = {}
     names = {id(each): name for name, each in owner.named_modules()}
     weights = owner.trainer_state.weights
-    for layer in layers:
+    for layer in filter(has, part.modules()):
         if any(each.is_meta for each in layer.parameters(recurse=False)):
             _allocate(layer, made)
             name = names[id(layer)]

@@ -60,27 +60,12 @@ def unused(loss: Tensor, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, 
     return dict(left.values())
 
 
-class _WithZeros(torch.autograd.Function):
-    """A loss, with zero gradients for parameters on which it does not depend."""
-
-    @staticmethod
-    def forward(context: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
-        context.likes = [each.new_empty(0, requires_grad=False) for each in parameters]
-        context.shapes = [each.shape for each in parameters]
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Any) -> Any:
-        pairs = zip(context.likes, context.shapes, strict=True)
-        return gradients[0], *(like.new_zeros(()).expand(shape) for like, shape in pairs)
-
-
 def with_zeros(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """Extend a loss so that its backward gives zero gradients to unused parameters."""
     if not parameters:
         return loss
-    result: Tensor = _WithZeros.apply(loss, *parameters)  # type: ignore[no-untyped-call]
-    return result
+    empty = torch.cat([each.unsqueeze(0)[:0].flatten() for each in parameters])
+    return loss + empty.sum().real.to(loss.dtype)
 
 
 class SameUse:

@@ -31,7 +31,7 @@ LINES = {
     "strategies/deepspeed": 1602,
     "strategies/fairscale": 952,
     "strategies/fsdp": 707,
-    "strategies/gradients": 455,
+    "strategies/gradients": 460,
     "strategies/horovod": 256,
     "strategies/model_parallel": 2562,
     "strategies/replicated": 584,

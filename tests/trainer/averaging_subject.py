@@ -1,20 +1,25 @@
 """A model with shared weights and a frozen layer, and an average of its weights.
 
 ``python -m averaging_subject DEVICES STRATEGY:STEPS:RUN …`` trains it for each word in turn, and
-resumes if RUN has a checkpoint; the main rank writes the losses of validations to ``RUN.json``.
+resumes if RUN has a checkpoint; the main rank writes the losses of validations to ``RUN.json``, and
+to ``RUN-storages.json`` how many bytes of memory the state of each save has taken.
 """
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import my_project_trainer as trainer
 import torch
 from my_project_trainer.callbacks import EMA
+from my_project_trainer.loop import saving
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
+
+from storages import Storages
 
 DECAY = 0.7
 OPTIONS = {
@@ -85,6 +90,18 @@ class Records(trainer.Callback):
         self.losses.append(trainer.metrics["val_loss"])
 
 
+SAVES: list[int] = []
+_state = saving.state
+
+
+def counted_state(fit: Any) -> dict[str, Any]:
+    """What a checkpoint contains, and how many bytes of it are copies."""
+    with Storages() as storages:
+        found = _state(fit)
+        SAVES.append(storages.live)
+    return found
+
+
 def fit(strategy: str, devices: int, steps: int, name: str, **options: Any) -> Records:
     """Train, from the newest checkpoint of a run if it has one."""
     records = Records()
@@ -103,9 +120,12 @@ def fit(strategy: str, devices: int, steps: int, name: str, **options: Any) -> R
     )
     with made.building():
         model = Net()
-    made.fit(model)
+    SAVES.clear()
+    with mock.patch.object(saving, "state", counted_state):
+        made.fit(model)
     if made.global_rank == 0:
         Path(f"{name}.json").write_text(json.dumps(records.losses))
+        Path(f"{name}-storages.json").write_text(json.dumps(SAVES))
     return records
 
 

@@ -4,12 +4,14 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import my_project_trainer as trainer
 import torch
+from my_project_trainer.checkpoint import writing
 from torch import Tensor
 
 from my_project.tasks import image_classifier as classifier
@@ -37,6 +39,25 @@ class Fails(classifier.ImageClassifier):
             if self.global_rank == self.rank:
                 Path("struck").write_text(str(time.time()))
                 FAULTS[self.fault]()
+        return super().training_step(batch, batch_idx)
+
+
+class FailsWhileSaving(Fails):
+    """Fails while a checkpoint is written, which ends only if somebody writes into a FIFO."""
+
+    def on_fit_start(self) -> None:
+        if self.global_rank == self.rank:
+            self.saves = threading.Event()
+            os.mkfifo("fifo")
+            writing._write_own = self.write
+
+    def write(self, *arguments: Any) -> Any:
+        self.saves.set()
+        Path("fifo").read_text()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == self.step and self.global_rank == self.rank:
+            self.saves.wait()
         return super().training_step(batch, batch_idx)
 
 

@@ -7,16 +7,21 @@ checkpoint ``FOLDER/from`` under strategies.
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import my_project_trainer as trainer
 import torch
+from my_project_trainer.loop import saving
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
+
+from storages import Storages
 
 SAMPLES, GLOBAL_BATCH = 26, 8  # four steps an epoch, the last of two samples
 EPOCHS, STEPS = 3, 12
@@ -123,6 +128,7 @@ class Subject(trainer.TrainingModule):
         self.teacher = nn.Parameter(torch.zeros(2), requires_grad=False)
         self.to(case.dtype)
         self.reads: list[tuple[int, list[int], int]] = []
+        self.storages: list[tuple[int, int]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.norm(self.first(x)))
@@ -204,15 +210,25 @@ def fit(case: Case, folder: Path, devices: int, **arguments: Any) -> tuple[Subje
         }
     )
     subject = Subject(case)
-    run.fit(subject)
+    with mock.patch.object(saving, "state", partial(counted_state, saving.state, subject)):
+        run.fit(subject)
     return subject, run
+
+
+def counted_state(state: Callable[..., Any], subject: Subject, fit: Any) -> Any:
+    """What a checkpoint contains; note the bytes that it takes, and those that it took at most."""
+    with Storages() as storages:
+        found = state(fit)
+        subject.storages.append((storages.live, storages.peak))
+    return found
 
 
 def write(subject: Subject, run: Any, folder: Path, name: str) -> None:
     """Write what this rank holds, and what it has read."""
     path = folder / f"{name}.{run.global_rank}"
     state = {key: value.tolist() for key, value in subject.state_dict().items()}
-    path.write_text(json.dumps({"state": state, "reads": subject.reads}))
+    found = {"state": state, "reads": subject.reads, "storages": subject.storages}
+    path.write_text(json.dumps(found))
 
 
 def short(name: str) -> str:

@@ -7,15 +7,18 @@
 import json
 import math
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import my_project_trainer as trainer
 import torch
+import torch.distributed as dist
 from my_project_trainer.checkpoint.dtensors import is_sharded
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 WIDTH = 8
@@ -238,6 +241,54 @@ class RoutedRaw(Routed):
         return mse_loss(self(x @ self.weights[self.global_rank]), y)
 
 
+class Recalled(Even):
+    """Calls one of its units several times, and others again for their backward.
+
+    Notes what comparing the use of parameters has cost so far: operations, and keys that are left.
+    """
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        for _ in range(3):
+            x = self.layers[0](x)
+        x = checkpoint(self.layers[1:], x, use_reentrant=False)
+        return mse_loss(self.layers[0](x), y)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        counted = CountedStore
+        own = {"set": sorted(counted.keys), "deleted": sorted(counted.deleted)}
+        NOTES[-1] |= {"operations": counted.operations, "keys": own}
+
+
+class CountedStore(dist.PrefixStore):
+    """Counts what this rank's main thread does in the store."""
+
+    operations = 0
+    keys: ClassVar[set[str]] = set()
+    deleted: ClassVar[set[str]] = set()
+
+    def _count(self, key: str) -> None:
+        if threading.current_thread() is threading.main_thread():
+            CountedStore.operations += 1
+            CountedStore.keys.add(key)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self._count(key)
+        return super().compare_set(key, expected, desired)
+
+    def add(self, key: str, amount: int) -> int:
+        self._count(key)
+        return super().add(key, amount)
+
+    def set(self, key: str, value: str) -> None:
+        self._count(key)
+        super().set(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        CountedStore.deleted.add(key)
+        return super().delete_key(key)
+
+
 class Overflowing(Even):
     """In the third step one rank's loss overflows."""
 
@@ -275,6 +326,7 @@ class Double(Even):
 def main(folder: Path, subject: str, options: str) -> None:
     """Fit, test what came of it, and test it again from its checkpoint."""
     torch.set_num_threads(1)
+    dist.PrefixStore = CountedStore  # of the trainer only: torch has imported its own by name
     module = globals()[subject]()
     defaults = {"accelerator": "cpu", "enable_progress_bar": False, "loggers": ["csv"]}
     run = trainer.Trainer(

@@ -249,6 +249,8 @@ def test_a_checkpoint_of_ddp_resumes_under_fsdp_exactly(batches: list[Any]) -> N
     check("whole", expected)
     train(f"fsdp:{STEPS}:half")
     check_exact("whole", "half")
+    # Saves copy neither the model nor its average.
+    assert json.loads(Path("whole-storages.json").read_text()) == [0, 0]
 
 
 @pytest.mark.slow

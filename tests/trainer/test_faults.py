@@ -3,6 +3,7 @@
 import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,10 +61,18 @@ class Ended(NamedTuple):
         return self.error.rstrip().rpartition("\n")[2]
 
 
-def fail(launcher: str, fault: str, folder: Path, rank: int = 1, processes: int = 2) -> Ended:
+def fail(
+    launcher: str,
+    fault: str,
+    folder: Path,
+    rank: int = 1,
+    processes: int = 2,
+    model: str = "Fails",
+    more: Sequence[str] = (),
+) -> Ended:
     """Have a rank fail in its third step; nothing may be left of the run."""
-    model = ["--model", f"{SUBJECT}.Fails", "--model.fault", fault, "--model.rank", str(rank)]
-    arguments = command(launcher, folder, *model, processes=processes)
+    given = ["--model", f"{SUBJECT}.{model}", "--model.fault", fault, "--model.rank", str(rank)]
+    arguments = command(launcher, folder, *given, *more, processes=processes)
     done = run(arguments, cwd=folder, extra=at_root())
     seconds = time.time() - float((folder / "struck").read_text())
     assert_nothing_left(folder)
@@ -285,6 +294,16 @@ def test_a_script_s_error_is_shown_once(tmp_path, strategy):
     assert done.stderr.splitlines()[-1] == "rank 1: ArithmeticError: planted"
     assert done.stderr.count("raise ArithmeticError") == 1
     assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("launcher", ["ours", pytest.param("torchrun", marks=slow)])
+def test_a_failure_is_reported_though_a_save_never_ends(tmp_path, launcher):
+    saving = ["--trainer.async_checkpoints", "true", "--trainer.checkpoint_every_n_steps", "1"]
+    more = [*saving, "--model.step", "1"]  # the next save would wait for the first
+    ended = fail(launcher, "raises", tmp_path, model="FailsWhileSaving", more=more)
+    assert ended.code == 1
+    assert "rank 1: ArithmeticError: planted" in ended.error
+    assert "hangs" not in ended.error
 
 
 @slow

@@ -216,6 +216,20 @@ def test_equals_its_simulation(trained_by, name):
     validated(folder, name, simulation)
 
 
+@pytest.mark.parametrize("name", ["sgd", "diloco"])
+def test_a_save_copies_one_parameter_at_a_time(trained_by, name):
+    folder, ranks = trained_by
+    sizes = [each.nbytes for each in Subject(CASES[name]).parameters()]
+    for rank in range(ranks):
+        saves = json.loads((folder / f"{name}.{rank}").read_text())["storages"]
+        assert len(saves) == STEPS
+        # Rank 0 writes the averages, in the host's memory.
+        most = sum(sizes) if rank == 0 else 0
+        # gloo may free a tensor a moment after it has been reduced.
+        assert max(live for live, _ in saves) <= most + max(sizes), saves
+        assert max(peak for _, peak in saves) <= most + 3 * max(sizes), saves
+
+
 def validated(folder: Path, name: str, simulation: Simulation) -> None:
     """Each validation was of the average."""
     with (folder / short(name) / "metrics.csv").open() as file:

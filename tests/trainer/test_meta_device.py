@@ -3,12 +3,16 @@
 import my_project_trainer as trainer
 import pytest
 import torch
+from my_project_trainer.checkpoint import Checkpoint, resolve
+from my_project_trainer.checkpoint.dtensors import is_sharded, whole
 from my_project_trainer.errors import UserError
 from my_project_trainer.memory import meta_device
 from my_project_trainer.module import TrainerState
+from safetensors.torch import save_file
 from tests.project import fit, run
 from torch import nn
 
+import initial_weights_subject
 from my_project.tasks import language_model
 from sharding_subject import Tied
 
@@ -110,6 +114,58 @@ def test_a_module_says_what_its_layers_begin_with_and_buffers_keep_their_values(
     module = materialized(SaysScale)
     assert module.last.scale.tolist() == [2, 2, 2]
     assert torch.equal(module.last.mask, torch.ones(3, 3).tril())
+
+
+class Drawn(initial_weights_subject.Net):
+    """Notes the layers that are initialized, and what is whole in memory meanwhile, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[str] = []
+        self.whole: list[int] = []
+
+    def initialize(self, name: str, layer: nn.Module) -> None:
+        self.drawn.append(name)
+        there = [p for p in self.parameters() if not (p.is_meta or is_sharded(p))]
+        self.whole.append(sum(each.nbytes for each in there))
+        super().initialize(name, layer)
+
+
+LAYERS = [f"sequential_module.{index}" for index in (0, 2, 3, 4)]
+
+
+def drawn_by(strategy: str, run: str, command: str = "fit", **options: object) -> Drawn:
+    """A module after a command on one process; ``run``: where it is saved."""
+    units = {"strategy_options": {"unit_parameters": 1}} if strategy == "fsdp" else {}
+    fixed = {"accelerator": "cpu", "devices": 1, "loggers": [], "enable_progress_bar": False}
+    fixed |= {"meta_device": True, "limit_val_batches": 0, "max_steps": 1}
+    made = trainer.Trainer(**{**fixed, "strategy": strategy, "run_name": run, **units, **options})
+    with made.building():
+        module = Drawn()
+    given = {} if command == "fit" else {"checkpoint": f"runs/{run}"}
+    getattr(made, command)(module, **given)
+    return module
+
+
+@pytest.mark.parametrize("strategy", ["single_device", "fsdp"])
+def test_nothing_is_initialized_that_a_checkpoint_or_a_file_overwrites(
+    tmp_path, monkeypatch, strategy
+):
+    monkeypatch.chdir(tmp_path)
+    first = drawn_by(strategy, "run")
+    assert sorted(first.drawn) == LAYERS
+    if strategy == "fsdp":  # a unit at a time, and the largest has two tied layers
+        assert max(first.whole) <= 4 * (6 * 6 + 6 + 6)
+    resumed = drawn_by(strategy, "run", resume="auto", max_steps=2)
+    started = drawn_by(strategy, "other", weights="runs/run")
+    tested = drawn_by(strategy, "run", "test")
+    saved = Checkpoint(resolve(tmp_path / "runs" / "run")).state()["model"]
+    shared = "sequential_module.2.weight"  # of which a file needs one name only
+    save_file({name: each for name, each in saved.items() if name != shared}, "one.safetensors")
+    from_file = drawn_by(strategy, "file", weights="one.safetensors")
+    assert resumed.drawn == started.drawn == tested.drawn == from_file.drawn == []
+    for name, value in tested.state_dict().items():
+        assert torch.equal(whole(value), saved[name]), name
 
 
 def test_the_command_line_builds_without_memory(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from my_project_trainer.strategies.gradients.same_use import _period
 from tests.project import missing, require, run
 
 from test_fairscale import difference
@@ -89,6 +90,40 @@ def test_what_all_ranks_leave_out_is_no_difference(tmp_path, strategy, options):
     done = fit(tmp_path / "run", "RoutedTogether", strategy, options)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+def test_units_that_are_called_several_times_are_compared_in_the_first_steps_only(tmp_path):
+    done = fit(tmp_path / "run", "Recalled", "fsdp", FSDP_UNITS)
+    assert done.returncode == 0, done.stderr
+    paths = (tmp_path / "run" / f"notes-{rank}.json" for rank in range(2))
+    notes = [json.loads(path.read_text())["notes"] for path in paths]
+    operations = [[step["operations"] for step in own] for own in notes]
+    for own in operations:
+        assert own[0] > 0
+        assert own[2:] == own[2:3] * 4, operations
+    keys = [own[-1]["keys"] for own in notes]
+    known, deleted = ({key for own in keys for key in own[which]} for which in ("set", "deleted"))
+    assert len(known) > 9
+    assert len(known - deleted) == 3, sorted(known - deleted)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ("abc", "?"),
+        ("abcabca", "b"),
+        ("aaabaaab", "a"),
+        ("aaabaaa", "b"),
+        ("abacabac", "a"),
+        ("abacabaca", "b"),
+        ("abcxbcxabc", "x"),
+        # A validation between two epochs, which ends as the one before.
+        ("abeabeababababeabeabab", "a"),
+    ],
+)
+def test_the_longest_sequence_is_expected_again(events, expected):
+    period = _period(list(events))
+    assert expected in ("?", events[-period])
 
 
 @slow

@@ -332,7 +332,8 @@ def _run(own: Plan, configuration: str | None, command: Command, is_started: boo
         return RunResult(value, rank.position, dict(rank.metrics), rank.directory)
 
     with backends_set(own.device.type, own.options):
-        return launch.run_external(work, own.strategy.teardown, registry.lost_peer_errors)
+        lost_peer = registry.lost_peer_errors
+        return launch.run_external(work, own.strategy.teardown, lost_peer, rank.end_waits)
 
 
 def _run_started(

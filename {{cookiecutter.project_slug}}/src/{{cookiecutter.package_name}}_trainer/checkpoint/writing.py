@@ -120,6 +120,11 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether an asynchronous save is pending, which all ranks must complete together."""
+        return self._group is not None and self._pending is not None and not self._pending.done()
+
     def newest(self) -> Path | None:
         """The newest complete checkpoint; ``None`` if there is none."""
         self.wait()

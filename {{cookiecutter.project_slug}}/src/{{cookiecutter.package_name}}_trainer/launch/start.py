@@ -52,6 +52,7 @@ def run_external(
     run: Callable[[], Result],
     teardown: Callable[[], object] = bool,
     lost_peer: Sequence[str] = (),
+    end_waits: Callable[[], bool] = bool,
 ) -> Result:
     """Run as one rank of an external launch, or as the only rank.
 
@@ -60,6 +61,7 @@ def run_external(
         teardown: Called after ``run``: until then, peers must not notice that this rank has ended.
             After a failure, it is skipped if it would wait for peers forever; the process ends.
         lost_peer: Names of an engine's exceptions that only report the loss of a peer.
+        end_waits: Whether the end of this process would wait for its peers, after a failure.
     """
     _die_with_parent()
     _freeze_garbage_in_children()
@@ -70,7 +72,7 @@ def run_external(
     except BaseException as error:
         # After a save, all ranks have agreed to stop, and reach the teardown together.
         has_saved = isinstance(error, Interrupted | Preempted)
-        if collectives.end_waits() and not has_saved:
+        if (collectives.end_waits() or end_waits()) and not has_saved:
             if isinstance(error, KeyboardInterrupt):
                 raise  # SIGINT ends all ranks
             reports.end_failed(error, lost_peer)

@@ -35,7 +35,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ from .nonfinite import NonfinitePolicy
 from .parts import FitParts, gathered, read, speed_of
 
 
-class FitLoop:
+class FitLoop(AbstractContextManager["FitLoop"]):
     """Trains a module that a strategy has set up.
 
     Args:
@@ -134,10 +134,12 @@ class FitLoop:
             rate = (position.global_step - first_step) / max(time.monotonic() - started, 1e-9)
             self.samples_per_second = rate * samples
 
-    def close(self) -> None:
-        """Wait for pending checkpoints, and close the loggers."""
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Close the loggers, and wait for a pending save, after a failure only if it is alone."""
+        has_failed = error is not None and not isinstance(error, Preempted | KeyboardInterrupt)
         try:
-            self.checkpoints.close()
+            if not (has_failed and self.checkpoints.waits_for_peers):
+                self.checkpoints.close()
         finally:
             self.fit.outputs.close()
 

@@ -8,7 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/meta.html
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -40,33 +40,33 @@ def _to_meta(module: nn.Module, name: str, parameter: Tensor | None) -> Tensor |
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
-def materialize(owner: TrainingModule, part: nn.Module) -> None:
-    """Allocate and initialize, on the CPU, all meta parameters in a part of a module.
+def materialize(
+    owner: TrainingModule, part: nn.Module, has: Callable[[nn.Module], bool] = lambda _: True
+) -> None:
+    """Allocate and initialize, on the CPU, the meta parameters of layers in a part of a module.
 
     Each layer is initialized with random numbers from (seed, its name): the same in every process
-    and with every strategy.
+    and with every strategy. A layer whose parameters all have values in ``trainer_state.weights``
+    is not; those whose value is ``None`` there are overwritten by a checkpoint later.
 
     Raises:
         UserError: ``initialize`` of the whole module, the owner, does not handle a layer.
     """
-    materialize_layers(owner, part.modules())
-
-
-def materialize_layers(owner: TrainingModule, layers: Iterable[nn.Module]) -> None:
-    """Like :func:`materialize`, for some layers, without those inside them."""
     made: dict[int, nn.Parameter] = {}
     names = {id(each): name for name, each in owner.named_modules()}
-    for layer in layers:
+    weights = owner.trainer_state.weights
+    for layer in filter(has, part.modules()):
         if any(each.is_meta for each in layer.parameters(recurse=False)):
             _allocate(layer, made)
             name = names[id(layer)]
-            seed = randomness.mix(owner.trainer.seed, zlib.crc32(name.encode()))
-            with randomness.Stream(seed):
-                owner.initialize(name, layer)
-            weights = owner.trainer_state.weights
-            for own, parameter in layer.named_parameters(name, recurse=False):
-                if own in weights:
-                    fill(parameter.detach(), weights[own])
+            own = dict(layer.named_parameters(name, recurse=False))
+            if not own.keys() <= weights.keys():
+                seed = randomness.mix(owner.trainer.seed, zlib.crc32(name.encode()))
+                with randomness.Stream(seed):
+                    owner.initialize(name, layer)
+            for key, parameter in own.items():
+                if (value := weights.get(key)) is not None:
+                    fill(parameter.detach(), value)
 
 
 def _allocate(layer: nn.Module, made: dict[int, nn.Parameter]) -> None:

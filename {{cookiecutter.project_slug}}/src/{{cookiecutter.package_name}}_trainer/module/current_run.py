@@ -193,7 +193,8 @@ class TrainerState:
     ``run``: the current run; ``None`` outside of a run. ``device``: of parameters, buffers and
     batches. ``samples``: default ``batch_size`` of logged values; ``None``: that of the batch.
     ``shards``: parameters that are still slices after a run. ``weights``: by name, the values of
-    parameters that are on the meta device until a strategy allocates them.
+    parameters that are on the meta device until a strategy allocates them; ``None``: those of the
+    checkpoint that is loaded then.
     """
 
     run: Run | None = None

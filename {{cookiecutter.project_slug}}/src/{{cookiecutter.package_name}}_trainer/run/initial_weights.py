@@ -42,13 +42,23 @@ def load(options: Options, started_in: Path, module: TrainingModule) -> list[str
         run_choice.whole(path)
     weights, remarks = _read(path)
     fitting, others = _fitting(module, weights, options)
-    own = module.state_dict()
-    waiting = {name: each for name, each in fitting.items() if getattr(own[name], "is_meta", False)}
+    own, named = module.state_dict(), module.named_parameters(remove_duplicate=False)
+    meta = {name: each for name, each in named if each.is_meta}
+    # By all names of a shared parameter, so that no layer that has it initializes it.
+    values = {id(each): fitting[name] for name, each in meta.items() if name in fitting}
+    waiting = {name: values[id(each)] for name, each in meta.items() if id(each) in values}
     here = {name: each for name, each in fitting.items() if name not in waiting}
     module.load_state_dict(read_all(here), strict=False)
     module.trainer_state = replace(module.trainer_state, weights=waiting)
     line = f"weights: {len(fitting)} of {len(own)} from {files.shown(path, started_in)}"
     return [line, *remarks] + [f"weights that do not fit are left out: {others}"] * bool(others)
+
+
+def leave_to(checkpoint: Checkpoint, module: TrainingModule) -> None:
+    """Do not initialize parameters on the meta device that a checkpoint is about to overwrite."""
+    if any(each.is_meta for each in module.parameters()):
+        names = checkpoint.weights(averaged=False)[0]
+        module.trainer_state = replace(module.trainer_state, weights=dict.fromkeys(names))
 
 
 def _has_files(path: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..checkpoint import resolve, run_choice, run_directory
+from ..checkpoint import Checkpoint, resolve, run_choice, run_directory
 from ..data import (
     BatchLimit,
     Data,
@@ -114,6 +114,10 @@ class RankRun(Run):
     def measure(self, read: Callable[[], Mapping[str, float]]) -> None:
         self._fit_loop("measure").fit.outputs.measurements.append(read)
 
+    def end_waits(self) -> bool:
+        """Whether a save is pending that waits for the peers of this rank."""
+        return self.loop is not None and self.loop.checkpoints.waits_for_peers
+
     def _fit_loop(self, name: str) -> FitLoop:
         if self.loop is None:
             raise RuntimeError(f"trainer.{name}() is available during a fit only")
@@ -151,12 +155,14 @@ class RankRun(Run):
         finally:
             module.trainer_state = replace(module.trainer_state, run=None, weights={})
 
-    def start_from_weights(self, module: TrainingModule, resumed: Path | None = None) -> None:
+    def start_from_weights(self, module: TrainingModule, resumed: Checkpoint | None = None) -> None:
         """Load the weights that a new run starts from, if there are any."""
         options = self.plan.options
         if resumed is None:
             self.console.note(*initial_weights.load(options, self.plan.started_in, module))
-        elif options.weights is not None:
+            return
+        initial_weights.leave_to(resumed, module)
+        if options.weights is not None:
             self.console.note(f"weights={options.weights} is not used: the run is resumed")
 
     def share(self) -> Share:
@@ -225,10 +231,12 @@ class RankRun(Run):
         return self.metrics
 
     def _place(self, module: TrainingModule, checkpoint: str | None, averaged: bool) -> None:
-        self.strategy.place(module)
         if checkpoint is None:
+            self.strategy.place(module)
             return
         found = run_choice.whole(resolve(checkpoint))
+        initial_weights.leave_to(found, module)
+        self.strategy.place(module)
         weights, remarks = found.weights(averaged)
         self.console.note(*remarks)
         try:

@@ -50,11 +50,11 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
         run.directory = chosen.directory
         with run.console.output_of(chosen.directory), run.attached(module, "fit", data):
             check_created_layers(plan, module)
-            resumed = chosen.checkpoint
+            resumed = Checkpoint(chosen.checkpoint) if chosen.checkpoint else None
             run.start_from_weights(module, resumed)
             loader = sources.training_loader(data, module)
             feed = run.training_feed(loader)
-            extra = saving.extra_steps(Checkpoint(resumed), feed) if resumed else 0
+            extra = saving.extra_steps(resumed, feed) if resumed else 0
             epochs, steps = options.max_epochs, options.max_steps
             run.total_steps = scaling.total_steps(feed.steps, epochs, steps, extra)
             loaders: LoadersByName = {}
@@ -256,7 +256,7 @@ class _Fit:
     def _run_loop(self, loop: FitLoop) -> None:
         """Run the loop, and write its outcome."""
         try:
-            with contextlib.closing(loop):
+            with loop:
                 loop.run()
         except Preempted as asked:
             name = asked.signal.name

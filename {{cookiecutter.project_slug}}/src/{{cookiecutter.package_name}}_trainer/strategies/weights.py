@@ -65,13 +65,17 @@ class LocalWeights:
 
     def whole(self, name: str, part: Tensor) -> Tensor | None:
         """The full tensor or DTensor of a part; ``None``: another process has it."""
-        parameter = self.parameters[name]
-        if not dtensors.is_sharded(parameter):
+        like: Any = self.parameters[name]
+        if not dtensors.is_sharded(like):
             return part
-        # Not DTensor.from_local, which would move offloaded shards to the device of the mesh.
-        like = torch.empty_like(parameter, dtype=part.dtype, requires_grad=False)
-        dtensors.local(like).copy_(part)
-        return like
+        mesh, sizes = like.device_mesh, {"shape": like.shape, "stride": like.stride()}
+        if part.device.type == mesh.device_type:
+            whole: Tensor = like.from_local(part, mesh, like.placements, run_check=False, **sizes)
+            return whole
+        # Offloaded shards: from_local would move them to the device of the mesh.
+        copy = torch.empty_like(like, dtype=part.dtype, requires_grad=False)
+        dtensors.local(copy).copy_(part)
+        return copy
 
     @torch.no_grad()
     def load(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ SGD, ``warmup_steps``), https://arxiv.org/abs/2311.08105 (DiLoCo)
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -155,15 +154,21 @@ class LocalSGD(ProcessGroupStrategy):
         moved = collectives.all_reduce(torch.tensor(moved, dtype=torch.int), "max").tolist()
         for (name, each), is_moved in zip(parameters.items(), moved, strict=True):
             if is_moved:
-                yield name, collectives.all_reduce(each.detach() - self._starts[name], "mean")
+                total = collectives.sum_in_place(each.detach() - self._starts[name])
+                yield name, total.div_(collectives.world_size())
+
+    def _averages(self) -> Iterator[tuple[str, Tensor]]:
+        """Give parameters that any rank has changed in this period, averaged over ranks."""
+        for name, progress in self._progress() if self._has_diverged else ():
+            yield name, progress.add_(self._starts[name])
 
     @torch.no_grad()
     def _put_averages(self) -> dict[str, Tensor]:
         """Replace the parameters by their averages over ranks; return those of this rank."""
         parameters, own = self._parameters(), {}
-        for name, progress in self._progress() if self._has_diverged else ():
+        for name, average in self._averages():
             own[name] = parameters[name].detach().clone()
-            parameters[name].copy_(self._starts[name] + progress)
+            parameters[name].copy_(average)
         return own
 
     @torch.no_grad()
@@ -188,13 +193,13 @@ class LocalSGD(ProcessGroupStrategy):
 
     # --- checkpoints -----------------------------------------------------------------------------
 
+    @torch.no_grad()
     def _model_state(self) -> dict[str, Any]:
-        own = self._put_averages()
-        state = super()._model_state()
-        if own:
-            state = deepcopy(state)
-            self._put_back(own)
-        return state
+        """With the averages on rank 0, which writes them: in host memory, one after the other."""
+        parameters, writes = self._parameters(), self._layout.is_main
+        averages = {id(parameters[name]): each.cpu() for name, each in self._averages() if writes}
+        state = self.module.state_dict(keep_vars=True)
+        return {name: averages.get(id(each), each) for name, each in state.items()}
 
     def state(self, optimization: Optimization | None) -> dict[str, Any]:
         return {**super().state(optimization), _SHARED: self.shared_state()}

@@ -9,7 +9,7 @@ import contextlib
 import json
 import threading
 import time
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ _CALLS, _LEAVES_OUT = "calls", "leaves out"
 _SHOWN = 3
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_BETWEEN_POLLS = 0.005
-# How far a rank may run ahead of one that asks: collectives block it much earlier.
+# Events in which a step must repeat; also how far a rank may run ahead of one that asks.
 _REMEMBERED = 4096
 
 
@@ -60,36 +60,22 @@ def unused(loss: Tensor, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, 
     return dict(left.values())
 
 
-class _WithZeros(torch.autograd.Function):
-    """A loss, with zero gradients for parameters on which it does not depend."""
-
-    @staticmethod
-    def forward(context: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
-        context.likes = [each.new_empty(0, requires_grad=False) for each in parameters]
-        context.shapes = [each.shape for each in parameters]
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Any) -> Any:
-        pairs = zip(context.likes, context.shapes, strict=True)
-        return gradients[0], *(like.new_zeros(()).expand(shape) for like, shape in pairs)
-
-
 def with_zeros(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """Extend a loss so that its backward gives zero gradients to unused parameters."""
     if not parameters:
         return loss
-    result: Tensor = _WithZeros.apply(loss, *parameters)  # type: ignore[no-untyped-call]
-    return result
+    empty = torch.cat([each.unsqueeze(0)[:0].flatten() for each in parameters])
+    return loss + empty.sum().real.to(loss.dtype)
 
 
 class SameUse:
     """Ends a run with an explanation if ranks use different parameters.
 
     Ranks compare events, which occur in the same order on every rank: calls of modules, and what a
-    backward leaves out. Nothing is sent as long as each rank repeats the sequence on which all
-    ranks last agreed: an event is expected if it followed the last one then. All ranks expect the
-    same, so if they differ, at least one asks its peers, through the process group's store.
+    backward leaves out. Nothing is sent while events repeat: each is expected to be that of one
+    period ago. The period is chosen when ranks ask: from there, the longest sequence is repeated.
+    All ranks expect the same, so if they differ, at least one asks its peers, through the process
+    group's store.
 
     Args:
         parameters: The trainable parameters by name: leaves of the loss' graph.
@@ -107,10 +93,11 @@ class SameUse:
         self._advice = advice
         self._timeout_seconds = timeout_seconds
         self._handles: list[Any] = []
-        self._expected: dict[Event, Event] = {}
-        self._last: Event = ()
-        self._count = 0
-        self._recent: deque[tuple[Event, bool]] = deque(maxlen=_REMEMBERED)
+        self._events: dict[int, Event] = {}
+        """The latest ones by number, with the one that is compared."""
+        self._count = self._asked = 0
+        """Number of events, and of those about which this rank has asked, all compared."""
+        self._period = 1
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         if collectives.world_size() > 1:
@@ -172,60 +159,53 @@ class SameUse:
             self._thread.join()
 
     def _compare(self, event: Event) -> None:
-        is_expected = self._expected.get(self._last) == event
-        if not is_expected:
-            self._ask_peers(event)
-            self._expected[self._last] = event
-        self._last = event
-        self._recent.append((event, not is_expected))
+        expected = self._events.get(self._count - self._period)
+        self._events[self._count] = event
+        if event != expected:
+            self._ask_peers(event, expected)
+            self._period = _period(self._events.values())
         self._count += 1
+        self._events.pop(self._count - _REMEMBERED, None)
 
-    def _ask_peers(self, event: Event) -> None:
-        number, own = self._count, json.dumps([collectives.rank(), *event])
-        first = json.loads(self._store.compare_set(f"{number}/first", "", own))
-        if tuple(first[1:]) != event:
-            self._store.set(f"{number}/answer", own)
-            raise self._difference(event, first)
-        if first[0] == collectives.rank():
-            self._store.set(f"asked/{self._store.add('asked', 1)}", str(number))
-        if self._store.add(f"{number}/count", 1) == collectives.world_size():
-            self._store.set(f"{number}/answer", "[]")
+    def _ask_peers(self, event: Event, expected: Event | None) -> None:
+        key, own = self._asked, [collectives.rank(), self._count, *event]
+        self._asked += 1
+        first = json.loads(self._store.compare_set(f"{key}/first", "", json.dumps(own)))
+        if first[1:] != own[1:]:
+            self._store.set(f"{key}/answer", json.dumps(own))
+            raise self._difference(first, expected)
+        if self._store.add(f"{key}/count", 1) == collectives.world_size():
+            for name in ("first", "count", "answer"):  # all ranks have read the previous ones
+                self._store.delete_key(f"{key - 1}/{name}")
+            self._store.set(f"{key}/answer", "[]")
         deadline = time.monotonic() + self._timeout_seconds
-        while not self._store.check([f"{number}/answer"]):
+        while not self._store.check([f"{key}/answer"]):
             if time.monotonic() > deadline:
                 raise dist.DistStoreError(f"wait timeout after {self._timeout_seconds:g} s")
             time.sleep(_SECONDS_BETWEEN_POLLS)
-        if answer := json.loads(self._store.get(f"{number}/answer")):
-            raise self._difference(event, answer)
+        if answer := json.loads(self._store.get(f"{key}/answer")):
+            raise self._difference(answer, expected)
 
     def _serve(self) -> None:
-        """Send this rank's events to peers that ask, unless this rank has asked itself."""
-        seen, waiting = 0, set[int]()
+        """Answer peers that ask about an event that was expected here."""
         # If the store is gone, the run has ended, and the main thread reports why.
         with contextlib.suppress(RuntimeError):
             while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
-                asked = self._store.add("asked", 0)
-                waiting |= {
-                    int(self._store.get(f"asked/{each}")) for each in range(seen + 1, asked + 1)
-                }
-                seen = asked
-                for number in [each for each in waiting if each < self._count]:
-                    waiting.remove(number)
-                    self._send(number)
+                key = self._asked
+                # Not get, which waits if the key was deleted meanwhile.
+                first = json.loads(self._store.compare_set(f"{key}/first", "[]", "[]"))
+                number = first[1] if first else self._count
+                if number < self._count and key == self._asked and number in self._events:
+                    own = [collectives.rank(), number, *self._events[number]]
+                    self._store.set(f"{key}/answer", json.dumps(own))
 
-    def _send(self, number: int) -> None:
-        back = self._count - number
-        if back <= len(self._recent):
-            event, has_asked = self._recent[-back]
-            if not has_asked:
-                own = json.dumps([collectives.rank(), *event])
-                self._store.set(f"{number}/answer", own)
-
-    def _difference(self, event: Event, answer: list[Any]) -> UserError:
-        rank, *names = answer
-        other = tuple(names)
-        events = [(collectives.rank(), event, other), (rank, other, event)]
-        if event[0] == other[0] == _LEAVES_OUT:
+    def _difference(self, answer: list[Any], expected: Event | None) -> UserError:
+        rank, number, *names = answer
+        own, other = self._events.get(number, ()), tuple(names)
+        if number > self._count:  # the other rank has done what was expected, and has continued
+            own, other = self._events[self._count], expected or ()
+        events = [(collectives.rank(), own, other), (rank, other, own)]
+        if own[:1] == other[:1] == (_LEAVES_OUT,):
             parts = [
                 f"rank {who} does not use {_shown(extra)}"
                 for who, this, that in events
@@ -236,6 +216,18 @@ class SameUse:
         return UserError(
             f"ranks use different parameters in a step: {', '.join(parts)}; {self._advice}"
         )
+
+
+def _period(events: Iterable[Event]) -> int:
+    """How far before the end of a sequence is the first copy of as much of its end as possible."""
+    signs: dict[Event, str] = {}
+    text = "".join(signs.setdefault(each, chr(len(signs))) for each in events)
+
+    def copy_of(length: int) -> int:
+        return text.find(text[len(text) - length :], 0, -1)
+
+    length = bisect_left(range(len(text)), True, key=lambda each: copy_of(each) < 0) - 1
+    return len(text) - length - copy_of(length)
 
 
 def _does(event: Event) -> str:

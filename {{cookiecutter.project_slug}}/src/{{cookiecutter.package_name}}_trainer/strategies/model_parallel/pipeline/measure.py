@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,10 @@ def measure(
 
     The module and the random states are the same afterward.
     """
+    state = module.trainer_state
+    # Those of a checkpoint come later, and steps need numbers.
+    weights = {name: each for name, each in state.weights.items() if each is not None}
+    module.trainer_state = replace(state, weights=weights)
     meta_device.materialize(module, module)
     sequential: Any = getattr(module, partition.ATTRIBUTE)
     boundary = Boundary(module, torch.device("cpu"))

@@ -179,14 +179,13 @@ class Ownership:
 
     def materialize(self) -> None:
         """Allocate this process' parameters that are on the meta device; free the others'."""
-        layers = list(self._module.modules())
         meta = [
             (layer._parameters, name, each)
-            for layer in layers
+            for layer in self._module.modules()
             for name, each in layer._parameters.items()
             if each is not None and each.is_meta
         ]
-        meta_device.materialize_layers(self._module, filter(self.has_layer, layers))
+        meta_device.materialize(self._module, self._module, self.has_layer)
         made = {id(old): own[name] for own, name, old in meta if own[name] is not old}
         for own, name, old in meta:
             empty = nn.Parameter(_without_memory(old, torch.device("cpu")), old.requires_grad)

@@ -24,17 +24,33 @@ def convert(module: nn.Module, accelerator: str) -> nn.Module:
             which does not run on the CPU.
 
     Returns:
-        The module; another one only if it is itself a BatchNorm on a GPU.
+        The module.
     """
-    if accelerator == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
-        return converted
+    kind = _FusedSyncBatchNorm if accelerator == "cuda" else SyncBatchNorm
     for each in module.modules():
         # A SyncBatchNorm over a subgroup is kept, and raises its own error on the CPU.
         if isinstance(each, _BatchNorm) and getattr(each, "process_group", None) is None:
             # Change the class of the object: hooks and references to it stay valid.
-            each.__class__ = SyncBatchNorm
+            each.__class__ = kind
     return module
+
+
+class _FusedSyncBatchNorm(nn.SyncBatchNorm):
+    """PyTorch's SyncBatchNorm, on GPUs; of an empty part of the batch, gradients are zero."""
+
+    process_group = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.numel():
+            return super().forward(input)
+        # Other ranks exchange at least float32; torch would exchange half precision here.
+        part = input.to(torch.promote_types(input.dtype, torch.float32))
+        # torch leaves the gradients of this rank out, which its peers would wait for.
+        output: Tensor = super().forward(part) + part
+        for each in (self.weight, self.bias):
+            if each is not None:
+                output = output + each.view([-1 if dim == 1 else 1 for dim in range(input.ndim)])
+        return output.to(input.dtype)
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _random
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -60,6 +61,23 @@ def drop_mesh(mesh: DeviceMesh) -> None:
 
 
 @contextlib.contextmanager
+def unsynchronized_randomness(mesh: DeviceMesh) -> Iterator[None]:
+    """Let DTensors draw from the generator of this process' device, in step within a tensor group.
+
+    By default, torch's first random operation of a DTensor broadcasts rank 0's generator to all
+    ranks: also to data replicas, and to pipeline stages that draw nothing then. Generators of a
+    tensor group are equal already, those of others are not. CPUs have no such tracker.
+    """
+    before = _random._rng_tracker
+    if mesh.device_type != "cpu":
+        _random._rng_tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
+    try:
+        yield
+    finally:
+        _random._rng_tracker = before
+
+
+@contextlib.contextmanager
 def counted_once(module: nn.Module, tensor: int, timeout: datetime.timedelta) -> Iterator[None]:
     """Make torchmetrics reduce over one of the ``tensor`` ranks of each tensor group."""
     metrics: list[Any] = [
@@ -103,8 +121,9 @@ class OnMesh(Strategy):
             random_rank=rank - rank % sizes.tensor,
         )
 
-    def compute_in_loss_parallel(self, layers: Iterable[Layer]) -> None:
-        """Run all steps inside ``loss_parallel``, if a layer has this style."""
+    def prepare_dtensors(self, layers: Iterable[Layer], mesh: DeviceMesh) -> None:
+        """Prepare what DTensors of a tensor group do in steps: draw, and compute losses."""
+        self.until_teardown.enter_context(unsynchronized_randomness(mesh))
         if any(isinstance(layer.style, LossParallel) for layer in layers):
             self.until_teardown.enter_context(loss_parallel())
 

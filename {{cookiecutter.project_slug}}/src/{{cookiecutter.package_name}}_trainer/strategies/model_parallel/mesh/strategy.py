@@ -152,7 +152,7 @@ class Mesh(OnMesh, FSDP):
                 raise UserError(problems)
             found = plan.layers(module, self.sizes)
             plan.apply(found, self.whole_mesh["tensor"], self.materialize)
-            self.compute_in_loss_parallel(found)
+            self.prepare_dtensors(found, self.whole_mesh["tensor"])
             # Each rank of a context group counts its own slice.
             timeout = datetime.timedelta(seconds=self.timeout_seconds)
             counted = counted_once(module, self.sizes.tensor, timeout)

@@ -1,9 +1,10 @@
 """Sequences that several processes split among themselves (context parallelism).
 
 Use these functions in a module that sets ``splits_sequences``. During a step under context
-parallelism, each process holds a slice of every sequence: consecutive positions, in the order of
-the ranks; lengths differ by one at most. In one process, and outside of a step, the slice is the
-whole sequence, and each function is the plain operation.
+parallelism, each process holds a slice of every sequence: a chunk of its head, then one as far from
+its end, so that causal attention is the same work for all. Lengths differ by one at most. In one
+process, and outside of a step, the slice is the whole sequence, and each function is the plain
+operation.
 """
 
 import contextlib

@@ -21,6 +21,7 @@ from my_project_trainer.run import placement
 from my_project_trainer.strategies import process_group, sync_batchnorm
 from my_project_trainer.strategies.model_parallel.mesh.pipelined import PipelinedMesh
 from my_project_trainer.strategies.model_parallel.mesh.strategy import Mesh
+from my_project_trainer.strategies.model_parallel.mesh.styles import ShardedRandomness
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, _random
@@ -44,11 +45,12 @@ HALF = Case((3, 0, 2), dtype=torch.bfloat16)
 
 
 class Drawing(nn.Module):
-    """Draws dropout masks of DTensors, and of a plain tensor."""
+    """Draws dropout masks of DTensors, and of plain tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down, self.dropout = nn.Linear(4, 64), nn.Linear(64, 4), nn.Dropout()
+        self.inside = nn.Dropout()
         self.drawn: list[dict[str, list[bool]]] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,6 +61,7 @@ class Drawing(nn.Module):
         masks = {
             "sharded": dropped.to_local(),
             "replicated": dropout(same).to_local(),
+            "inside": self.inside(ones),
             "plain": dropout(ones),
         }
         self.drawn.append({key: (each != 0).flatten().tolist() for key, each in masks.items()})
@@ -77,6 +80,7 @@ class Model(trainer.TrainingModule):
         return {
             "sequential_module.0.up": ColwiseParallel(use_local_output=False),
             "sequential_module.0.down": RowwiseParallel(),
+            "sequential_module.0.inside": ShardedRandomness(),
         }
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -37,7 +37,8 @@ def test_masks_of_dtensors_differ_between_replicas_and_shards(ranks: list[dict[s
     for one, two, three, four in steps:
         for name in ("replicated", "plain"):
             assert one[name] == two[name] != three[name] == four[name]
-        assert len({tuple(each["sharded"]) for each in (one, two, three, four)}) == RANKS
+        for name in ("sharded", "inside"):
+            assert len({tuple(each[name]) for each in (one, two, three, four)}) == RANKS
     assert steps[0][0] != steps[1][0]
 
 

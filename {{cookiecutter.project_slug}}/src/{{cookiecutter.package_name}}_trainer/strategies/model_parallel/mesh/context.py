@@ -1,15 +1,14 @@
 """Context parallelism: each process of a group holds a slice of every sequence.
 
-A sequence has two chunks per process. A slice is one from the head and its mirror image from the
-tail, so that causal attention is the same work for all processes. Keys and values of all slices are
-gathered in each attention. (torch's ``context_parallel`` does not run on CPUs, and needs lengths
-that are divisible by twice the number of processes.) The backward of each operation here is its
-adjoint over all processes: so gradients of parameters are those of the mean of all processes'
-losses, and are averaged over this group like over replicas.
+A sequence has two chunks per process; a slice is one from the head and its mirror image from the
+tail. Keys and values of all slices are gathered in each attention. The backward of each operation
+here is its adjoint over all processes: so gradients of parameters are those of the mean of all
+processes' losses, and are averaged over this group like over replicas.
 """
 
 import contextlib
 import itertools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +23,7 @@ from ....checkpoint import dtensors
 from ....data import sequence
 from ....errors import UserError
 from ...base import Stage
-from .refusals import refuse_second_order
+from .refusals import first_order
 
 
 class Context:
@@ -72,26 +71,25 @@ class Context:
         """The whole sequence; see :func:`~...data.sequence.gather`."""
         tensor, dim = dtensors.whole(tensor), dim % tensor.ndim
         chunks = self._chunks(tensor.shape[dim])
-        pairs = list(zip(chunks, reversed(chunks), strict=True))[: self._size]
-        longest = max(map(sum, pairs))
+        longest = max(map(operator.add, chunks, reversed(chunks)))
         # Slices of equal lengths: zeros follow those that are shorter than the longest.
         shape = list(tensor.shape)
         shape[dim] = longest - shape[dim]
         own = torch.cat([tensor, tensor.new_zeros(shape)], dim).contiguous()
-        padded = _first_order(all_gather_tensor_autograd(own, dim, self._group))
-        slices = [
-            each.split_with_sizes([head, tail, longest - head - tail], dim)
-            for each, (head, tail) in zip(padded.split(longest, dim), pairs, strict=True)
+        padded = first_order(all_gather_tensor_autograd(own, dim, self._group))
+        slices, ranks = padded.split(longest, dim), range(self._size)
+        heads = [slices[rank].narrow(dim, 0, chunks[rank]) for rank in ranks]
+        tails = [
+            slices[rank].narrow(dim, chunks[rank], chunks[-1 - rank]) for rank in reversed(ranks)
         ]
-        tails = [each[1] for each in reversed(slices)]
-        return torch.cat([*(each[0] for each in slices), *tails], dim)
+        return torch.cat([*heads, *tails], dim)
 
     def mean(self, values: Tensor, count: Tensor | int) -> Tensor:
         """The mean over all processes; see :func:`~...data.sequence.mean`."""
         values = dtensors.whole(values)
         sums = [values.sum(dtype=torch.float64), torch.as_tensor(count, device=values.device)]
         own = torch.stack([each.double() for each in sums])
-        total, number = _first_order(all_reduce(own, group=self._group))
+        total, number = first_order(all_reduce(own, group=self._group))
         mean: Tensor = total / number
         return mean.to(values.dtype)
 
@@ -101,15 +99,13 @@ class Context:
         key: Tensor,
         value: Tensor,
         attn_mask: Tensor | None,
-        dropout_p: float,
+        *,
         is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
+        **options: Any,
     ) -> Tensor:
         """Attention to the whole sequence; see :func:`~...data.sequence.attention`."""
         widths = [key.shape[-1], value.shape[-1]]
         key, value = self.gather(torch.cat([key, value], dim=-1), -2).split(widths, dim=-1)
-        options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
         if not is_causal:
             return scaled_dot_product_attention(query, key, value, attn_mask, **options)
         if attn_mask is not None:
@@ -153,9 +149,3 @@ def _lower_right(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> T
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     bias: Any = causal_lower_right(query.shape[-2], key.shape[-2])
     return scaled_dot_product_attention(query, key, value, bias, **options)
-
-
-def _first_order(tensor: Tensor) -> Tensor:
-    if tensor.requires_grad:
-        tensor.register_hook(refuse_second_order)
-    return tensor

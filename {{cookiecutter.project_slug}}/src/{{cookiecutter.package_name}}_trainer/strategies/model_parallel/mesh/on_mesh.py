@@ -61,23 +61,6 @@ def drop_mesh(mesh: DeviceMesh) -> None:
 
 
 @contextlib.contextmanager
-def unsynchronized_randomness(mesh: DeviceMesh) -> Iterator[None]:
-    """Let DTensors draw from the generator of this process' device, in step within a tensor group.
-
-    By default, torch's first random operation of a DTensor broadcasts rank 0's generator to all
-    ranks: also to data replicas, and to pipeline stages that draw nothing then. Generators of a
-    tensor group are equal already, those of others are not. CPUs have no such tracker.
-    """
-    before = _random._rng_tracker
-    if mesh.device_type != "cpu":
-        _random._rng_tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
-    try:
-        yield
-    finally:
-        _random._rng_tracker = before
-
-
-@contextlib.contextmanager
 def counted_once(module: nn.Module, tensor: int, timeout: datetime.timedelta) -> Iterator[None]:
     """Make torchmetrics reduce over one of the ``tensor`` ranks of each tensor group."""
     metrics: list[Any] = [
@@ -123,7 +106,11 @@ class OnMesh(Strategy):
 
     def prepare_dtensors(self, layers: Iterable[Layer], mesh: DeviceMesh) -> None:
         """Prepare what DTensors of a tensor group do in steps: draw, and compute losses."""
-        self.until_teardown.enter_context(unsynchronized_randomness(mesh))
+        if mesh.device_type != "cpu":  # which has no tracker
+            # Generators are equal within a tensor group. By default, torch's first random operation
+            # of a DTensor broadcasts rank 0's: to other replicas, and to stages that draw nothing.
+            self.until_teardown.callback(setattr, _random, "_rng_tracker", _random._rng_tracker)
+            _random._rng_tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
         if any(isinstance(layer.style, LossParallel) for layer in layers):
             self.until_teardown.enter_context(loss_parallel())
 

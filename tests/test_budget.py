@@ -33,7 +33,7 @@ LINES = {
     "strategies/fsdp": 706,
     "strategies/gradients": 460,
     "strategies/horovod": 272,
-    "strategies/model_parallel": 2547,
+    "strategies/model_parallel": 2543,
     "strategies/replicated": 584,
     "strategies/xla": 350,
     "trainer.py": 348,

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from my_project_trainer.data import sequence
 from my_project_trainer.errors import UserError
 from my_project_trainer.launch.rendezvous import stay_on_loopback
+from my_project_trainer.strategies.model_parallel.mesh import context as context_module
 from my_project_trainer.strategies.model_parallel.mesh.context import Context
+from torch import Tensor
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 LENGTHS = (32, 33, 35, 3)
@@ -85,6 +88,24 @@ def losses(context: Context, length: int) -> float:
     return max(float(difference), float((loss - expected - pooled).abs()))
 
 
+def work(context: Context, length: int) -> int:
+    """How many scores this rank computes in causal attention."""
+    counted = 0
+
+    def count(query: Tensor, key: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        nonlocal counted
+        counted += query.shape[-2] * key.shape[-2]
+        return scaled_dot_product_attention(query, key, *arguments, **named)
+
+    with (
+        context.step("training"),
+        mock.patch.object(context_module, "scaled_dot_product_attention", count),
+    ):
+        parts = [sequence.split(torch.ones(1, 1, length, 2), -2) for _ in range(3)]
+        sequence.attention(*parts, is_causal=True)
+    return counted
+
+
 def refusals(context: Context) -> dict[str, str]:
     """What a module is told that does not split its sequences, or splits them ambiguously."""
     found = {}
@@ -116,7 +137,8 @@ def compare(rank: int, processes: int, folder: Path) -> None:
         for name, how in masks(length)
     }
     differences |= {f"{length}, loss": losses(context, length) for length in LENGTHS}
-    print(json.dumps({"differences": differences, "refusals": refusals(context)}))
+    found = {"differences": differences, "refusals": refusals(context)}
+    print(json.dumps({**found, "work": [work(context, length) for length in LENGTHS]}))
 
 
 def main(subject: str, rank: int, processes: int, folder: Path) -> None:

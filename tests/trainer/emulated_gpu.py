@@ -7,7 +7,8 @@ on different devices. It counts, by source line, where a GPU would make the host
 :func:`install` registers it as torch's PrivateUse1 device, for the rest of the process: use it in
 processes of its own only. Streams compute at once, and what is used on another stream that has not
 waited for it is an error. Not emulated: memory, kernels that compute in another order, backward
-over several devices, and what a collective's future gives (DDP's communication hooks).
+over several devices, and what a collective's future gives (DDP's communication hooks). Random
+numbers are those of the CPU; after :func:`draw_by_offset`, their state is like CUDA's.
 
 Source: torch.utils.backend_registration._setup_privateuseone_for_python_backend
 """
@@ -18,11 +19,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import optimizer
 from torch.utils import _foreach_utils, _pytree, backend_registration
 
+import emulated_batchnorm
 from emulated_counts import note, note_operator
+from emulated_philox import Philox
 
 NAME = "emulated"
 _aten = torch.ops.aten
@@ -139,7 +142,7 @@ class _DeviceModule(backend_registration._DummyBackendModule):
 
     def __init__(self) -> None:
         self.current = 0
-        self.generator = torch.Generator()
+        self.generator: torch.Generator | Philox = torch.Generator()
         self.stream_now = Stream()
 
     Stream = Stream
@@ -164,8 +167,10 @@ class _DeviceModule(backend_registration._DummyBackendModule):
     def device(self, index: int) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def manual_seed_all(self, seed: int) -> None:
+    def manual_seed(self, seed: int) -> None:
         self.generator.manual_seed(seed)
+
+    manual_seed_all = manual_seed
 
     def get_rng_state(self, device: object = None) -> Tensor:
         return self.generator.get_state()
@@ -187,6 +192,11 @@ _module = _DeviceModule()
 _libraries: list[torch.library.Library] = []
 
 
+def draw_by_offset() -> None:
+    """Draw as CUDA does from now on: by seed and offset."""
+    _module.generator = Philox()
+
+
 def install() -> None:
     """Register the device with torch, for the rest of this process."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_module)
@@ -202,6 +212,7 @@ def install() -> None:
             operators.impl(func, _casting(func, dtype), "AutocastPrivateUse1")
     _libraries.extend([everything, operators])
     _emulate_pinned_memory()
+    _emulate_data()
     # By default as on a GPU: the optimizers' loops over all parameters at once.
     optimizer._foreach_supported_types.append(EmulatedTensor)
     _foreach_utils._foreach_supported_types.append(EmulatedTensor)
@@ -224,6 +235,20 @@ def _emulate_pinned_memory() -> None:
     torch.empty_like = empty_like
     for name, function in replaced.items():
         setattr(Tensor, name, function)
+
+
+def _emulate_data() -> None:
+    """Let ``tensor.data = …`` move a tensor to the device, as it does for CUDA."""
+    inner: Any = Tensor.data
+
+    def set_data(self: Tensor, value: Tensor) -> None:
+        if isinstance(value, EmulatedTensor) and not isinstance(self, EmulatedTensor):
+            kind = nn.Parameter if isinstance(self, nn.Parameter) else Tensor.detach
+            torch.utils.swap_tensors(self, kind(value).requires_grad_(self.requires_grad))
+        else:
+            inner.__set__(self, value)
+
+    Tensor.data = property(inner.__get__, set_data)  # type: ignore[assignment]
 
 
 def _casting(func: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
@@ -273,8 +298,9 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     args, kwargs = _pytree.tree_map(_numbers, (args, kwargs))
-    with _drawing(func) if device is not None else contextlib.nullcontext():
-        result = func(*args, **kwargs)
+    count = max((each.numel() for each in emulated), default=1)
+    with _drawing(func, count) if device is not None else contextlib.nullcontext():
+        result = emulated_batchnorm.KERNELS.get(func, func)(*args, **kwargs)
     return _wrapped(result, emulated, plain, device)
 
 
@@ -314,17 +340,21 @@ def _check_devices(func: Any, emulated: Sequence[Tensor], plain: Sequence[Tensor
 
 
 @contextlib.contextmanager
-def _drawing(func: Any) -> Iterator[None]:
-    """Draw random numbers from the device's generator."""
+def _drawing(func: Any, count: int) -> Iterator[None]:
+    """Draw so many random numbers from the device's generator."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         yield
         return
-    host = torch.default_generator.get_state()
-    torch.default_generator.set_state(_module.generator.get_state())
+    host, own = torch.default_generator.get_state(), _module.generator
+    is_philox = isinstance(own, Philox)
+    torch.default_generator.set_state(own.begin() if is_philox else own.get_state())
     try:
         yield
     finally:
-        _module.generator.set_state(torch.default_generator.get_state())
+        if is_philox:
+            own.end(count)
+        else:
+            own.set_state(torch.default_generator.get_state())
         torch.default_generator.set_state(host)
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.data import DataLoader
 
 from context_subject import CASES, STEPS, train
+from context_worker import LENGTHS
 
 RUNS = {
     "two": ({"context": 2}, 2, CASES),
@@ -49,8 +50,11 @@ def test_slices_attend_as_the_whole(tmp_path: Path, processes: int) -> None:
                 os.killpg(each.pid, signal.SIGKILL)
                 each.communicate()
     assert [each.returncode for each in ranks] == [0] * processes, [error for _, error in ended]
-    for output, _ in ended:
-        printed = json.loads(output)
+    found = [json.loads(output) for output, _ in ended]
+    of_ranks = zip(*(printed["work"] for printed in found), strict=True)
+    for length, work in zip(LENGTHS, of_ranks, strict=True):
+        assert max(work) - min(work) <= (2 * length if length % (2 * processes) else 0)
+    for printed in found:
         assert len(printed["differences"]) == 28
         assert max(printed["differences"].values()) < 1e-12
         assert set(printed["refusals"]) == {"unused", "unknown", "ambiguous", "two masks"}
@@ -64,7 +68,7 @@ def test_the_bias_that_gpus_use_is_the_mask_that_cpus_use(dtype: torch.dtype) ->
     expected = scaled_dot_product_attention(*whole, is_causal=True)[..., 6:10, :]
     query, (key, value) = whole[0][..., 6:10, :], whole[1:, ..., :10, :]
     with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
-        found = context._lower_right(query, key, value, 0.0, None, False)
+        found = context._lower_right(query, key, value)
     assert found.dtype == dtype
     assert float((found - expected).abs().max()) < (1e-12 if dtype == torch.float64 else 0.05)
 

@@ -34,6 +34,10 @@ TORCH = [
     ),
     ("torch.distributed.device_mesh", "DeviceMesh", "_get_root_mesh", "meshes: who writes a shard"),
     ("torch.distributed.fsdp", "FSDPModule", "_get_fsdp_state", "fsdp: units that a rank skips"),
+    (
+        *("torch.distributed.tensor", "_random", "_rng_tracker"),
+        "mesh: dropout of DTensors on GPUs; else it broadcasts rank 0's generator to all ranks",
+    ),
     ("torch.distributed.tensor.parallel", "ParallelStyle", "_apply", "mesh: a style with another"),
     ("torch.nn", "Module", "_apply", "fsdp: move what is not sharded, torchmetrics too"),
     ("torch.nn", "Module", "_compiled_call_impl", "compile: undone at the end of a run"),
@@ -50,6 +54,7 @@ TORCH = [
 ]
 IMPORTED = {
     "torch.distributed._functional_collectives.all_gather_tensor_autograd",
+    "torch.distributed.tensor._random",
     "torch.nn.modules.batchnorm._BatchNorm",
     "torch.utils._pytree.tree_leaves",
     "torch.utils._pytree.tree_map",

@@ -22,8 +22,15 @@ def trained(request, tmp_path_factory):
 def test_parts_equal_the_whole(trained, name):
     processes, folder = trained
     case = CASES[name][processes]
+    # A mean of 1e6 leaves ten of sixteen digits for what varies round it.
+    exact = {torch.float32: rounding(100, 1.0), torch.float64: 1e-12}[case.dtype]
+    bound = exact * max(1, case.offset / 1e2)
+    assert_equals_whole(folder, name, processes, case.train(case.make(), slice(None)), bound)
+
+
+def assert_equals_whole(folder, name, processes, whole, bound):
+    """What ranks have written is what a BatchNorm gives for the whole batch."""
     ranks = [load_file(folder / f"{name}.{rank}") for rank in range(processes)]
-    whole = case.train(case.make(), slice(None))
     assert whole.keys() == ranks[0].keys()
     for key, expected in whole.items():
         parts = [rank[key] for rank in ranks]
@@ -32,9 +39,6 @@ def test_parts_equal_the_whole(trained, name):
             found = parts[0]
         else:
             found = sum(parts) if key.startswith("gradient.") else torch.cat(parts)
-        # A mean of 1e6 leaves ten of sixteen digits for what varies round it.
-        exact = {torch.float32: rounding(100, 1.0), torch.float64: 1e-12}[case.dtype]
-        bound = exact * max(1, case.offset / 1e2)
         torch.testing.assert_close(found, expected, rtol=bound, atol=bound, msg=f"{key}: {name}")
 
 
@@ -74,13 +78,17 @@ def test_parameters_buffers_and_settings_stay(accelerator):
     Shared().load_state_dict(converted.state_dict())
 
 
-def test_whoever_holds_a_batchnorm_holds_the_converted_one():
+@pytest.mark.parametrize(
+    ("accelerator", "kind"), [("cpu", sync_batchnorm.SyncBatchNorm), ("cuda", nn.SyncBatchNorm)]
+)
+def test_whoever_holds_a_batchnorm_holds_the_converted_one(accelerator, kind):
     module = Shared()
     called = []
     module.first.register_forward_hook(lambda *_: called.append(1))
-    sync_batchnorm.convert(module, "cpu")
-    kinds = [module.first, module.nested["other"], module.in_a_list[0]]
-    assert [type(each) for each in kinds] == [sync_batchnorm.SyncBatchNorm] * 3
+    sync_batchnorm.convert(module, accelerator)
+    assert module.nested["same"] is module.first
+    for each in (module.first, module.nested["other"], module.in_a_list[0]):
+        assert isinstance(each, kind)
     module.first(torch.ones(2, 2))
     assert called == [1]
 

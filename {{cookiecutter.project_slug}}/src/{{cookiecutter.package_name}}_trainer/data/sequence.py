@@ -1,9 +1,9 @@
 """Sequences that several processes split among themselves (context parallelism).
 
 Use these functions in a module that sets ``splits_sequences``. During a step under context
-parallelism, each process holds a slice of every sequence: consecutive positions, in the order of
-the ranks; lengths differ by one at most. In one process, and outside of a step, the slice is the
-whole sequence, and each function is the plain operation.
+parallelism, each process holds a slice of every sequence: a chunk of its head and the mirror image
+from its tail; lengths differ by one at most. In one process, and outside of a step, the slice is
+the whole sequence, and each function is the plain operation.
 """
 
 import contextlib
@@ -83,6 +83,6 @@ def attention(
     attend: Any = scaled_dot_product_attention
     if _Step.slices is not None:
         attend = _Step.slices.attention
-    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    attended: Tensor = attend(query, key, value, attn_mask, dropout_p, **options)
+    options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+    attended: Tensor = attend(query, key, value, attn_mask, is_causal=is_causal, **options)
     return attended

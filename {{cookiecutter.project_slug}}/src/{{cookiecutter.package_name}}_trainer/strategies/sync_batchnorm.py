@@ -1,7 +1,4 @@
-"""Synchronized BatchNorm: statistics of the whole batch, over all ranks.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
-"""
+"""Synchronized BatchNorm: statistics of the whole batch, over all ranks."""
 
 from typing import Any
 
@@ -13,28 +10,32 @@ from ..launch import collectives
 
 
 def convert(module: nn.Module, accelerator: str) -> nn.Module:
-    """Synchronize every BatchNorm in a module over all ranks.
+    """Synchronize every BatchNorm in a module over all ranks, in place; return the module.
 
-    Parameters and buffers stay the same objects, with the same names. Call this on every rank,
-    before the module is wrapped.
-
-    Args:
-        module: The module; changed in place.
-        accelerator: Device type of the run. With ``"cuda"``, PyTorch's own SyncBatchNorm is used,
-            which does not run on the CPU.
-
-    Returns:
-        The module; another one only if it is itself a BatchNorm on a GPU.
+    Parameters, buffers and hooks stay. Call this on every rank, before the module is wrapped. With
+    ``accelerator="cuda"``, PyTorch's SyncBatchNorm is used, which does not run on the CPU.
     """
-    if accelerator == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
-        return converted
+    kind = _FusedSyncBatchNorm if accelerator == "cuda" else SyncBatchNorm
     for each in module.modules():
         # A SyncBatchNorm over a subgroup is kept, and raises its own error on the CPU.
         if isinstance(each, _BatchNorm) and getattr(each, "process_group", None) is None:
-            # Change the class of the object: hooks and references to it stay valid.
-            each.__class__ = SyncBatchNorm
+            each.__class__ = kind  # references to it stay valid
     return module
+
+
+class _FusedSyncBatchNorm(nn.SyncBatchNorm):
+    """PyTorch's SyncBatchNorm, on GPUs; of an empty part of the batch, gradients are zero."""
+
+    process_group = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.numel():
+            return super().forward(input)
+        # Other ranks exchange at least float32; torch would exchange half precision here.
+        part = input.to(torch.promote_types(input.dtype, torch.float32))
+        # torch would leave out the gradients, for which peers may wait.
+        zeros = sum(each.sum() for each in (part, *self.parameters()))
+        return (super().forward(part) + zeros).to(input.dtype)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -84,18 +85,17 @@ class SyncBatchNorm(_BatchNorm):
         """Update the running statistics with a batch's mean and unbiased variance."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
-        momentum = self.momentum
+        momentum = self.momentum or 0.0
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if momentum is None:  # the mean of all batches
+            if self.momentum is None:  # the mean of all batches
                 momentum = 1.0 / float(self.num_batches_tracked)
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
-            running.mul_(1 - (momentum or 0.0)).add_(new * (momentum or 0.0))
+            running.mul_(1 - momentum).add_(new * momentum)
 
 
 def _over_ranks(tensor: Tensor) -> Tensor:
-    total: Tensor = _Sum.apply(tensor)  # type: ignore[no-untyped-call]
-    return total
+    return _Sum.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Sum(torch.autograd.Function):

@@ -1,12 +1,14 @@
 """Context parallelism: each process of a group holds a slice of every sequence.
 
-Keys and values of all slices are gathered in each attention. (torch's ``context_parallel`` does not
-run on CPUs, and needs lengths that are divisible by twice the number of processes.) The backward of
-each operation here is its adjoint over all processes: so gradients of parameters are those of the
-mean of all processes' losses, and are averaged over this group like over replicas.
+A sequence has two chunks per process; a slice is one from the head and its mirror image from the
+tail. Keys and values of all slices are gathered in each attention. The backward of each operation
+here is its adjoint over all processes: so gradients of parameters are those of the mean of all
+processes' losses, and are averaged over this group like over replicas.
 """
 
 import contextlib
+import itertools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +23,7 @@ from ....checkpoint import dtensors
 from ....data import sequence
 from ....errors import UserError
 from ...base import Stage
-from .refusals import refuse_second_order
+from .refusals import first_order
 
 
 class Context:
@@ -54,7 +56,8 @@ class Context:
 
     def split(self, tensor: Tensor, dim: int) -> Tensor:
         """This process' slice; see :func:`~...data.sequence.split`."""
-        own = tensor.tensor_split(self._size, dim)[self._rank]
+        chunks = tensor.tensor_split(2 * self._size, dim)
+        own = torch.cat([chunks[self._rank], chunks[-1 - self._rank]], dim)
         length, part = tensor.shape[dim], own.shape[dim]
         known = self._lengths.setdefault(part, length)
         if known != length:
@@ -67,21 +70,26 @@ class Context:
     def gather(self, tensor: Tensor, dim: int) -> Tensor:
         """The whole sequence; see :func:`~...data.sequence.gather`."""
         tensor, dim = dtensors.whole(tensor), dim % tensor.ndim
-        lengths = self._slice_lengths(tensor.shape[dim])
+        chunks = self._chunks(tensor.shape[dim])
+        longest = max(map(operator.add, chunks, reversed(chunks)))
         # Slices of equal lengths: zeros follow those that are shorter than the longest.
         shape = list(tensor.shape)
-        shape[dim] = max(lengths) - shape[dim]
+        shape[dim] = longest - shape[dim]
         own = torch.cat([tensor, tensor.new_zeros(shape)], dim).contiguous()
-        padded = _first_order(all_gather_tensor_autograd(own, dim, self._group))
-        slices = zip(padded.split(max(lengths), dim), lengths, strict=True)
-        return torch.cat([each.narrow(dim, 0, length) for each, length in slices], dim)
+        padded = first_order(all_gather_tensor_autograd(own, dim, self._group))
+        slices, ranks = padded.split(longest, dim), range(self._size)
+        heads = [slices[rank].narrow(dim, 0, chunks[rank]) for rank in ranks]
+        tails = [
+            slices[rank].narrow(dim, chunks[rank], chunks[-1 - rank]) for rank in reversed(ranks)
+        ]
+        return torch.cat([*heads, *tails], dim)
 
     def mean(self, values: Tensor, count: Tensor | int) -> Tensor:
         """The mean over all processes; see :func:`~...data.sequence.mean`."""
         values = dtensors.whole(values)
         sums = [values.sum(dtype=torch.float64), torch.as_tensor(count, device=values.device)]
         own = torch.stack([each.double() for each in sums])
-        total, number = _first_order(all_reduce(own, group=self._group))
+        total, number = first_order(all_reduce(own, group=self._group))
         mean: Tensor = total / number
         return mean.to(values.dtype)
 
@@ -91,48 +99,47 @@ class Context:
         key: Tensor,
         value: Tensor,
         attn_mask: Tensor | None,
-        dropout_p: float,
+        *,
         is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
+        **options: Any,
     ) -> Tensor:
         """Attention to the whole sequence; see :func:`~...data.sequence.attention`."""
         widths = [key.shape[-1], value.shape[-1]]
         key, value = self.gather(torch.cat([key, value], dim=-1), -2).split(widths, dim=-1)
-        if is_causal:
-            if attn_mask is not None:
-                raise ValueError("sequence.attention: give one of attn_mask and is_causal")
-            begin = sum(self._slice_lengths(query.shape[-2])[: self._rank])
-            end = begin + query.shape[-2]
-            key, value = key[..., :end, :], value[..., :end, :]
-            if query.device.type == "cuda":
-                return _lower_right(query, key, value, dropout_p, scale, enable_gqa)
-            positions = torch.arange(end, device=query.device)
-            attn_mask = positions <= positions[begin:, None]
-        return scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa
-        )
+        if not is_causal:
+            return scaled_dot_product_attention(query, key, value, attn_mask, **options)
+        if attn_mask is not None:
+            raise ValueError("sequence.attention: give one of attn_mask and is_causal")
+        chunks = self._chunks(query.shape[-2])
+        ends = list(itertools.accumulate(chunks))
+        attend = _lower_right if query.device.type == "cuda" else _masked
+        head, tail = query.split_with_sizes([chunks[self._rank], chunks[-1 - self._rank]], -2)
+        attended = [
+            attend(each, key[..., :end, :], value[..., :end, :], **options)
+            for each, end in ((head, ends[self._rank]), (tail, ends[-1 - self._rank]))
+        ]
+        return torch.cat(attended, dim=-2)
 
-    def _slice_lengths(self, own: int) -> list[int]:
-        """Length of each process' slice of the sequence of which this process has ``own``."""
+    def _chunks(self, own: int) -> list[int]:
+        """Lengths of the chunks, in order, of the sequence of which this process has ``own``."""
         if own not in self._lengths:
             raise UserError(
                 f"a slice of {own} positions belongs to no sequence that the step has split: call "
                 "sequence.split on its inputs, and do not change the number of positions after it"
             )
-        least, longer = divmod(self._lengths[own], self._size)
-        return [least + (rank < longer) for rank in range(self._size)]
+        least, longer = divmod(self._lengths[own], 2 * self._size)
+        return [least + (index < longer) for index in range(2 * self._size)]
 
 
-def _lower_right(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
-    """Causal attention whose last query sees the last key, on GPUs: no mask is stored."""
+def _masked(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Causal attention whose last query sees the last key."""
+    positions = torch.arange(key.shape[-2], device=query.device)
+    mask = positions <= positions[len(positions) - query.shape[-2] :, None]
+    return scaled_dot_product_attention(query, key, value, mask, **options)
+
+
+def _lower_right(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """The same on GPUs: no mask is stored."""
     # Importing it imports torch's compiler, which takes seconds.
     from torch.nn.attention.bias import causal_lower_right
 
@@ -141,12 +148,4 @@ def _lower_right(
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     bias: Any = causal_lower_right(query.shape[-2], key.shape[-2])
-    return scaled_dot_product_attention(
-        query, key, value, bias, dropout_p, scale=scale, enable_gqa=enable_gqa
-    )
-
-
-def _first_order(tensor: Tensor) -> Tensor:
-    if tensor.requires_grad:
-        tensor.register_hook(refuse_second_order)
-    return tensor
+    return scaled_dot_product_attention(query, key, value, bias, **options)

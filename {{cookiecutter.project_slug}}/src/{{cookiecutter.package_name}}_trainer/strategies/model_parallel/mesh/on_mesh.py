@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _random
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -103,8 +104,13 @@ class OnMesh(Strategy):
             random_rank=rank - rank % sizes.tensor,
         )
 
-    def compute_in_loss_parallel(self, layers: Iterable[Layer]) -> None:
-        """Run all steps inside ``loss_parallel``, if a layer has this style."""
+    def prepare_dtensors(self, layers: Iterable[Layer], mesh: DeviceMesh) -> None:
+        """Prepare what DTensors of a tensor group do in steps: draw, and compute losses."""
+        if mesh.device_type != "cpu":  # which has no tracker
+            # Generators are equal within a tensor group. By default, torch's first random operation
+            # of a DTensor broadcasts rank 0's: to other replicas, and to stages that draw nothing.
+            self.until_teardown.callback(setattr, _random, "_rng_tracker", _random._rng_tracker)
+            _random._rng_tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
         if any(isinstance(layer.style, LossParallel) for layer in layers):
             self.until_teardown.enter_context(loss_parallel())
 

@@ -107,7 +107,7 @@ class PipelinedMesh(OnMesh, Sequential):
             found = plan.layers(module, self.sizes)
             layers = [each for each in found if own.has_layer(each.module)]
             plan.apply(layers, self._mesh["tensor"], lambda _: None)
-            self.compute_in_loss_parallel(layers)
+            self.prepare_dtensors(layers, self._mesh["tensor"])
             own.refresh()
         if self.sizes.shard > 1:
             self._unit = self._shard(module)

@@ -170,6 +170,6 @@ def apply(found: list[Layer], mesh: DeviceMesh, materialize: Callable[[nn.Module
         # The parameters are equal already: each rank takes its shard of its own.
         parallelize_module(layer.module, mesh, layer.style, src_data_rank=None)
         if layer.inner is not None:
-            refusals.watch_second_order(layer.module)
+            layer.module.register_forward_hook(lambda *called: refusals.first_order(called[-1]))
         for name, each in layer.module.named_parameters():
             each.requires_grad_(trains[name])

@@ -72,21 +72,18 @@ def watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int)
         module.register_forward_hook(after)
 
 
-def watch_second_order(module: nn.Module) -> None:
-    """Refuse gradients of gradients through a module, whose activations or parameters are DTensors.
+def first_order(output: Any) -> Any:
+    """Refuse gradients of gradients through an output, and return it.
 
-    torch moves their gradients between ranks and layouts by operations without a gradient.
+    torch moves gradients between ranks and layouts by operations without a gradient.
     """
-
-    def watch(_: nn.Module, __: Any, output: Any) -> None:
-        for each in tree_leaves(output):
-            if isinstance(each, Tensor) and each.requires_grad:
-                each.register_hook(refuse_second_order)
-
-    module.register_forward_hook(watch)
+    for each in tree_leaves(output):
+        if isinstance(each, Tensor) and each.requires_grad:
+            each.register_hook(_refuse_second_order)
+    return output
 
 
-def refuse_second_order(_: Any = None) -> None:
+def _refuse_second_order(_: Any) -> None:
     """Raise UserError in a backward with ``create_graph``: only there gradients are recorded."""
     if torch.is_grad_enabled():
         raise UserError(

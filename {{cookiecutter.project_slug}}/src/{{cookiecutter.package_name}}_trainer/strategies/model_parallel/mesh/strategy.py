@@ -151,7 +151,7 @@ class Mesh(OnMesh, FSDP):
                 raise UserError(problems)
             found = plan.layers(module, self.sizes)
             plan.apply(found, self.whole_mesh["tensor"], self.materialize)
-            self.compute_in_loss_parallel(found)
+            self.prepare_dtensors(found, self.whole_mesh["tensor"])
             # Each rank of a context group counts its own slice.
             counted = counted_once(module, self.sizes.tensor, self.group_timeout)
             self.until_teardown.enter_context(counted)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
@@ -48,27 +48,21 @@ class ShardedRandomness(ParallelStyle):
         if self.style is not None:
             self.style.src_data_rank = self.src_data_rank
             module = self.style._apply(module, device_mesh)
-        device = device_mesh.device_type
-        own: Any = torch.get_device_module(device) if device != "cpu" else None
-        index = device_mesh.get_local_rank()
-        outside: list[tuple[Tensor, Tensor | None]] = []
+        device, index = device_mesh.device_type, device_mesh.get_local_rank()
+        devices = [] if device == "cpu" else [torch.get_device_module(device).current_device()]
+        outside: list[Any] = []
 
         def enter(module: nn.Module, _: Any) -> None:
-            if not module.training:
-                return
-            # From the CPU's generator: the host need not wait for a GPU.
-            seed = randomness.mix(int(torch.randint(2**62, ())), index)
-            outside.append((torch.get_rng_state(), own.get_rng_state() if own else None))
-            torch.default_generator.manual_seed(seed)
-            if own:
-                own.manual_seed(seed)
+            if module.training:
+                # From the CPU's generator: the host need not wait for a GPU.
+                seed = randomness.mix(int(torch.randint(2**62, ())), index)
+                outside.append(torch.random.fork_rng(devices, device_type=device))
+                outside[-1].__enter__()
+                torch.manual_seed(seed)
 
         def leave(*_: Any) -> None:
             if outside:
-                of_host, of_device = outside.pop()
-                torch.set_rng_state(of_host)
-                if of_device is not None:
-                    own.set_rng_state(of_device)
+                outside.pop().__exit__(None, None, None)
 
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave, always_call=True)

@@ -1,0 +1,201 @@
+"""Ranks on emulated GPUs: what only CUDA does across them; started by test_emulated_ranks.py.
+
+``python -m emulated_ranks FOLDER`` starts four ranks, which write what each has drawn as
+``FOLDER/RANK.json``, and what BatchNorms have computed as ``FOLDER/CASE.RANK``.
+"""
+
+import itertools
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import my_project_trainer as trainer
+import torch
+import torch.distributed as dist
+from my_project_trainer.checkpoint import dtensors
+from my_project_trainer.launch.rendezvous import stay_on_loopback
+from my_project_trainer.run import placement
+from my_project_trainer.strategies import process_group, sync_batchnorm
+from my_project_trainer.strategies.model_parallel.mesh.pipelined import PipelinedMesh
+from my_project_trainer.strategies.model_parallel.mesh.strategy import Mesh
+from my_project_trainer.strategies.model_parallel.mesh.styles import ShardedRandomness
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, _random
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.nn.functional import dropout, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+import emulated_gpu
+from emulated_counts import counting
+from emulated_gpu import NAME
+from group_worker import CASES, Case
+
+RANKS, STEPS, SAVED = 4, 4, 2
+MESHES: dict[str, dict[str, Any]] = {
+    "replicas": {"data": 2, "tensor": 2},
+    "stages": {"pipeline": 2, "tensor": 2, "balance": [1, 1]},
+}
+# As under autocast: half precision comes in, and the module has float32.
+NORMS = 3
+HALF = Case((3, 0, 2), dtype=torch.bfloat16)
+
+
+class Drawing(nn.Module):
+    """Draws dropout masks of DTensors, and of plain tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.dropout = nn.Linear(4, 64), nn.Linear(64, 4), nn.Dropout()
+        self.inside = nn.Dropout()
+        self.drawn: list[dict[str, list[bool]]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Any = self.up(x).cosh()
+        dropped = self.dropout(hidden)
+        ones = torch.ones(64, device=x.device)
+        same = DTensor.from_local(ones, hidden.device_mesh, [Replicate()])
+        masks = {
+            "sharded": dropped.to_local(),
+            "replicated": dropout(same).to_local(),
+            "inside": self.inside(ones),
+            "plain": dropout(ones),
+        }
+        self.drawn.append({key: (each != 0).flatten().tolist() for key, each in masks.items()})
+        output: Tensor = self.down(dropped)
+        return output
+
+
+class Model(trainer.TrainingModule):
+    """Its last stage draws nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequential_module = nn.Sequential(Drawing(), nn.Linear(4, 4))
+
+    def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
+        return {
+            "sequential_module.0.up": ColwiseParallel(use_local_output=False),
+            "sequential_module.0.down": RowwiseParallel(),
+            "sequential_module.0.inside": ShardedRandomness(),
+        }
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return mse_loss(self.sequential_module(batch[0]), batch[0])
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.arange(64.0).view(16, 4) / 64), batch_size=2)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01, fused=True)
+
+
+def fit(folder: Path, name: str, **options: Any) -> tuple[Any, Model]:
+    """A trainer that has trained in a mesh, and the module of this rank."""
+    run = trainer.Trainer(
+        accelerator="gpu",
+        devices=RANKS,
+        strategy="mesh",
+        strategy_options={**MESHES[name], "timeout_seconds": 60.0},
+        global_batch_size=4,
+        max_steps=STEPS,
+        gradient_clip_val=0.1,
+        checkpoint_every_n_steps=SAVED,
+        keep_checkpoints=3,
+        loggers=[],
+        enable_progress_bar=False,
+        default_root_dir=folder,
+        **options,
+    )
+    torch.manual_seed(0)
+    module = Model()
+    run.fit(module)
+    return run, module
+
+
+def drawn(module: Model) -> list[dict[str, list[bool]]]:
+    """The masks that this rank has drawn."""
+    found: list[dict[str, list[bool]]] = module.sequential_module[0].drawn
+    return found
+
+
+def weights(module: Model) -> list[Tensor]:
+    """The parameters on this rank; those of other stages are zeros."""
+    return [dtensors.local(each.detach()).cpu().nan_to_num() for each in module.parameters()]
+
+
+def meshes(folder: Path) -> int:
+    """Write what this rank has drawn; return the rank."""
+    found: dict[str, Any] = {"broadcasts": 0}
+    broadcast = dist.broadcast
+
+    def count(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        found["broadcasts"] += tensor.dtype == torch.uint8  # the state of a generator
+        return broadcast(tensor, *arguments, **named)
+
+    with mock.patch.object(dist, "broadcast", count), counting() as counts:
+        for name in MESHES:
+            run, module = fit(folder, name, run_name=name)
+            saved = run.run_directory / "checkpoints" / f"step-{SAVED:08d}"
+            _, resumed = fit(folder, name, resume=str(saved))
+            found[name], found[f"{name} resumed"] = drawn(module), drawn(resumed)
+            pairs = zip(weights(module), weights(resumed), strict=True)
+            found[f"{name} equal"] = all(one.equal(other) for one, other in pairs)
+    found["operators"] = sorted(counts.operators)
+    found["left"] = str(_random._rng_tracker)
+    rank: int = run.global_rank
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    return rank
+
+
+class OnGPU(nn.Module):
+    """Computes on the emulated GPU what is given and taken on the CPU."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module.to(NAME)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of the module."""
+        output: Tensor = self.module(x.to(NAME)).cpu()
+        return output
+
+
+def norms(folder: Path, rank: int) -> None:
+    """Write what torch's SyncBatchNorm gives, on the first ranks."""
+    store = dist.FileStore(str(folder / "store"), NORMS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NORMS)
+    cases = [(name, each[NORMS], each[NORMS].make()) for name, each in CASES.items()]
+    for name, case, module in [*cases, ("half", HALF, HALF.make().float())]:
+        bounds = [0, *itertools.accumulate(case.parts)]
+        converted = OnGPU(sync_batchnorm.convert(module, "cuda"))
+        found = case.train(converted, slice(bounds[rank], bounds[rank + 1]))
+        own = {key.replace("module.", ""): each.cpu().contiguous() for key, each in found.items()}
+        save_file(own, folder / f"{name}.{rank}")
+    dist.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    """Run everything."""
+    torch.set_num_threads(1)
+    stay_on_loopback()
+    emulated_gpu.install()
+    emulated_gpu.draw_by_offset()
+    for strategy in (Mesh, PipelinedMesh):
+        strategy.limits = replace(strategy.limits, accelerators=("cpu", "cuda", NAME))
+    with (
+        mock.patch.object(placement, "choose_accelerator", return_value=NAME),
+        mock.patch.object(process_group, "backends", return_value=f"cpu:gloo,{NAME}:gloo"),
+        # Each rank sees one GPU, its own, as srun's --gpus-per-task=1 has it.
+        mock.patch.object(placement, "parse_devices", lambda value, available: [*range(value)]),
+    ):
+        rank = meshes(folder)
+    if rank < NORMS:
+        norms(folder, rank)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,85 @@
+"""What only CUDA does across ranks, on emulated GPUs: DTensors' dropout, torch's SyncBatchNorm."""
+
+import json
+import operator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.project import run
+
+from emulated_ranks import HALF, MESHES, NORMS, RANKS, SAVED, STEPS
+from group_worker import CASES
+from test_sync_batchnorm import assert_equals_whole
+
+SECONDS = 300.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the ranks have written."""
+    path = tmp_path_factory.mktemp("emulated-ranks")
+    done = run(["-m", "emulated_ranks", path], timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def test_masks_of_dtensors_differ_between_replicas_and_shards(ranks: list[dict[str, Any]]) -> None:
+    steps = list(zip(*(each["replicas"] for each in ranks), strict=True))
+    assert len(steps) == STEPS
+    for one, two, three, four in steps:
+        for name in ("replicated", "plain"):
+            assert one[name] == two[name] != three[name] == four[name]
+        for name in ("sharded", "inside"):
+            assert len({tuple(each[name]) for each in (one, two, three, four)}) == RANKS
+    assert steps[0][0] != steps[1][0]
+
+
+def test_stages_that_draw_nothing_are_not_waited_for(ranks: list[dict[str, Any]]) -> None:
+    """Torch's own tracker would broadcast a state to all ranks: this test would hang."""
+    *last, first, second = (each["stages"] for each in ranks)
+    assert [each["plain"] for each in first] == [each["plain"] for each in second]
+    assert not any(map(operator.eq, *([m["sharded"] for m in each] for each in (first, second))))
+    assert last == [[], []]
+    assert [each["broadcasts"] for each in ranks] == [0] * RANKS
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_resume_draws_the_same_masks(ranks: list[dict[str, Any]], name: str) -> None:
+    for each in ranks:
+        whole, resumed = each[name], each[f"{name} resumed"]
+        # Pipelines run each stage once more before the first step.
+        drawn = len(whole) // STEPS * (STEPS - SAVED)
+        assert resumed[len(resumed) - drawn :] == whole[len(whole) - drawn :]
+        assert each[f"{name} equal"]
+
+
+def test_sharded_parameters_are_stepped_and_clipped_by_kernels_of_gpus(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for each in ranks:
+        assert {"_fused_adamw_.default", "_foreach_norm.Scalar"} <= set(each["operators"])
+
+
+def test_torch_is_left_as_it_was(ranks: list[dict[str, Any]]) -> None:
+    assert [each["left"] for each in ranks] == ["None"] * RANKS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_torchs_synchronized_batchnorm_equals_one_of_the_whole(folder: Path, name: str) -> None:
+    case = CASES[name][NORMS]
+    # Its kernels exchange 1 / sqrt(variance + eps), and sums of float32.
+    bound = {torch.float32: 1e-4, torch.float64: 1e-9}[case.dtype] * max(1, case.offset / 1e2)
+    assert_equals_whole(folder, name, NORMS, case.train(case.make(), slice(None)), bound)
+
+
+def test_ranks_exchange_float32_if_one_has_no_sample_in_half_precision(folder: Path) -> None:
+    whole = HALF.train(HALF.make().float(), slice(None))
+    assert_equals_whole(folder, "half", NORMS, whole, 3e-2)

@@ -156,6 +156,25 @@ def test_all_ranks_skip_what_one_does(
     check(tmp_path, plain((2, 5)))
 
 
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("fsdp", {"unit_parameters": 10}),
+        pytest.param(
+            *("fairscale_fsdp", {"min_num_params": 10}), marks=pytest.mark.needs("fairscale")
+        ),
+    ],
+)
+def test_a_rank_that_skips_before_its_peers_gather_ends_the_run(
+    tmp_path: Path, strategy: str, options: dict[str, Any]
+) -> None:
+    # Without the comparison, ranks wait for each other until the timeout.
+    how = {"strategy": strategy, "strategy_options": options | {"timeout_seconds": 120}}
+    line = "^ranks use different parameters in a step: rank 1 ends its forward, rank 0 uses "
+    with pytest.raises(trainer.UserError, match=line):
+        fit_on_two(Skips((2,), 1), tmp_path, **how)
+
+
 @pytest.mark.slow
 @pytest.mark.needs("deepspeed")
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -135,6 +135,11 @@ class ProcessGroupStrategy(Strategy):
                 batch, batch_idx, weight=weight, synchronize=synchronize
             )
 
+    def _skips(self, asks: bool) -> bool:
+        if self.same_use is not None:  # peers may wait in a unit that this rank does not call
+            self.same_use.note_end()
+        return super()._skips(asks)
+
     def backward(self, loss: Tensor, *, synchronize: bool) -> None:
         super().backward(loss, synchronize=synchronize)
         if synchronize and self.averaged is not None and self.averaged.has_trained:

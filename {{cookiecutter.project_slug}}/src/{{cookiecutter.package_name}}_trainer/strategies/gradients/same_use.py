@@ -27,7 +27,7 @@ ELSEWHERE = (
     "use strategy='fsdp' or 'ddp', with --trainer.strategy_options.find_unused_parameters true"
 )
 OPTION = "--trainer.strategy_options.find_unused_parameters true"
-_CALLS, _LEAVES_OUT = "calls", "leaves out"
+_CALLS, _ENDS, _LEAVES_OUT = "calls", "ends", "leaves out"
 _SHOWN = 3
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_BETWEEN_POLLS = 0.005
@@ -139,6 +139,11 @@ class SameUse:
         """
         if self._thread is not None:
             self._compare((_CALLS, name))
+
+    def note_end(self) -> None:
+        """As :meth:`note`, of the end of a forward whose batch may be skipped."""
+        if self._thread is not None:
+            self._compare((_ENDS,))
 
     def check(self, loss: Tensor) -> None:
         """Compare which gradients the backward of a loss will compute; call this before backward.

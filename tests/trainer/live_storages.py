@@ -1,0 +1,89 @@
+"""Counts the storages of tensors that are alive, of real tensors and of fake ones."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from my_project_trainer.checkpoint import dtensors
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Live(TorchDispatchMode):
+    """Notes the storages that operators make inside it.
+
+    Args:
+        smallest: bytes; smaller ones are left out.
+    """
+
+    def __init__(self, smallest: int = 1) -> None:
+        super().__init__()
+        self._smallest = smallest
+        self._noted: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
+        self._before: set[int] = set()
+        self.most = 0
+        """The most bytes of storages that were made since :meth:`begin`."""
+        self._is_counting = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # it calls operators on its own tensors, which come here
+        outputs = func(*args, **(kwargs or {}))
+        is_new = [self._note(each) for each in tree_leaves(outputs) if isinstance(each, Tensor)]
+        if self._is_counting and any(is_new):
+            self.most = max(self.most, sum(self.since_begin().values()))
+        return outputs
+
+    def _note(self, tensor: Tensor) -> bool:
+        if tensor.layout != torch.strided or type(tensor) is DTensor:
+            return False
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._noted or storage.nbytes() < self._smallest:
+            return False
+        # As long as there is a weak reference, no other storage gets the same address.
+        self._noted[storage._cdata] = StorageWeakRef(storage), tensor.dtype
+        return True
+
+    def sizes(self, dtype: torch.dtype | None = None) -> dict[int, int]:
+        """Bytes of each storage that is alive, by its address; of one data type, or of all."""
+        found = {}
+        for address, (weak, own) in list(self._noted.items()):
+            size = _bytes(weak)
+            if size is None:
+                del self._noted[address]
+            elif size >= self._smallest and dtype in (None, own):
+                found[address] = size
+        return found
+
+    def begin(self) -> None:
+        """Count from here what is added."""
+        self._before, self.most, self._is_counting = set(self.sizes()), 0, True
+
+    def since_begin(self) -> dict[int, int]:
+        """Bytes of each storage that was made since :meth:`begin`, and is alive."""
+        return {key: size for key, size in self.sizes().items() if key not in self._before}
+
+    def end(self) -> int:
+        """Stop counting; the most bytes that were added."""
+        self._is_counting = False
+        return self.most
+
+
+def _bytes(weak: StorageWeakRef) -> int | None:
+    if weak.expired():
+        return None
+    storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+    return None if storage is None else storage.nbytes()
+
+
+def storages(tensors: Iterable[Tensor | None]) -> dict[int, int]:
+    """Bytes of each storage of tensors, or of their local shards, by its address."""
+    found = {}
+    for each in tensors:
+        if each is not None and each.dim():
+            storage = dtensors.local(each.detach()).untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+    return found

@@ -1,0 +1,201 @@
+"""Counts copies of weights under one strategy after another; started by ``test_storages.py``.
+
+``python -m storages_subject FOLDER GROUP`` trains each case of a group on two ranks, and writes
+``FOLDER/NAME.json``: rank 0's counts, in weights in float32.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import my_project_trainer as trainer
+import torch
+import torch.distributed as dist
+from my_project_trainer.callbacks import EMA
+from my_project_trainer.checkpoint import Checkpoints
+from my_project_trainer.loop import saving
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from live_storages import Live
+
+LAYERS, WIDTH, STEPS = 4, 128, 5
+WEIGHT = WIDTH * WIDTH * 4
+"""Bytes of a weight."""
+SMALLEST = WEIGHT // 8  # activations and random states are smaller, shards of two ranks are not
+_ASKS = ("get", "set", "add", "check", "compare_set", "wait")
+
+
+class Layer(nn.Module):
+    """Two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.down = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).tanh())
+
+
+class Deep(trainer.TrainingModule):
+    """Layers one after another; ``repeated``: the last one is called twice."""
+
+    def __init__(self, live: Live, asks: list[int], *, repeated: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.sequential_module = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+        self.live, self.asks, self.repeated = live, asks, repeated
+        self.casts: list[float] = []
+        self.asked: list[int] = []
+
+    def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
+        layer = "sequential_module.*"
+        return {f"{layer}.up": ColwiseParallel(), f"{layer}.down": RowwiseParallel()}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.asked.append(self.asks[0])
+        y = self.sequential_module(batch[0])
+        if self.repeated:
+            y = self.sequential_module[-1](y)
+        loss: Tensor = y.float().square().mean()
+        half = self.live.sizes(torch.bfloat16)
+        self.casts.append(2 * sum(half.values()) / WEIGHT)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.ones(4 * STEPS, WIDTH)), batch_size=2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained.
+
+    Args:
+        options: of the strategy.
+        trainer: arguments of the trainer.
+        repeated: whether the last layer is called twice.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    repeated: bool = False
+
+
+UNITS = {"unit_parameters": 100}
+WHOLE_LAYERS = {"unit_classes": ["Layer"]}
+CASES = {
+    "torch": {
+        "ddp": Case(),
+        "ddp, asynchronous save": Case(trainer={"async_checkpoints": True}),
+        "ddp_zero1": Case(),
+        "fsdp": Case(UNITS),
+        "fsdp, asynchronous save": Case(UNITS, {"async_checkpoints": True}),
+        "fsdp, EMA": Case(UNITS, {"callbacks": [EMA()]}),
+        "fsdp, called twice": Case(WHOLE_LAYERS, repeated=True),
+        "fsdp, checkpointed": Case(
+            WHOLE_LAYERS, {"activation_checkpointing": ["sequential_module"]}
+        ),
+        "sequential": Case(),
+        "local_sgd": Case({"every_n_steps": 3}),
+    },
+    "more": {
+        "ddp, EMA": Case(trainer={"callbacks": [EMA()]}),
+        "fsdp, checkpointed by unit": Case(WHOLE_LAYERS, {"activation_checkpointing": ["Layer"]}),
+        "hsdp": Case({**UNITS, "shard_size": 2}),
+        "tensor_parallel": Case(),
+        "mesh, shards": Case({**UNITS, "data": 1, "shard": 2}),
+        "sequential, gpipe": Case({"schedule": "gpipe"}),
+        "sequential, interleaved": Case({"schedule": "interleaved"}),
+        "sequential, EMA": Case(trainer={"callbacks": [EMA()]}),
+        "mesh, pipeline": Case({"data": 1, "pipeline": 2}),
+        "diloco": Case({"every_n_steps": 3}),
+    },
+    "four": {"mesh, pipeline and shards": Case({"data": 1, "pipeline": 2, "shard": 2})},
+    "fairscale": {
+        "ddp_sharded": Case(),
+        "fairscale_fsdp": Case({"min_num_params": 100}),
+        "fairscale_fsdp, EMA": Case({"min_num_params": 100}, {"callbacks": [EMA()]}),
+    },
+    "deepspeed": {f"deepspeed_stage_{stage}": Case() for stage in (1, 2, 3)},
+}
+
+
+@contextmanager
+def counting(live: Live, asks: list[int], copies: list[float]) -> Iterator[None]:
+    """Count the bytes that a save adds, and what the main thread asks of the store."""
+    state, save = saving.state, Checkpoints.save
+
+    def begin(*args: Any) -> Any:
+        live.begin()
+        return state(*args)
+
+    def end(checkpoints: Checkpoints, *args: Any) -> None:
+        save(checkpoints, *args)
+        copies.append(live.end() / WEIGHT)
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            asks[0] += threading.current_thread() is threading.main_thread()
+            return function(*args, **options)
+
+        return call
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(saving, "state", begin))
+        stack.enter_context(mock.patch.object(Checkpoints, "save", end))
+        for name in _ASKS:
+            function = counted(getattr(dist.Store, name))
+            stack.enter_context(mock.patch.object(dist.Store, name, function))
+        yield
+
+
+def fit(folder: Path, name: str, case: Case, devices: int) -> None:
+    """Train, and write what was counted."""
+    run = trainer.Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": devices,
+            "strategy": name.partition(",")[0],
+            "strategy_options": dict(case.options) or None,
+            "precision": "bf16-mixed",
+            "max_steps": STEPS,
+            "accumulate_grad_batches": 1,
+            "checkpoint_every_n_steps": 1,
+            "loggers": [],
+            "enable_progress_bar": False,
+            "default_root_dir": folder / "runs",
+            "run_name": name.replace(", ", "-").replace(" ", "-"),
+            **case.trainer,
+        }
+    )
+    live, asks, copies = Live(SMALLEST), [0], list[float]()
+    module = Deep(live, asks, repeated=case.repeated)
+    with counting(live, asks, copies), live:
+        run.fit(module)
+    if run.global_rank == 0:
+        asked = [after - before for before, after in pairwise(module.asked)]
+        found = {"casts": max(module.casts), "copies": max(copies), "asks": asked[-2:]}
+        (folder / f"{name}.json").write_text(json.dumps(found))
+
+
+def main(folder: Path, group: str, *names: str) -> None:
+    """Train all cases of a group, or those."""
+    for name in names or CASES[group]:
+        fit(folder, name, CASES[group][name], devices=4 if group == "four" else 2)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,74 @@
+"""What a rank of 8 and of 64 holds is what docs/memory.md expects."""
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.project import run
+
+from fake_group_subject import BLOCKS, CASES, NODE, WEIGHT, WORLDS
+
+MODEL = 2 * BLOCKS * WEIGHT
+ENGINES = {"ddp_sharded": "fairscale", "fairscale_fsdp": "fairscale"}
+QUICK = ("ddp_zero1", "fsdp")
+# Over how many of so many ranks parameters, gradients and optimizer states are sharded. A pipeline
+# is left out: its stages ask their neighbors for shapes. So is stage 3: its ranks compare numbers.
+SHARDS = {
+    "ddp": lambda world: (1, 1, 1),
+    "ddp_zero1": lambda world: (1, 1, world),
+    "fsdp": lambda world: (world, world, world),
+    "fsdp, whole": lambda world: (world, world, world),
+    "hsdp": lambda world: (NODE, NODE, NODE),
+    "mesh, tensor": lambda world: (8, 8, 8),
+    "mesh, shards": lambda world: (world // 2,) * 3,
+    "ddp_sharded": lambda world: (1, world, world),
+    "fairscale_fsdp": lambda world: (world, world, world),
+}
+# DDP keeps the memory of its gradients.
+KEPT = {"ddp": MODEL, "ddp_zero1": MODEL}
+
+
+def group_of(name: str) -> str:
+    """What is measured in one process."""
+    return "quick" if name in QUICK else ENGINES.get(name, "torch")
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """Of a strategy."""
+    slow = [] if name in QUICK else [pytest.mark.slow]
+    return [*slow, pytest.mark.needs(ENGINES[name])] if name in ENGINES else slow
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Measures the strategies of a group once; gives the bytes by name and world size."""
+
+    @cache
+    def found(group: str) -> dict[tuple[str, int], Any]:
+        names = [name for name in CASES if group_of(name) == group]
+        engine = group if group in ENGINES.values() else "torch"
+        done = run(["-m", "fake_group_subject", *names], engine=engine)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        return {(each["name"], each["world"]): each for each in map(json.loads, lines)}
+
+    return found
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=marks(name)) for name in CASES],
+)
+def test_a_rank_holds_what_is_expected(measured, name: str, world: int) -> None:
+    found = measured(group_of(name))[name, world]
+    assert "error" not in found, found["error"]
+    parameters, gradients, optimizer = SHARDS[name](world)
+    assert found["before"] == {
+        "parameters": MODEL // parameters,
+        "gradients": MODEL // gradients,
+        "optimizer": 2 * MODEL // optimizer,
+        "rest": 0,
+    }
+    assert found["after"] == {**found["before"], "gradients": 0, "rest": KEPT.get(name, 0)}

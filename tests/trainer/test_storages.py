@@ -1,0 +1,102 @@
+"""No strategy keeps casts of weights that it does not need, copies in a save, or asks in each step.
+
+Counts are in weights, of which the model has eight. A rank that shards them over two has four.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.project import run
+
+from storages_subject import CASES, LAYERS
+
+ALL = 2 * LAYERS
+ENGINES = ("fairscale", "deepspeed")
+# Casts of weights that a forward leaves for its backward, at most. Autocast keeps one of each that a
+# rank computes with; fsdp gathers again, and keeps those of the last unit.
+CASTS = {
+    "fsdp": 1,
+    "fsdp, asynchronous save": 1,
+    "fsdp, EMA": 1,
+    "fsdp, called twice": 2,
+    "fsdp, checkpointed": 2,
+    "fsdp, checkpointed by unit": 2,
+    "hsdp": 1,
+    "mesh, shards": 1,
+    **dict.fromkeys(("tensor_parallel", "mesh, pipeline", "mesh, pipeline and shards"), ALL / 2),
+    **dict.fromkeys(("sequential", "sequential, gpipe", "sequential, interleaved"), ALL / 2),
+    "sequential, EMA": ALL / 2,
+    **dict.fromkeys(("fairscale_fsdp", "fairscale_fsdp, EMA"), 2),
+}
+# Copies that a save makes: one of what the rank saves, with Adam's moments, if it is asynchronous.
+COPIES = {"ddp, asynchronous save": 3 * ALL, "fsdp, asynchronous save": 3 * ALL / 2}
+# What is known to be wrong, with the reason.
+FAULTS = {
+    ("fsdp, EMA", "copies"): "the average's shards are copied",
+    ("local_sgd", "copies"): "the average of ranks is a second model",
+    ("diloco", "copies"): "the average of ranks is a second model",
+    ("fsdp, called twice", "asks"): "its call follows another one each time",
+    ("fsdp, checkpointed", "asks"): "units are called in forward and in backward",
+    ("fairscale_fsdp", "casts"): "autocast keeps casts of gathered weights",
+    ("fairscale_fsdp, EMA", "casts"): "autocast keeps casts of gathered weights",
+    ("fairscale_fsdp", "copies"): "shards of flat parameters and their states are copied",
+    ("fairscale_fsdp, EMA", "copies"): "shards of flat parameters and their states are copied",
+    ("deepspeed_stage_1", "copies"): "slices of the optimizer's states are copied",
+    ("deepspeed_stage_2", "copies"): "slices of the optimizer's states are copied",
+    ("deepspeed_stage_3", "copies"): "slices of the optimizer's states are copied",
+}
+
+
+def marks(group: str, name: str, kind: str) -> list[pytest.MarkDecorator]:
+    """Of what is counted of a case."""
+    found = [pytest.mark.needs(group)] if group in ENGINES else []
+    found += [] if group == "torch" else [pytest.mark.slow]
+    if (name, kind) in FAULTS:
+        found.append(pytest.mark.xfail(reason=FAULTS[name, kind], strict=True))
+    return found
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory):
+    """Trains the cases of a group once, and gives what was counted."""
+
+    @cache
+    def folder(group: str) -> Path:
+        path = tmp_path_factory.mktemp("storages-")
+        how = {"engine": group} if group in ENGINES else {}
+        done = run(["-m", "storages_subject", path, group], **how)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return path
+
+    def found(group: str, name: str) -> dict[str, Any]:
+        counts: dict[str, Any] = json.loads((folder(group) / f"{name}.json").read_text())
+        return counts
+
+    return found
+
+
+def test_the_cases_are_those_of_the_tables() -> None:
+    names = {name for cases in CASES.values() for name in cases}
+    assert names >= CASTS.keys() | COPIES.keys() | {name for name, _ in FAULTS}
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "kind"),
+    [
+        pytest.param(group, name, kind, marks=marks(group, name, kind))
+        for group, cases in CASES.items()
+        for name in cases
+        for kind in ("casts", "copies", "asks")
+    ],
+)
+def test_nothing_is_held_that_is_not_needed(counted, group: str, name: str, kind: str) -> None:
+    found = counted(group, name)[kind]
+    if kind == "casts":
+        assert found <= CASTS.get(name, ALL)
+    elif kind == "copies":
+        assert found == COPIES.get(name, 0)
+    else:
+        assert found == [0, 0]  # in the last two steps

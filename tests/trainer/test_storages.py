@@ -35,11 +35,8 @@ CASTS = {
 COPIES = {"ddp, asynchronous save": 3 * ALL, "fsdp, asynchronous save": 3 * ALL / 2}
 # What is known to be wrong, with the reason.
 FAULTS = {
-    ("fsdp, EMA", "copies"): "the average's shards are copied",
     ("local_sgd", "copies"): "the average of ranks is a second model",
     ("diloco", "copies"): "the average of ranks is a second model",
-    ("fsdp, called twice", "asks"): "its call follows another one each time",
-    ("fsdp, checkpointed", "asks"): "units are called in forward and in backward",
     ("fairscale_fsdp", "casts"): "autocast keeps casts of gathered weights",
     ("fairscale_fsdp, EMA", "casts"): "autocast keeps casts of gathered weights",
     ("fairscale_fsdp", "copies"): "shards of flat parameters and their states are copied",

@@ -15,8 +15,8 @@ from storages_subject import CASES, LAYERS
 
 ALL = 2 * LAYERS
 ENGINES = ("fairscale", "deepspeed")
-# Casts of weights that a forward leaves for its backward, at most. Autocast keeps one of each that a
-# rank computes with; fsdp gathers again, and keeps those of the last unit.
+# Casts of weights that a forward leaves for its backward, at most. Autocast keeps one of each that
+# a rank computes with; fsdp gathers again, and keeps those of the last unit.
 CASTS = {
     "fsdp": 1,
     "fsdp, asynchronous save": 1,

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...checkpoint import Stored, flat_part
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -34,9 +36,9 @@ class Slice:
         """The part, in a tensor with the shape of ``flat``."""
         return tensor.narrow(0, self.start, self.length)
 
-    def cut(self, whole: Tensor) -> Tensor:
-        """The part, in a full parameter."""
-        return whole.reshape(-1).narrow(0, self.offset, self.length)
+    def cut(self, whole: Tensor | Stored) -> Tensor:
+        """The part, in a full parameter; no more of a stored one is read."""
+        return flat_part(whole, self.offset, self.length)
 
 
 class _Slices:

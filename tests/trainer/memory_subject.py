@@ -69,9 +69,10 @@ def is_file(storage: torch.UntypedStorage) -> bool:
     """Whether memory is that of a checkpoint's file."""
     pointer = storage.data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
-        start, end = (int(each, 16) for each in line.split(maxsplit=1)[0].split("-"))
-        if start <= pointer < end:
-            return line.endswith(".safetensors")
+        if line.endswith(".safetensors"):
+            start, end = (int(each, 16) for each in line.split(maxsplit=1)[0].split("-"))
+            if start <= pointer < end:
+                return True
     return False
 
 

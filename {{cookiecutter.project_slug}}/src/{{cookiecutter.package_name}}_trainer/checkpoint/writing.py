@@ -100,7 +100,6 @@ class Checkpoints:
             part = chunk.part.detach()
             copy = old.pop(name, None)
             if copy is None or (copy.shape, copy.dtype) != (part.shape, part.dtype):
-                copy = None  # freed before the next one is allocated
                 copy = torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
             self._kept[name] = copy.copy_(part, non_blocking=part.is_cuda)
         for device in {each.part.device for each in chunks.values() if each.part.is_cuda}:

@@ -53,6 +53,10 @@ class _Slices:
     def __init__(self, zero: Any, flats: Sequence[Any], are_offloaded: bool) -> None:
         self._zero, self._flats, self.are_offloaded = zero, flats, are_offloaded
 
+    def shape(self, parameter: Any) -> torch.Size:
+        """Shape of the full parameter; stage 3 keeps it beside the parameter."""
+        return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
     def gradients(self) -> Iterator[Tensor]:
         """This process' shard of the averaged gradients of a step, to modify in place."""
         if self.are_offloaded:
@@ -94,10 +98,6 @@ class FlatSlices(_Slices):
         here, there = found.hp_fragment_address, found.lp_fragment_address
         return Slice(flat, here.start, there.start, here.numel)
 
-    def shape(self, parameter: Tensor) -> torch.Size:
-        """Shape of the full parameter."""
-        return parameter.shape
-
     def forget_gradients(self) -> None:
         super().forget_gradients()
         if self.are_offloaded:
@@ -137,10 +137,6 @@ class ParameterSlices(_Slices):
         """The slice from which forward passes gather a parameter, trained or not."""
         offset, length = _part(parameter)
         return Slice(parameter.ds_tensor.data.view(-1), 0, offset, length)
-
-    def shape(self, parameter: Any) -> torch.Size:
-        """Shape of the full parameter."""
-        return torch.Size(parameter.ds_shape)
 
     def forget_gradients(self) -> None:
         self._zero.grad_partitions_flat_buffer.zero_()

@@ -3,7 +3,8 @@
 Parameters are gathered on one process after the other, so that none ever holds all of them.
 """
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -75,21 +76,20 @@ class ShardedState:
 
     def _values(self) -> Spread:
         own = Spread()
-        for index, (name, part) in enumerate(self._trained()):
+        names = itertools.chain.from_iterable(self._groups)
+        for index, (name, part) in enumerate(self._trained(names)):
             shape = self._slices.shape(self._parameters[name])
             values: dict[str, Any] = self._optimizer.state.get(part.flat, {})
-            whole = {
-                key: _gather(index, part, values[key], shape)
-                if _is_flat(values[key], part.flat)
-                else values[key]
-                for key in sorted(values)
-            }
+            whole = {key: values[key] for key in sorted(values)}
+            for key, value in whole.items():
+                if isinstance(value, Tensor) and value.shape == part.flat.shape:
+                    whole[key] = _gather(index, part, value, shape)
             if whole and _keeps(index):
                 own[name] = whole
         return own
 
-    def _trained(self) -> Iterator[tuple[str, Slice]]:
-        for name in (name for names in self._groups for name in names):
+    def _trained(self, names: Iterable[str]) -> Iterator[tuple[str, Slice]]:
+        for name in names:
             part = self._slices.of(self._parameters[name])
             if part is not None:
                 yield name, part
@@ -142,16 +142,13 @@ class ShardedState:
 
     def _load_values(self, saved: Mapping[str, Any]) -> None:
         self._optimizer.state.clear()
-        for name, part in self._trained():
-            shape = self._slices.shape(self._parameters[name])
-            for key, value in saved.get(name, {}).items():
-                self._load_value(part, key, value, shape)
         # In stage 3, an optimizer's groups contain their parameters only during a step.
         for group, names in zip(self._optimizer.param_groups, self._groups, strict=True):
-            for name in names:
-                own = self._slices.of(self._parameters[name])
-                if own is not None:
-                    _place_step(group, self._optimizer.state[own.flat], own.flat.device)
+            for name, part in self._trained(names):
+                shape = self._slices.shape(self._parameters[name])
+                for key, value in saved.get(name, {}).items():
+                    self._load_value(part, key, value, shape)
+                _place_step(group, self._optimizer.state[part.flat], part.flat.device)
         self._slices.relink()
 
     def _load_value(self, part: Slice, key: str, value: Any, shape: torch.Size) -> None:
@@ -163,10 +160,6 @@ class ShardedState:
         if key not in values:
             values[key] = torch.zeros_like(part.flat.data, dtype=value.dtype)
         part.within(values[key]).copy_(part.cut(value))
-
-
-def _is_flat(value: object, flat: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == flat.shape
 
 
 def _keeps(index: int) -> bool:

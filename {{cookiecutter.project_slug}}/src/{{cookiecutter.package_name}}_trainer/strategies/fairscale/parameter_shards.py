@@ -64,16 +64,12 @@ class Shard:
             padded = torch.cat(collectives.all_gather(self.parameter.data))
             self.parameter.data = padded[: self.shape.numel()].view(self.shape)
 
-    def is_cut(self, value: Any) -> bool:
-        """Whether a value of the parameter's optimizer state is sharded like the parameter."""
-        return isinstance(value, Tensor) and value.shape == self.parameter.shape
-
     def gather_values(self, values: Mapping[str, Any], keeper: int) -> dict[str, Any] | None:
         """Gather the parameter's optimizer state on one process; ``None`` on the others."""
-        whole = {
-            key: self.gather(value, keeper) if self.is_cut(value) else value
-            for key, value in values.items()
-        }
+        whole = dict(values)
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.shape == self.parameter.shape:
+                whole[key] = self.gather(value, keeper)
         return whole if collectives.rank() == keeper else None
 
     def cut_values(self, values: Mapping[str, Any]) -> dict[str, Any]:

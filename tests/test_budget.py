@@ -14,7 +14,7 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
     "callbacks": 846,
-    "checkpoint": 1561,
+    "checkpoint": 1563,
     "cli": 1204,
     "data": 1722,
     "errors.py": 116,

@@ -12,6 +12,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,14 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     text += b" " * (-len(text) % 8)
     path.unlink(missing_ok=True)
     crc32 = 0
-    with path.open("wb") as file:
+    with path.open("wb") as file, ThreadPoolExecutor(1, "checksum") as executor:
         parts = (_content(tensors[name]) for name in order)
         for part in itertools.chain([memoryview(len(text).to_bytes(8, "little") + text)], parts):
             for start in range(0, len(part), _BYTES_AT_ONCE):
                 piece = part[start : start + _BYTES_AT_ONCE]
-                crc32 = zlib.crc32(piece, crc32)
+                summed = executor.submit(zlib.crc32, piece, crc32)
                 file.write(piece)
+                crc32 = summed.result()
         file.flush()
         os.fsync(file.fileno())
     return f"{crc32:08x}"

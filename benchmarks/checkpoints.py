@@ -82,7 +82,7 @@ def one_round(folder: Path, state: State, number: int) -> tuple[float, float, fl
 
 @contextlib.contextmanager
 def _no_checksums() -> Iterator[None]:
-    with mock.patch.object(stored_tensors, "checksum", return_value="0" * 8):
+    with mock.patch.object(stored_tensors, "zlib", crc32=lambda piece, crc32: 0):
         yield
 
 

@@ -171,7 +171,7 @@ HEAD = {"format": state_file.FORMAT, "step": 1, "world_size": 1, "files": {}}
         ({"head": HEAD}, "KeyError: 'state'"),
         ({"head": 5, "state": {}}, "TypeError: 'int' object is not subscriptable"),
         ({"head": {**HEAD, "files": 5}, "state": {}}, "AttributeError: 'int' object has no"),
-        ({"head": {**HEAD, "files": {"a": [1]}}, "state": {}}, "TypeError: StoredFile.__init__()"),
+        ({"head": {**HEAD, "files": {"a": [1]}}, "state": {}}, "TypeError: StoredFile.__new__()"),
         ({"head": {**HEAD, "files": {"a": [-1, "0"]}}, "state": {}}, "size of a is -1, not a"),
         ({"head": {**HEAD, "files": {"a": [1, 0]}}, "state": {}}, "checksum of a is 0"),
         ({"head": {**HEAD, "step": -1}, "state": {}}, "step is -1, not a whole number from 0 to"),

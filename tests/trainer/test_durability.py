@@ -147,13 +147,13 @@ def test_async_checkpoints_are_written_by_another_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, thread: str
 ) -> None:
     written: set[str] = set()
-    write = writing._write
+    write = writing._write_own
 
-    def noting(*arguments: Any) -> None:
+    def noting(*arguments: Any) -> Any:
         written.add(threading.current_thread().name)
-        write(*arguments)
+        return write(*arguments)
 
-    monkeypatch.setattr(writing, "_write", noting)
+    monkeypatch.setattr(writing, "_write_own", noting)
     module = Line()
     Trainer(
         **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "run_name": "run"},

@@ -13,6 +13,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 import torch.distributed as dist
+from my_project_trainer.checkpoint import fill, load_module
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.checkpoint import writing as checkpoint_writer
 from my_project_trainer.data import randomness
@@ -70,16 +71,17 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_shard_in_main_memory_is_copied_and_filled_there(connect):
+def test_a_shard_in_main_memory_is_copied_and_filled_there(connect, tmp_path):
     connect(1, 2)
     tensor = sharded(torch.arange(6.0).view(3, 2), 6)
     chunk = checkpoint_writer._chunk(tensor)
     assert chunk.offsets == [3, 0]
     assert chunk.part.data_ptr() == tensor._local_tensor.data_ptr()
-    copy = checkpoint_writer._copy(chunk.part)
+    writer = checkpoint_writer.Checkpoints(tmp_path)
+    copy = writer._copy({"weight": chunk})["weight"].part
     assert (copy.device.type, copy.tolist()) == ("cpu", [[0, 1], [2, 3], [4, 5]])
     assert type(copy) is Tensor
-    parts.fill(tensor, torch.arange(12.0).view(6, 2) + 10)
+    fill(tensor, torch.arange(12.0).view(6, 2) + 10)
     assert tensor._local_tensor.tolist() == [[16, 17], [18, 19], [20, 21]]
 
 
@@ -101,8 +103,8 @@ def test_a_checkpoint_of_shards_in_main_memory_never_leaves_it(connect, tmp_path
     other = nn.Linear(2, 4, bias=False)
     other.weight = nn.Parameter(sharded(torch.zeros(4, 2), 4))
     again = torch.optim.Adam(other.parameters())
-    parts.load_model(other, stored["model"])
-    parts.load_optimizer(other, again, stored["optimizer"])
+    load_module(other, stored["model"])
+    states.load_optimizer_state(again, stored["optimizer"], states.parameter_names(other))
     for one, two in (
         (module.weight, other.weight),
         *((optimizer.state[module.weight][key], again.state[other.weight][key]) for key in KEYS),

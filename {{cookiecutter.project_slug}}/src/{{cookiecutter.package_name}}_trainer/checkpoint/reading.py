@@ -6,6 +6,7 @@ files, one per rank with its shards. ``state.json`` lists the files with sizes a
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,6 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._found: dict[str, Stored] | None = None
         file = path / state_file.FILE
         try:
             head, self._tree = state_file.decode(file.read_bytes())
@@ -165,7 +165,7 @@ class Checkpoint:
     def stored_state(self) -> dict[str, Any]:
         """The saved state, with tensors not read yet: each is a ``Stored``."""
         try:
-            state = state_file.unpack(self._tree, self._tensors())
+            state = state_file.unpack(self._tree, self._tensors)
             if not isinstance(state, dict):
                 raise TypeError("its state is not a dict")
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -192,17 +192,15 @@ class Checkpoint:
     def own(self, rank: int) -> dict[str, Tensor]:
         """The rank-local tensors of a rank."""
         prefix = f"ranks/{rank}/"
-        found = self._tensors().items()
         return {
             name.removeprefix(prefix): each.read()
-            for name, each in found
+            for name, each in self._tensors.items()
             if name.startswith(prefix)
         }
 
+    @cached_property
     def _tensors(self) -> dict[str, Stored]:
-        if self._found is None:
-            self._found = find_tensors(self.path)
-        return self._found
+        return find_tensors(self.path)
 
     def _damaged(self, error: Exception) -> CheckpointError:
         return CheckpointError(f"{self.path}: damaged ({type(error).__name__}: {one_line(error)})")

@@ -9,8 +9,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -30,16 +29,14 @@ class Spread(dict[str, Any]):
     """A dict whose entries are sharded over the ranks; a checkpoint contains all of them."""
 
 
-@dataclass(frozen=True)
-class StoredFile:
+class StoredFile(NamedTuple):
     """A safetensors file of a checkpoint: its size in bytes and the CRC-32 of its content."""
 
     size: int
     crc32: str
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """Header of a checkpoint: the step, the number of ranks, and its files by name."""
 
     step: int
@@ -49,8 +46,8 @@ class Head:
 
 def encode(head: Head, tree: str) -> bytes:
     """The content of the file, with a value of :meth:`Packing.pack` as JSON."""
-    files = {name: [each.size, each.crc32] for name, each in head.files.items()}
-    fields = {"format": FORMAT, "step": head.step, "world_size": head.world_size, "files": files}
+    step, world_size, files = head
+    fields = {"format": FORMAT, "step": step, "world_size": world_size, "files": files}
     content = f'{{"head": {json.dumps(fields)}, "state": {tree}}}'.encode()
     return b'{"crc32": "%08x", "content":\n%s\n}\n' % (zlib.crc32(content), content)
 

@@ -1,14 +1,15 @@
 """Tensors in safetensors files: written with a checksum, and read on demand.
 
-Only the local shard is read, so that loading a model never needs more memory in a process than the
-strategy's shards.
+One tensor at a time, and of each only this rank's shard: saving and loading need no more host
+memory than these shards and one tensor.
 """
 
 import contextlib
 import copy
+import itertools
 import json
+import math
 import os
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
-from torch import Tensor
+from safetensors import SafetensorError, TensorSpec, safe_open
+from torch import Tensor, nn
 
 from ..errors import CheckpointError, one_line
 from . import dtensors
@@ -26,49 +27,55 @@ from . import dtensors
 SHARDING = "DCP_SHARDING_INFO"
 """Offsets of shards in a file's metadata, as torch's HuggingFaceStorageReader reads them."""
 _BYTES_AT_ONCE = 1 << 22
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Write a safetensors file directly from tensor memory, fsync it, and return its checksum.
+    """Write a safetensors file, one tensor after the other; fsync it, and return its checksum.
 
-    An existing file is replaced; tensors may share memory. ``metadata``: text for the header, whose
-    order is random: with at most one entry, equal tensors make equal files.
+    An existing file is replaced; tensors may share memory. Equal tensors make equal files.
 
     Raises:
         CheckpointError: A tensor has a dtype that such files cannot hold.
         OSError: The file cannot be written.
     """
-    plain = {name: each.detach().cpu().resolve_conj() for name, each in tensors.items()}
-    contiguous = {name: each.resolve_neg().contiguous() for name, each in plain.items()}
-    specs = {name: _spec(name, each) for name, each in contiguous.items()}
-    path.touch()
-    mode = path.stat().st_mode  # safetensors replaces the file by one that only this user can read
-    try:
-        serialize_file(specs, path, dict(metadata))
-    except SafetensorError as error:
-        if (found := _OS_ERROR.search(str(error))) is None:
-            raise
-        raise OSError(number := int(found[1]), os.strerror(number)) from None
-    if path.stat().st_mode != mode:
-        path.chmod(mode)
-    with path.open("rb") as file, ThreadPoolExecutor(1, "fsync") as executor:
-        synced = executor.submit(os.fsync, file.fileno())
-        crc32 = checksum(path)
-        synced.result()
-    return crc32
+    # The largest elements first, so that all are aligned.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        spec = _spec(name, tensors[name])
+        start, end = end, end + spec.data_len
+        header[name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.unlink(missing_ok=True)
+    crc32 = 0
+    with path.open("wb") as file, ThreadPoolExecutor(1, "checksum") as executor:
+        parts = (_content(tensors[name]) for name in order)
+        for part in itertools.chain([memoryview(len(text).to_bytes(8, "little") + text)], parts):
+            for start in range(0, len(part), _BYTES_AT_ONCE):
+                piece = part[start : start + _BYTES_AT_ONCE]
+                summed = executor.submit(zlib.crc32, piece, crc32)
+                file.write(piece)
+                crc32 = summed.result()
+        file.flush()
+        os.fsync(file.fileno())
+    return f"{crc32:08x}"
 
 
 def _spec(name: str, tensor: Tensor) -> TensorSpec:
     dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
     try:
-        return TensorSpec(
-            dtype=dtype, shape=shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes
-        )
+        return TensorSpec(dtype=dtype, shape=shape, data_ptr=0, data_len=tensor.nbytes)
     except SafetensorError:
         raise CheckpointError(
             f"{name} is a tensor of {tensor.dtype}, which safetensors files cannot hold; convert it"
         ) from None
+
+
+def _content(tensor: Tensor) -> memoryview:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.view(-1).view(torch.uint8).numpy().data
 
 
 def checksum(path: Path) -> str:
@@ -96,7 +103,10 @@ class _Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor of safetensors files, whose values are not read yet; ``shape``: the full one."""
+    """A tensor of safetensors files, whose values are not read yet; ``shape``: the full one.
+
+    torch takes it for a tensor, so that ``load_state_dict`` reads one at a time.
+    """
 
     path: Path
     name: str
@@ -123,7 +133,38 @@ class Stored:
                 f"{self.name} has the shape {tuple(self.shape)} in the checkpoint and "
                 f"{tuple(target.shape)} here"
             )
-        part, starts = dtensors.local(target.detach()), dtensors.offsets(target)
+        self._read(dtensors.local(target.detach()), dtensors.offsets(target))
+
+    def read_flat(self, start: int, length: int) -> Tensor:
+        """Read elements of the flattened tensor to the CPU, with at most the rest of their rows."""
+        if not self.shape:
+            return self.read().view(1).narrow(0, start, length)
+        row = max(math.prod(self.shape[1:]), 1)
+        first, end = start // row, -(-(start + length) // row)
+        rows = torch.empty((end - first, *self.shape[1:]), dtype=self.dtype)
+        self._read(rows, [first, *[0] * (rows.ndim - 1)])
+        return rows.view(-1).narrow(0, start - first * row, length)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.copy_ and isinstance(args[1], cls):
+            args[1].read_into(args[0])
+            return args[0]
+        return func(*read_all(args), **read_all(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        """What hooks of ``load_state_dict`` ask of tensors, which is read for it."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.read(), name)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.read()[index]
+
+    def _read(self, part: Tensor, starts: Sequence[int]) -> None:
+        """Read into a tensor the elements that it has from an offset in each dimension on."""
         missing = part.numel()
         with _checkpoint_errors(self.path):
             for chunk in self.chunks:
@@ -191,6 +232,25 @@ def read_all(tree: Any) -> Any:
     return tree
 
 
+def load_module(module: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
+    """``module.load_state_dict`` that reads one tensor at a time, and of a DTensor its shard."""
+    named = (module.named_parameters, module.named_buffers)
+    own = {name for each in named for name, _ in each(remove_duplicate=False)}
+    here, state = module.state_dict(keep_vars=True), dict(saved)
+    for name in state.keys() - own:  # for example of torchmetrics, which keeps what it is given
+        state[name] = read_all(state[name])
+        if isinstance(here.get(name), Tensor):
+            state[name] = state[name].to(here[name].device)
+    module.load_state_dict(state, strict)
+
+
+def flat_part(value: Tensor | Stored, start: int, length: int) -> Tensor:
+    """Some elements of a flattened tensor; of a stored one, little more is read."""
+    if isinstance(value, Stored):
+        return value.read_flat(start, length)
+    return value.reshape(-1).narrow(0, start, length)
+
+
 @torch.no_grad()
 def fill(target: Tensor, value: Tensor | Stored) -> None:
     """Fill a plain tensor or DTensor from a full tensor, or from one with the same sharding."""
@@ -199,10 +259,7 @@ def fill(target: Tensor, value: Tensor | Stored) -> None:
     elif dtensors.is_sharded(target) and not dtensors.is_sharded(value):
         # Not through the device of the mesh: offloaded shards are on the CPU.
         part = dtensors.local(target)
-        for dim, (start, length) in enumerate(
-            zip(dtensors.offsets(target), part.shape, strict=True)
-        ):
-            value = value.narrow(dim, start, length)
-        part.copy_(value)
+        sizes = zip(dtensors.offsets(target), part.shape, strict=True)
+        part.copy_(value[tuple(slice(start, start + length) for start, length in sizes)])
     else:
         target.copy_(value)

@@ -37,7 +37,8 @@ class Checkpoints:
     Args:
         directory: Directory of the run's checkpoints, one subdirectory per step.
         keep: Number of checkpoints to keep; at least two, so that one is always complete.
-        asynchronous: Copy the state, and write it while training continues.
+        asynchronous: Copy the state, and write it while training continues. The memory of the
+            copies is kept for the next save; for tensors of GPUs it is pinned.
         timeout_seconds: Timeout for peers to join an asynchronous save; for other saves, the
             timeout of the process group applies.
     """
@@ -53,6 +54,7 @@ class Checkpoints:
         self._keep = max(keep, 2)
         self._executor = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._pending: Future[None] | None = None
+        self._kept: dict[str, Tensor] = {}
         self._group: dist.ProcessGroup | None = None
         if asynchronous and collectives.is_active():
             # A separate group: the writer's collectives must not mix with those of the step.
@@ -86,17 +88,53 @@ class Checkpoints:
             for name, each in tensors.items()
             if dtensors.local(each).numel() or not each.numel()
         }
-        path = self.path(step)
-        head = Head(step, collectives.world_size(), {})
         if self._executor is None:
-            self._write(path, head, tree, chunks)
+            self._write(step, tree, chunks)
         else:
-            copies = {name: replace(each, part=_copy(each.part)) for name, each in chunks.items()}
-            self._pending = self._executor.submit(self._write, path, head, tree, copies)
+            self._pending = self._executor.submit(self._write, step, tree, self._copy(chunks))
 
-    def _write(self, path: Path, head: Head, tree: str, chunks: Mapping[str, _Chunk]) -> None:
-        _write(path, head, tree, chunks, self._group)
-        if collectives.rank() == 0:
+    def _copy(self, chunks: Mapping[str, _Chunk]) -> dict[str, _Chunk]:
+        """Copy chunks into the host memory of the last save's copies, as far as they fit."""
+        old, self._kept = self._kept, {}
+        for name, chunk in chunks.items():
+            part = chunk.part.detach()
+            copy = old.pop(name, None)
+            if copy is None or (copy.shape, copy.dtype) != (part.shape, part.dtype):
+                copy = torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
+            self._kept[name] = copy.copy_(part, non_blocking=part.is_cuda)
+        for device in {each.part.device for each in chunks.values() if each.part.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return {name: replace(each, part=self._kept[name]) for name, each in chunks.items()}
+
+    def _write(self, step: int, tree: str, chunks: Mapping[str, _Chunk]) -> None:
+        """Write a checkpoint on all ranks; all ranks raise an error if one fails."""
+        path, is_first = self.path(step), collectives.rank() == 0
+        partial = path.with_name(f".{path.name}.partial")
+        files: dict[str, list[Any]] = {}
+        problem = None
+        try:
+            files = _write_own(partial, chunks)
+        except (OSError, CheckpointError) as error:
+            problem = f"{one_line(error)} (rank {collectives.rank()})"
+        reports = collectives.gather([problem, files], self._group)
+        problem = next((each for each, _ in reports if each), None)
+        if is_first and problem is None:
+            merged = {name: StoredFile(*each) for _, part in reports for name, each in part.items()}
+            try:
+                head = Head(step, collectives.world_size(), merged)
+                _finish(path, partial, state_file.encode(head, tree))
+            except OSError as error:
+                problem = one_line(error)
+        problem = collectives.broadcast(problem, self._group)
+        if problem is not None:
+            if is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+            saved = complete(self._directory)
+            found = (
+                f"the newest checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
+            )
+            raise CheckpointError(f"{path}: cannot be saved: {problem}; {found}")
+        if is_first:
             self._prune(path)
             _point_last(path)
             if self._directory.name == DIRECTORY:
@@ -135,48 +173,13 @@ class Checkpoints:
         try:
             self.wait()
         finally:
+            self._kept.clear()
             if self._executor is not None:
                 self._executor.shutdown()
 
 
 def _chunk(tensor: Tensor) -> _Chunk:
     return _Chunk(dtensors.local(tensor), dtensors.offsets(tensor))
-
-
-def _copy(value: Tensor) -> Tensor:
-    return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-
-
-def _write(
-    path: Path,
-    head: Head,
-    tree: str,
-    chunks: Mapping[str, _Chunk],
-    group: dist.ProcessGroup | None,
-) -> None:
-    """Write a checkpoint on all ranks; all ranks raise an error if one fails."""
-    partial = path.with_name(f".{path.name}.partial")
-    files: dict[str, list[Any]] = {}
-    problem = None
-    try:
-        files = _write_own(partial, chunks)
-    except (OSError, CheckpointError) as error:
-        problem = f"{one_line(error)} (rank {collectives.rank()})"
-    reports = collectives.gather([problem, files], group)
-    problem = next((each for each, _ in reports if each), None)
-    if collectives.rank() == 0 and problem is None:
-        merged = {name: StoredFile(*each) for _, part in reports for name, each in part.items()}
-        try:
-            _finish(path, partial, state_file.encode(replace(head, files=merged), tree))
-        except OSError as error:
-            problem = one_line(error)
-    problem = collectives.broadcast(problem, group)
-    if problem is not None:
-        if collectives.rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        saved = complete(path.parent)
-        newest = f"the newest checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-        raise CheckpointError(f"{path}: cannot be saved: {problem}; {newest}")
 
 
 def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[Any]]:
@@ -190,25 +193,24 @@ def _write_own(partial: Path, chunks: Mapping[str, _Chunk]) -> dict[str, list[An
     offsets = {name: {"saved_offsets": each.offsets} for name, each in chunks.items()}
     tensors = {name: each.part for name, each in chunks.items()}
     crc32 = stored_tensors.write(file, tensors, {stored_tensors.SHARDING: json.dumps(offsets)})
-    _sync_directory(partial)
+    _sync(partial)
     return {file.name: [file.stat().st_size, crc32]}
 
 
 def _finish(path: Path, partial: Path, state: bytes) -> None:
-    with (partial / state_file.FILE).open("wb") as file:
-        file.write(state)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_directory(partial)
+    (partial / state_file.FILE).write_bytes(state)
+    _sync(partial / state_file.FILE)
+    _sync(partial)
     old = path.with_name(f".{path.name}.replaced")
     if path.exists():
         path.rename(old)
     partial.rename(path)
-    _sync_directory(path.parent)
+    _sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync_directory(path: Path) -> None:
+def _sync(path: Path) -> None:
+    """Have a file or directory written to its disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

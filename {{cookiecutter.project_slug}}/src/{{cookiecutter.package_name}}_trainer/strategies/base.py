@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoint import stored_tensors
+from ..checkpoint import load_module
 from ..data import moving
 from ..errors import UserError
 from ..launch import collectives
@@ -325,14 +325,13 @@ class Strategy:
         return dict(self.module.state_dict())
 
     def _load_model(self, saved: Mapping[str, Any]) -> None:
-        self.module.load_state_dict(stored_tensors.read_all(saved))
+        load_module(self.module, saved)
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return optimizer_state(optimizer, parameter_names(self.module))
 
     def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        names = parameter_names(self.module)
-        load_optimizer_state(optimizer, stored_tensors.read_all(saved), names)
+        load_optimizer_state(optimizer, saved, parameter_names(self.module))
 
     def rank_local_state(self) -> dict[str, Tensor]:
         """Rank-local state, for example of a gradient compression."""

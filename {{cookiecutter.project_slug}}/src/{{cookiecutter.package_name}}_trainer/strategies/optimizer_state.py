@@ -92,43 +92,49 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
 def load_optimizer_state(
     optimizer: Optimizer, state: Mapping[str, Any], names: Mapping[int, str]
 ) -> None:
-    """Load a state of :func:`optimizer_state`.
+    """Load a state of :func:`optimizer_state`; stored tensors are read one at a time.
+
+    Each is read to the device of its parameter; of a DTensor, only what this rank's shard needs.
 
     Raises:
-        ConfigurationError: The saved parameters are not those of this optimizer.
+        ConfigurationError: The saved parameters are not those of this optimizer, or a value cannot
+            be sharded like its parameter.
     """
     own_names = group_names(optimizer, names)
     check_groups(state["param_groups"], own_names)
     indices = {name: index for index, name in enumerate(each for own in own_names for each in own)}
-    pairs = zip(optimizer.param_groups, state["param_groups"], own_names, strict=True)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    saved_groups = stored_tensors.read_all(state["param_groups"])
+    pairs = zip(optimizer.param_groups, saved_groups, own_names, strict=True)
     groups = [
         # torch matches parameters by position, so the order must be that of this optimizer.
         {**saved, **implementation(group), "params": [indices[name] for name in own]}
         for group, saved, own in pairs
     ]
-    by_index = {indices[name]: dict(values) for name, values in state["state"].items()}
+    by_index = {
+        indices[name]: _state_like(parameters[indices[name]], values)
+        for name, values in state["state"].items()
+    }
     optimizer.load_state_dict({"state": by_index, "param_groups": groups})
 
 
-def state_like(parameter: Tensor | None, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's state in a checkpoint, read; of a DTensor, only what this rank's shard needs.
-
-    Raises:
-        ConfigurationError: It cannot be sharded like its parameter.
-    """
-    found = {}
+def _state_like(parameter: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
+    is_sharded, found = dtensors.is_sharded(parameter), dict[str, Any]()
     for key, value in values.items():
-        is_whole = not isinstance(value, Tensor | Stored) or not len(value.shape)
-        if parameter is None or is_whole or not dtensors.is_sharded(parameter):
+        # torch decides where the step count is kept, which has no dimensions.
+        has_elements = isinstance(value, Tensor | Stored) and len(value.shape) > 0
+        if not has_elements or not (is_sharded or isinstance(value, Stored)):
             found[key] = stored_tensors.read_all(value)
-            continue
-        if value.shape != parameter.shape:
+        elif value.shape == parameter.shape:
+            found[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+            fill(found[key], value)
+        elif is_sharded:
             raise ConfigurationError(
                 f"the optimizer's {key!r} has another shape than its parameter, and cannot be "
                 "sharded like it; load the checkpoint under strategy='ddp'"
             )
-        found[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-        fill(found[key], value)
+        else:
+            found[key] = value.read()
     return found
 
 

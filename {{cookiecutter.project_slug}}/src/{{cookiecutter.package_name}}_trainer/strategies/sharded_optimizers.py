@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..checkpoint import Spread, stored_tensors
+from ..checkpoint import Spread
 from .optimizer_state import group_names, load_optimizer_state, named_groups
 
 
@@ -41,11 +41,7 @@ def load_state(optimizer: Any, saved: Mapping[str, Any], names: Mapping[int, str
     inner = optimizer.optim
     own = {names[id(parameter)] for group in inner.param_groups for parameter in group["params"]}
     share = {
-        "state": {
-            name: stored_tensors.read_all(values)
-            for name, values in saved["state"].items()
-            if name in own
-        },
+        "state": {name: values for name, values in saved["state"].items() if name in own},
         "param_groups": [
             {**group, "params": [name for name in group["params"] if name in own]}
             for group in groups

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import stored_tensors
 from ...launch import collectives, hangs, rendezvous
 from ...launch.cluster import Layout
 from ...module import TrainingModule
@@ -226,5 +225,5 @@ class ParameterServer(ProcessGroupStrategy):
         return optimizer_state(optimizer, self._names)
 
     def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        state = stored_tensors.read_all(saved["state"]) if self._copies else {}
+        state = saved["state"] if self._copies else {}
         load_optimizer_state(optimizer, {**saved, "state": state}, self._names)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...checkpoint import Stored, flat_part
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -34,9 +36,9 @@ class Slice:
         """The part, in a tensor with the shape of ``flat``."""
         return tensor.narrow(0, self.start, self.length)
 
-    def cut(self, whole: Tensor) -> Tensor:
-        """The part, in a full parameter."""
-        return whole.reshape(-1).narrow(0, self.offset, self.length)
+    def cut(self, whole: Tensor | Stored) -> Tensor:
+        """The part, in a full parameter; no more of a stored one is read."""
+        return flat_part(whole, self.offset, self.length)
 
 
 class _Slices:
@@ -50,6 +52,10 @@ class _Slices:
 
     def __init__(self, zero: Any, flats: Sequence[Any], are_offloaded: bool) -> None:
         self._zero, self._flats, self.are_offloaded = zero, flats, are_offloaded
+
+    def shape(self, parameter: Any) -> torch.Size:
+        """Shape of the full parameter; stage 3 keeps it beside the parameter."""
+        return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
     def gradients(self) -> Iterator[Tensor]:
         """This process' shard of the averaged gradients of a step, to modify in place."""
@@ -92,10 +98,6 @@ class FlatSlices(_Slices):
         here, there = found.hp_fragment_address, found.lp_fragment_address
         return Slice(flat, here.start, there.start, here.numel)
 
-    def shape(self, parameter: Tensor) -> torch.Size:
-        """Shape of the full parameter."""
-        return parameter.shape
-
     def forget_gradients(self) -> None:
         super().forget_gradients()
         if self.are_offloaded:
@@ -135,10 +137,6 @@ class ParameterSlices(_Slices):
         """The slice from which forward passes gather a parameter, trained or not."""
         offset, length = _part(parameter)
         return Slice(parameter.ds_tensor.data.view(-1), 0, offset, length)
-
-    def shape(self, parameter: Any) -> torch.Size:
-        """Shape of the full parameter."""
-        return torch.Size(parameter.ds_shape)
 
     def forget_gradients(self) -> None:
         self._zero.grad_partitions_flat_buffer.zero_()

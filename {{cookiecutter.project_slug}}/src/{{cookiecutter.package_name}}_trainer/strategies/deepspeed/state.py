@@ -3,7 +3,8 @@
 Parameters are gathered on one process after the other, so that none ever holds all of them.
 """
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import Spread, read_all
+from ...checkpoint import Spread, Stored, load_module, read_all
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ..optimizer_state import check_groups, implementation, named_groups
@@ -75,21 +76,20 @@ class ShardedState:
 
     def _values(self) -> Spread:
         own = Spread()
-        for index, (name, part) in enumerate(self._trained()):
+        names = itertools.chain.from_iterable(self._groups)
+        for index, (name, part) in enumerate(self._trained(names)):
             shape = self._slices.shape(self._parameters[name])
             values: dict[str, Any] = self._optimizer.state.get(part.flat, {})
-            whole = {
-                key: _gather(index, part, values[key], shape)
-                if _is_flat(values[key], part.flat)
-                else values[key]
-                for key in sorted(values)
-            }
+            whole = {key: values[key] for key in sorted(values)}
+            for key, value in whole.items():
+                if isinstance(value, Tensor) and value.shape == part.flat.shape:
+                    whole[key] = _gather(index, part, value, shape)
             if whole and _keeps(index):
                 own[name] = whole
         return own
 
-    def _trained(self) -> Iterator[tuple[str, Slice]]:
-        for name in (name for names in self._groups for name in names):
+    def _trained(self, names: Iterable[str]) -> Iterator[tuple[str, Slice]]:
+        for name in names:
             part = self._slices.of(self._parameters[name])
             if part is not None:
                 yield name, part
@@ -105,8 +105,8 @@ class ShardedState:
         if isinstance(self._slices, ParameterSlices):
             self._load_parts(state["model"], self._slices)
         else:
-            self._module.load_state_dict(read_all(state["model"]))
-            for _, parameter in self._parameters.items():
+            load_module(self._module, state["model"])
+            for parameter in self._parameters.values():
                 part = self._slices.of(parameter)
                 if part is not None:
                     part.within(part.flat.data).copy_(part.cut(parameter.data))
@@ -115,24 +115,22 @@ class ShardedState:
         self._load_values(saved["state"])
 
     def _load_parts(self, model: Mapping[str, Any], slices: ParameterSlices) -> None:
-        buffers = {name: model[name] for name in model if name not in self._aliases}
-        missing, strange = self._module.load_state_dict(read_all(buffers), strict=False)
-        strange += [name for name in missing if name not in self._aliases or name not in model]
-        if strange:
-            raise ConfigurationError(
-                f"the model has other parameter names ({', '.join(strange[:3])})"
-            )
+        parameters = dict(self._module.named_parameters(remove_duplicate=False))
+        # For their names only: the tensors have no elements outside of a step.
+        load_module(self._module, {name: parameters.get(name, model[name]) for name in model})
         for name, parameter in self._parameters.items():
-            whole = read_all(model[name])
-            if whole.shape != slices.shape(parameter):
+            whole, shape = model[name], slices.shape(parameter)
+            if whole.shape != shape:
                 raise ConfigurationError(
                     f"{name} has the shape {tuple(whole.shape)} in the checkpoint and "
-                    f"{tuple(slices.shape(parameter))} here"
+                    f"{tuple(shape)} here"
                 )
-            for part in (slices.weights(parameter), slices.of(parameter)):
+            weights = slices.weights(parameter)
+            own = weights.cut(whole)
+            for part in (weights, slices.of(parameter)):
                 if part is not None:
-                    part.within(part.flat.data).copy_(part.cut(whole))
-            if parameter.shape == whole.shape:  # small parameters are also kept in full
+                    part.within(part.flat.data).copy_(own)
+            if parameter.shape == shape:  # small parameters are also kept in full
                 parameter.data.copy_(whole)
 
     def _load_groups(self, saved: list[Mapping[str, Any]]) -> None:
@@ -144,30 +142,24 @@ class ShardedState:
 
     def _load_values(self, saved: Mapping[str, Any]) -> None:
         self._optimizer.state.clear()
-        for name, part in self._trained():
-            shape = self._slices.shape(self._parameters[name])
-            for key, value in saved.get(name, {}).items():
-                self._load_value(part, key, read_all(value), shape)
         # In stage 3, an optimizer's groups contain their parameters only during a step.
         for group, names in zip(self._optimizer.param_groups, self._groups, strict=True):
-            for name in names:
-                own = self._slices.of(self._parameters[name])
-                if own is not None:
-                    _place_step(group, self._optimizer.state[own.flat], own.flat.device)
+            for name, part in self._trained(names):
+                shape = self._slices.shape(self._parameters[name])
+                for key, value in saved.get(name, {}).items():
+                    self._load_value(part, key, value, shape)
+                _place_step(group, self._optimizer.state[part.flat], part.flat.device)
         self._slices.relink()
 
     def _load_value(self, part: Slice, key: str, value: Any, shape: torch.Size) -> None:
         values = self._optimizer.state[part.flat]
-        if key == _STEPS or not isinstance(value, Tensor) or value.shape != shape:
-            values[key] = value
+        is_tensor = isinstance(value, Tensor | Stored) and key != _STEPS
+        if not is_tensor or value.shape != shape:
+            values[key] = read_all(value)
             return
         if key not in values:
             values[key] = torch.zeros_like(part.flat.data, dtype=value.dtype)
         part.within(values[key]).copy_(part.cut(value))
-
-
-def _is_flat(value: object, flat: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == flat.shape
 
 
 def _keeps(index: int) -> bool:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...checkpoint import Spread, stored_tensors
+from ...checkpoint import Spread
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
@@ -199,10 +199,9 @@ class FairScaleFSDP(ProcessGroupStrategy):
         self._contents.check(saved.keys())
         with torch.no_grad():
             for name, parameter in self._contents.parameters.items():
-                whole = stored_tensors.read_all(saved[name])
-                parameter.data.copy_(self._shards[id(parameter)].cut(whole))
+                parameter.data.copy_(self._shards[id(parameter)].cut(saved[name]))
             for name, buffer in self._contents.buffers().items():
-                buffer.copy_(stored_tensors.read_all(saved[name]))
+                buffer.copy_(saved[name])
 
     def weights(self) -> LocalWeights:
         from .units import units

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...checkpoint import Stored, stored_tensors
+from ...checkpoint import Stored, flat_part, read_all
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ...module import TrainingModule
@@ -32,8 +32,8 @@ class Shard:
         self.shape = parameter.shape
         self._size = math.ceil(parameter.numel() / collectives.world_size())
 
-    def cut(self, whole: Tensor) -> Tensor:
-        """This process' shard of a tensor of the parameter's shape.
+    def cut(self, whole: Tensor | Stored) -> Tensor:
+        """This process' shard of a tensor of the parameter's shape; only it is read.
 
         Raises:
             ValueError: It has another shape.
@@ -41,48 +41,45 @@ class Shard:
         if whole.shape != self.shape:
             raise ValueError(f"shape {tuple(whole.shape)} where {tuple(self.shape)} belongs")
         if collectives.world_size() == 1:
-            return whole
-        start = collectives.rank() * self._size
-        own = whole.flatten()[start : start + self._size]
+            return whole.read() if isinstance(whole, Stored) else whole
+        count = self.shape.numel()
+        start = min(collectives.rank() * self._size, count)
+        own = flat_part(whole, start, min(self._size, count - start))
         return torch.nn.functional.pad(own, (0, self._size - own.numel()))
 
     def gather(self, own: Tensor, keeper: int) -> Tensor | None:
         """Gather the full tensor on one process' CPU; ``None`` on the others."""
         if collectives.world_size() == 1:
             return own.detach().cpu()
-        keeps = collectives.rank() == keeper
-        parts = [torch.empty_like(own) for _ in range(collectives.world_size())] if keeps else None
-        dist.gather(own.detach(), parts, dst=keeper)
-        return self._join(parts).cpu() if parts is not None else None
+        if collectives.rank() != keeper:
+            dist.gather(own.detach(), dst=keeper)
+            return None
+        padded = own.new_empty((collectives.world_size(), self._size), requires_grad=False)
+        dist.gather(own.detach(), list(padded), dst=keeper)
+        return padded.view(-1)[: self.shape.numel()].view(self.shape).cpu()
 
     def make_whole(self) -> None:
         """Restore the full parameter on every process."""
         if collectives.world_size() > 1:
-            self.parameter.data = self._join(collectives.all_gather(self.parameter.data))
-
-    def _join(self, parts: list[Tensor]) -> Tensor:
-        return torch.cat(parts)[: self.shape.numel()].view(self.shape)
-
-    def is_cut(self, value: Any) -> bool:
-        """Whether a value of the parameter's optimizer state is sharded like the parameter."""
-        return isinstance(value, Tensor) and value.shape == self.parameter.shape
+            padded = torch.cat(collectives.all_gather(self.parameter.data))
+            self.parameter.data = padded[: self.shape.numel()].view(self.shape)
 
     def gather_values(self, values: Mapping[str, Any], keeper: int) -> dict[str, Any] | None:
         """Gather the parameter's optimizer state on one process; ``None`` on the others."""
-        whole = {
-            key: self.gather(value, keeper) if self.is_cut(value) else value
-            for key, value in values.items()
-        }
+        whole = dict(values)
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.shape == self.parameter.shape:
+                whole[key] = self.gather(value, keeper)
         return whole if collectives.rank() == keeper else None
 
     def cut_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """This process' shard of the parameter's optimizer state; stored tensors are read."""
+        """This process' shard of the parameter's optimizer state, read."""
         part = {}
-        for key, stored in values.items():
-            value = stored_tensors.read_all(stored)
+        for key, value in values.items():
             # Like torch, which keeps the step count of a parameter in a tensor without dimensions.
-            whole = isinstance(value, Tensor) and value.shape == self.shape and key != "step"
-            part[key] = self.cut(value) if whole else value
+            is_tensor = isinstance(value, Tensor | Stored) and key != "step"
+            whole = is_tensor and value.shape == self.shape
+            part[key] = self.cut(value) if whole else read_all(value)
         return part
 
 
@@ -164,5 +161,4 @@ class ShardedWeights(LocalWeights):
 
     def read(self, name: str, value: Tensor | Stored) -> Tensor:
         parameter = self.parameters[name]
-        whole: Tensor = stored_tensors.read_all(value)
-        return torch.clone(self._shards[id(parameter)].cut(whole).to(parameter.device))
+        return torch.clone(self._shards[id(parameter)].cut(value).to(parameter.device))

@@ -5,7 +5,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -294,18 +294,12 @@ class FSDP(ProcessGroupStrategy):
         with sharded_state.groups_split(optimizer):
             super()._step_optimizer(optimizer)
 
-    def _load_model(self, saved: Mapping[str, Any]) -> None:
-        sharded_state.load_model(self.module, saved)
-
     def weights(self) -> LocalWeights:
         def reshard() -> None:
             for unit in self._units():
                 unit.reshard()
 
         return LocalWeights(self.module.named_parameters(remove_duplicate=False), reshard)
-
-    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        sharded_state.load_optimizer(self.module, optimizer, saved)
 
     def teardown(self) -> None:
         for handle in self._casts:

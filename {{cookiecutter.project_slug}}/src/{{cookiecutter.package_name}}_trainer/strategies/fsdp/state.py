@@ -1,19 +1,14 @@
-"""Load model and optimizer states of a checkpoint into DTensors, each process its shards.
-
-Tensors that are not sharded are moved to the device as well.
-"""
+"""Place what is not sharded, and step DTensors of several meshes."""
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import fill, stored_tensors
-from ..optimizer_state import load_optimizer_state, parameter_names, state_like
 from .units import can_shard
 
 
@@ -35,45 +30,6 @@ def move_rest(module: nn.Module, device: torch.device) -> None:
         return tensor if is_sharded_later or tensor.is_meta else tensor.to(device)
 
     module._apply(move)
-
-
-def load_model(
-    module: nn.Module, saved: Mapping[str, Any], is_own: Callable[[Tensor], bool] = lambda _: True
-) -> None:
-    """Load a module's parameters and buffers.
-
-    Args:
-        module: A module with some DTensor parameters.
-        saved: A state dict, with stored or loaded tensors.
-        is_own: Whether this process has a tensor; others are not loaded.
-
-    Raises:
-        ValueError: Names or shapes differ.
-    """
-    own = module.state_dict(keep_vars=True)
-    if saved.keys() != own.keys():
-        strange = ", ".join(sorted(saved.keys() ^ own.keys())[:3])
-        raise ValueError(f"the checkpoint's model has other tensors than this one ({strange})")
-    for name, target in own.items():
-        if isinstance(target, Tensor) and is_own(target):
-            fill(target.detach(), saved[name])
-    others = {name: saved[name] for name, each in own.items() if not isinstance(each, Tensor)}
-    if others:
-        module.load_state_dict(stored_tensors.read_all(others), strict=False)
-
-
-def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load an optimizer of DTensors.
-
-    Raises:
-        ConfigurationError: The checkpoint has other parameters, or optimizer state that cannot be
-            sharded like its parameter.
-    """
-    parameters = dict(module.named_parameters())
-    state = {
-        name: state_like(parameters.get(name), values) for name, values in saved["state"].items()
-    }
-    load_optimizer_state(optimizer, {**saved, "state": state}, parameter_names(module))
 
 
 @contextlib.contextmanager

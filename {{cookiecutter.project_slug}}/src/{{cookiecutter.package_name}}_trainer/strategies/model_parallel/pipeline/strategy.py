@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ....checkpoint import Spread, dtensors, stored_tensors
+from ....checkpoint import Spread, dtensors, load_module
 from ....data import Splitter, batch_length, moving, part_sizes, randomness
 from ....errors import ConfigurationError, UserError
 from ....launch import collectives
@@ -21,7 +21,6 @@ from ....options import Options
 from ... import elementwise
 from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_distinct_gradients
-from ...fsdp import state as sharded_state
 from ...gradients import sparse
 from ...gradients.averaging import reduce_dense
 from ...limits import Limits
@@ -334,7 +333,13 @@ class Sequential(ProcessGroupStrategy):
         )
 
     def _load_model(self, saved: Mapping[str, Any]) -> None:
-        sharded_state.load_model(self.module, saved, self.ownership.is_own)
+        # What other processes have keeps its place: names are compared on all.
+        others = {
+            name: each
+            for name, each in self.module.state_dict(keep_vars=True).items()
+            if isinstance(each, Tensor) and not self.ownership.is_own(each)
+        }
+        load_module(self.module, {name: others.get(name, saved[name]) for name in saved})
 
     def weights(self) -> LocalWeights:
         named = self.module.named_parameters(remove_duplicate=False)
@@ -350,9 +355,7 @@ class Sequential(ProcessGroupStrategy):
     def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         own = self._names(self.ownership.is_own)
         values = {name: each for name, each in saved["state"].items() if name in own}
-        groups = stored_tensors.read_all(saved["param_groups"])
-        own_state = {"state": values, "param_groups": groups}
-        sharded_state.load_optimizer(self.module, optimizer, own_state)
+        super()._load_optimizer(optimizer, {**saved, "state": values})
 
     def _names(self, holds: Callable[[Tensor], bool]) -> set[str]:
         return {name for name, each in self.module.named_parameters() if holds(each)}

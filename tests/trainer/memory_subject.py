@@ -1,0 +1,128 @@
+"""Counts the bytes that saves and resumes read and hold.
+
+``python -m memory_subject FOLDER DEVICES STRATEGY …`` trains a step under each strategy, and a
+second one after a resume. Each rank writes ``STRATEGY-RANK.json``: what its last save has held
+beside what was there before, and what its resume has held and read.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import my_project_trainer as trainer
+import torch
+from my_project_trainer.loop.fit import FitLoop
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, TensorDataset
+
+LAYERS, WIDTH = 8, 64
+TENSOR = 4 * WIDTH * WIDTH  # bytes
+OPTIONS = {"fsdp": {"unit_parameters": 1}, "fairscale_fsdp": {"min_num_params": 1}}
+
+
+class Counting(TorchDispatchMode):
+    """Counts the most bytes that new tensors hold, and the bytes of checkpoints that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.read = self.new = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        given = {each.data_ptr(): each for each in storages((args, kwargs))}
+        for pointer, each in {each.data_ptr(): each for each in storages(found)}.items():
+            if pointer not in given and each.nbytes() and not is_file(each):
+                self._live[pointer] = StorageWeakRef(each), each.nbytes()
+                self.new += 1
+        self._live = {key: each for key, each in self._live.items() if not each[0].expired()}
+        self.held = max(self.held, sum(size for _, size in self._live.values()))
+        kept = {each.data_ptr() for each in storages(found)}
+        for each in tensors((args, kwargs)):
+            storage = local(each).untyped_storage()
+            if storage.data_ptr() not in kept and is_file(storage):  # not a view
+                self.read += each.nbytes
+        return found
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Those in host memory."""
+    for each in tree_leaves(tree):
+        if isinstance(each, Tensor) and not each.is_meta:
+            yield each
+
+
+def storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    return (local(each).untyped_storage() for each in tensors(tree))
+
+
+def local(tensor: Any) -> Tensor:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def is_file(storage: torch.UntypedStorage) -> bool:
+    """Whether memory is that of a checkpoint's file."""
+    pointer = storage.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(".safetensors"):
+            start, end = (int(each, 16) for each in line.split(maxsplit=1)[0].split("-"))
+            if start <= pointer < end:
+                return True
+    return False
+
+
+def counted(call: Callable[..., Any], noted: dict[str, int]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with Counting() as counting:
+            found = call(*args, **kwargs)
+        noted.update(held=counting.held, read=counting.read)
+        return found
+
+    return run
+
+
+class Layers(trainer.TrainingModule):
+    """Equal tensors only, so that each rank's share of all is the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layers(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters())
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.randn(32, WIDTH)), batch_size=1)
+
+
+def main(folder: Path, devices: int, strategies: list[str]) -> None:
+    """Train under each strategy."""
+    save = FitLoop._save_once
+    for strategy in strategies:
+        noted: dict[str, dict[str, int]] = {"save": {}, "resume": {}}
+        FitLoop._save_once = counted(save, noted["save"])
+        for steps, name in ((1, "first"), (2, "second")):
+            run = trainer.Trainer(
+                **{"accelerator": "cpu", "devices": devices, "strategy": strategy},
+                **{"strategy_options": OPTIONS.get(strategy, {}), "max_steps": steps},
+                **{"loggers": [], "enable_progress_bar": False, "default_root_dir": folder},
+                run_name=f"{strategy}-{name}",
+                resume=str(folder / f"{strategy}-first") if steps == 2 else None,
+            )
+            plan: Any = run._plan.strategy
+            plan.load_state = counted(plan.load_state, noted["resume"])
+            run.fit(Layers())
+        (folder / f"{strategy}-{run.global_rank}.json").write_text(json.dumps(noted))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,157 @@
+"""What saves and resumes hold in memory and read, counted in bytes; nothing here is timed."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from my_project_trainer.checkpoint import load_module, stored_tensors
+from my_project_trainer.checkpoint.reading import Checkpoint
+from my_project_trainer.checkpoint.writing import Checkpoints
+from my_project_trainer.strategies import optimizer_state
+from my_project_trainer.strategies.base import Strategy
+from my_project_trainer.strategies.optimizers import Optimization
+from tests.project import missing, require, run
+from torch import nn
+
+from checkpoint_subject import read
+from memory_subject import LAYERS, TENSOR, WIDTH, Counting, Layers
+
+MODEL = LAYERS * TENSOR
+MOMENTS = 2 * MODEL  # Adam's
+SMALL = 2048  # counts of steps, and an element of each tensor whose shard is padded
+# Which part of the model and of the moments a rank of n has, and reads.
+SHARES = {
+    "ddp": (lambda n: 1, lambda n: 1),
+    "ddp_zero1": (lambda n: 1, lambda n: n),
+    "ddp_sharded": (lambda n: 1, lambda n: n),
+    "fsdp": (lambda n: n, lambda n: n),
+    "deepspeed_stage_2": (lambda n: 1, lambda n: n),
+    "deepspeed_stage_3": (lambda n: n, lambda n: n),
+    "fairscale_fsdp": (lambda n: n, lambda n: n),
+}
+ENGINES = {
+    **dict.fromkeys(("deepspeed_stage_2", "deepspeed_stage_3"), "deepspeed"),
+    **dict.fromkeys(("ddp_sharded", "fairscale_fsdp"), "fairscale"),
+}
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def noted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """How many ranks, and the folder into which they have written."""
+    folder = tmp_path_factory.mktemp("memory")
+    installed = [name for name in SHARES if missing(ENGINES.get(name, "torch")) is None]
+    done = run(["-m", "memory_subject", folder, str(request.param), *installed])
+    assert done.returncode == 0, done.stderr
+    return request.param, folder
+
+
+@pytest.mark.parametrize("strategy", SHARES)
+def test_a_rank_holds_its_shards_and_one_tensor(noted: tuple[int, Path], strategy: str) -> None:
+    require(missing(ENGINES.get(strategy, "torch")))
+    ranks, folder = noted
+    of_model, of_moments = (share(ranks) for share in SHARES[strategy])
+    for rank in range(ranks):
+        found = json.loads((folder / f"{strategy}-{rank}.json").read_text())
+        resume = found["resume"]
+        # Parameters are there before.
+        assert MOMENTS // of_moments <= resume["held"] <= MOMENTS // of_moments + TENSOR + SMALL
+        share = MODEL // of_model + MOMENTS // of_moments
+        assert share <= resume["read"] <= share + SMALL
+        written = (folder / f"{strategy}-second").rglob(f"rank-{rank:05d}.safetensors")
+        assert found["save"]["held"] <= max(each.stat().st_size for each in written) + TENSOR
+
+
+@pytest.mark.filterwarnings("ignore:for layers:UserWarning")  # that nothing is copied
+def test_host_memory_has_one_tensor_while_replicated_state_is_loaded_on_a_device(
+    tmp_path: Path,
+) -> None:
+    trained, strategy = Layers(), Strategy()
+    optimizer = trained.configure_optimizers()
+    trained.training_step(torch.ones(1, 1, WIDTH), 0).backward()
+    optimizer.step()
+    names = optimizer_state.parameter_names(trained)
+    state = optimizer_state.optimizer_state(optimizer, names)
+    saved = {"model": trained.state_dict(), "optimizers": [state]}
+    Checkpoints(tmp_path).save(1, saved, {})
+
+    strategy.module = Layers().to("meta")  # stands for a GPU
+    other = strategy.module.configure_optimizers()
+    with Counting() as counting:
+        stored = Checkpoint(tmp_path / "step-00000001").stored_state()
+        strategy.load_state(stored, Optimization([other], []))
+    assert [len(values) for values in other.state.values()] == [3] * LAYERS
+    assert counting.held <= TENSOR + SMALL
+
+
+def test_asynchronous_saves_reuse_the_memory_of_their_copies(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, asynchronous=True)
+    counts = []
+    for step, shape in enumerate([(3,), (3,), (3,), (4,)]):
+        state = {"changes": torch.full(shape, step), "stays": torch.full((2, 2), float(step)).t()}
+        own = {"own": torch.full((5,), step)}
+        checkpoints.wait()
+        with Counting() as counting:
+            checkpoints.save(step, state, own)
+        counts.append(counting.new)
+    checkpoints.close()
+    assert counts == [3, 0, 0, 1]
+    found = read(tmp_path / "step-00000003")
+    assert found["changes"].tolist() == [3] * 4
+    assert found["stays"].tolist() == [[3.0, 3.0]] * 2
+
+
+def test_copies_of_a_gpu_s_tensors_are_pinned_and_have_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    empty, events = torch.empty, list[Any]()
+
+    def allocate(shape: Any, *, pin_memory: bool, **how: Any) -> torch.Tensor:
+        events.append(("pinned", pin_memory))
+        return empty(shape, **how)
+
+    stream = SimpleNamespace(synchronize=lambda: events.append("synchronized"))
+    monkeypatch.setattr(torch, "empty", allocate)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    checkpoints = Checkpoints(tmp_path, asynchronous=True)
+    checkpoints.save(1, {"weight": torch.ones(2).as_subclass(OnGPU)}, {"own": torch.ones(2)})
+    checkpoints.close()
+    assert events == [("pinned", True), ("pinned", False), "synchronized"]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_elements_of_a_flattened_tensor_are_read_from_shards(tmp_path: Path, rows: int) -> None:
+    whole = torch.arange(24.0).view(4, 3, 2)
+    chunks = []
+    for start in range(0, 4, rows):
+        part, file = whole[start : start + rows], tmp_path / f"{start}.safetensors"
+        stored_tensors.write(file, {"a": part}, {})
+        chunks.append(stored_tensors._Chunk(file, [start, 0, 0], part.shape, part.dtype))
+    stored = stored_tensors.Stored(tmp_path, "a", chunks, whole.shape, whole.dtype)
+    for start in range(25):
+        for length in {0, 1, 7, 24 - start} & set(range(25 - start)):
+            with Counting() as counting:
+                found = stored.read_flat(start, length)
+            assert found.tolist() == list(range(start, start + length))
+            # The rest of two rows of 24 bytes; safetensors looks at a byte of each file.
+            assert counting.read <= 4 * length + 40 + 4
+
+
+def test_hooks_of_a_module_see_tensors_that_are_not_read_yet(tmp_path: Path) -> None:
+    class Renamed(nn.Linear):
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+            state_dict[f"{prefix}weight"] = state_dict.pop(f"{prefix}old").view(1, 2)
+            bias = state_dict[f"{prefix}bias"]
+            state_dict[f"{prefix}bias"] = torch.cat([bias, bias])[:1] + bias[0]
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    Checkpoints(tmp_path).save(1, {"old": torch.tensor([1.0, 2.0]), "bias": torch.ones(1)}, {})
+    module = Renamed(2, 1)
+    load_module(module, Checkpoint(tmp_path / "step-00000001").stored_state())
+    assert module.weight.tolist() == [[1.0, 2.0]]
+    assert module.bias.tolist() == [2.0]

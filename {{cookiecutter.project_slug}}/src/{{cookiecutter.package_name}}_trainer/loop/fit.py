@@ -252,6 +252,8 @@ class FitLoop:
             self._skipped_batches += 1
             return []
         self._has_gradients = True
+        if self.fit.compiled is not None and not self.fit.compiled.is_checked:
+            self.fit.compiled.check()
         if self._nonfinite.note_loss is not None:
             for loss in found.losses:
                 self._nonfinite.note_loss(loss)

@@ -19,6 +19,7 @@ from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import Optimization
 from ..strategies.replicated.dp import gather
+from .compilation import Compiled
 from .manual_optimization import ManualOptimization
 from .position import Position
 
@@ -29,7 +30,7 @@ class FitParts:
 
     ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
     manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
-    ``calls``: hooks of callbacks and of the module.
+    ``calls``: hooks of callbacks and of the module; ``compiled``: what is compiled of the module.
     """
 
     options: Options
@@ -41,6 +42,7 @@ class FitParts:
     outputs: Outputs
     position: Position
     calls: HookCalls
+    compiled: Compiled | None
 
 
 def read(

@@ -239,7 +239,8 @@ class RankRun(Run):
 
     def find_batch_size(self, module: TrainingModule, data: Data) -> int:
         """The largest batch that a device can train on, the same on all ranks."""
-        names = self.plan.options.activation_checkpointing
+        options = self.plan.options
+        names, mode = options.activation_checkpointing, options.activation_checkpointing_mode
         with self.attached(module, "fit", data):
             trial = trials.Trial(
                 module,
@@ -248,7 +249,7 @@ class RankRun(Run):
                 self.plan.precision.name,
                 self._use_manual,
             )
-            with activation_checkpointing.applied(module, names):
+            with activation_checkpointing.applied(module, names, mode):
                 found, why = trials.find_batch_size(trial, self.data_replicas)
         self.console.say(f"the largest batch that fits on every device: {found}{why}")
         return found
@@ -262,7 +263,8 @@ class RankRun(Run):
         with self.attached(module, "fit", data):
             self.start_from_weights(module)
             feed = self.training_feed(sources.training_loader(data, module))
-            with activation_checkpointing.applied(module, options.activation_checkpointing):
+            names, mode = options.activation_checkpointing, options.activation_checkpointing_mode
+            with activation_checkpointing.applied(module, names, mode):
                 tried = trials.try_rates(module, feed, self.plan.device, options, sweep)
         if self.is_global_zero:
             path = run_directory.create(request.root, request.name) / "learning_rates.csv"

@@ -7,7 +7,6 @@ https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
 import contextlib
 import os
 import shutil
-import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import nn
 
 from ..errors import ConfigurationError, Problems, UserError, nearest, shorten, shown
 from ..launch import collectives
+from ..logging import closed_output
 from ..memory import activation_checkpointing, repeated_blocks
 from ..strategies.fsdp.units import outer_modules
 
@@ -62,11 +62,9 @@ def check_compiler(value: bool | Mapping[str, Any]) -> None:
 
 
 class Compiled:
-    """The compiled parts of a module, and which of them training steps have called.
+    """The compiled parts of a module by name, and which of them training steps have called.
 
-    Args:
-        parts: Parts that are compiled, by name; one inside another is compiled with it.
-        options: Those of ``torch.compile``.
+    A part inside another one is compiled with it. ``options``: those of ``torch.compile``.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module], options: Mapping[str, Any]) -> None:
@@ -116,7 +114,7 @@ class Compiled:
             )
         if names and collectives.rank() == 0:
             line = f"compile: {names}: not called as a whole in the first step; what the step calls"
-            print(f"note: {line} of it is not compiled", file=sys.stderr, flush=True)
+            closed_output.show(f"note: {line} of it is not compiled", error=True)
 
 
 def _graphs() -> int:
@@ -134,13 +132,8 @@ def applied(
 ) -> Iterator[Compiled | None]:
     """Compile what the steps of a module call, and checkpoint activations, in this context.
 
-    Checkpointed parts are compiled separately, inside of what torch's checkpoint calls twice.
-
-    Args:
-        module: The whole model.
-        value: Value of the trainer's ``compile``.
-        checkpointed: Names of parts that recompute their activations in backward.
-        mode: What of them is recomputed.
+    Checkpointed parts are compiled separately, inside of what torch's checkpoint calls twice. The
+    arguments are those of the trainer: ``compile``, ``activation_checkpointing`` and its mode.
 
     Raises:
         ConfigurationError: A name matches nothing in this model, or it has no repeated blocks.
@@ -148,12 +141,12 @@ def applied(
     if value is False:
         with activation_checkpointing.applied(module, checkpointed, mode):
             yield None
-        return
+            return
     given = {} if value is True else value
     options: dict[str, Any] = {name: given.get(name) for name in ("mode", "dynamic") if given}
     parts = select(module, value, checkpointed)
     compiled = Compiled(parts, options)
-    torch.compiler.reset()  # each fit compiles anew, and has all of torch's limit of recompilations
+    torch.compiler.reset()  # each fit has all of torch's limit of recompilations
     with activation_checkpointing.applied(module, checkpointed, mode, compiled.compiled):
         for part in parts.values():  # all of a class share one forward, which torch compiles once
             vars(part)["forward"] = MethodType(compiled.compiled(type(part).forward), part)

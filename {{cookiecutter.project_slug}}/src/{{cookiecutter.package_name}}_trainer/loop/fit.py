@@ -58,8 +58,6 @@ class FitLoop:
     """Trains a module that a strategy has set up.
 
     Args:
-        fit: The parts of the fit.
-        checkpoints: Writes checkpoints.
         validate: Runs a validation; ``None``: no validation.
         rate_factor: Factor of the learning rates at a step, counted from 0; ``None``: always 1.
     """

@@ -71,10 +71,8 @@ def read(
 def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
     """What hooks get of the outputs of a micro-batch, without their gradients.
 
-    Args:
-        outputs: What ``training_step`` returned; several if the strategy divides the batch, which
-            are gathered as ``dp`` does; ``None`` without any.
-        device: Where several are gathered.
+    If the strategy divides the batch, there are several, which are gathered on ``device`` as ``dp``
+    does; ``None`` without any.
     """
     parts = [moving.mapped(each, _detached) for each in outputs]
     if not parts:

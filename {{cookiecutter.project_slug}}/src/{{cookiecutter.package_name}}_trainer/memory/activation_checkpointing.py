@@ -44,9 +44,8 @@ def applied(
     may be nested. Without gradients nothing is recomputed.
 
     Args:
-        module: The whole model.
         names: As in :func:`select`.
-        mode: ``"full"``, or ``"selective"``: keep what :func:`_policy` says.
+        mode: ``"full"``, or ``"selective"``: keep what :func:`policy` says.
         compiled: Compiles the forward of a class. Parts that contain other parts are not compiled.
 
     Raises:
@@ -94,7 +93,6 @@ def select(
     """Select the parts of a model by name, each once.
 
     Args:
-        module: The whole model.
         names: Names of classes (``"Block"``), or paths (``"encoder.layer1"``) in whose components
             ``*``, ``?`` and ``[…]`` match as in a shell (``"network.layers.*"``).
         option: Name of the option, for errors.

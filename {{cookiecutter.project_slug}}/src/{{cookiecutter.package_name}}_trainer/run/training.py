@@ -63,8 +63,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
-            names, mode = options.activation_checkpointing, options.activation_checkpointing_mode
-            with compilation.applied(module, options.compile, names, mode) as compiled:
+            with compilation.applied(module, options.compile, *run.checkpointing) as compiled:
                 _Fit(run, module, feed, loaders, chosen, compiled).train()
 
 

@@ -21,7 +21,7 @@ LINES = {
     "launch": 2596,
     "legacy": 454,
     "logging": 1287,
-    "loop": 2078,
+    "loop": 2079,
     "memory": 407,
     "module": 656,
     "options": 829,

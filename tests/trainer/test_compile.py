@@ -364,6 +364,12 @@ def test_a_model_without_repeated_blocks_is_refused():
     assert list(found) == ["layers.0", "layers.1", "layers.2"]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_scripted_module_stays_as_it_is():
+    module = nn.ModuleDict({"scripted": torch.jit.script(nn.Linear(2, 2)), "own": Plain()})
+    assert list(compilation.select(module, True, [])) == ["own"]
+
+
 def test_without_a_compiler_one_line_says_so(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     line = "compile needs a C++ compiler: install g++, or name one in CXX"

@@ -172,6 +172,7 @@ def select(
     if not regional:
         own = [] if type(module).forward is nn.Module.forward else [module]
         found = [each for each in (*own, *outer_modules(module)) if "forward" not in vars(each)]
+        found = [each for each in found if hasattr(type(each), "forward")]  # no ScriptModule
     elif regional is not True:
         found = activation_checkpointing.select(module, regional, "compile.regional")
     elif not (found := repeated_blocks(module)):

@@ -90,8 +90,9 @@ fi
 echo "wheels and base image (cached in $CACHE)"
 fetch_wheels
 base=$(bash docker/base.sh "$docker" '{{cookiecutter.project_slug}}/Dockerfile' "$CACHE")
+compiler=$(bash docker/base.sh "$docker" '{{cookiecutter.project_slug}}/Dockerfile' "$CACHE" g++,python3-dev)
 # Built from packages, it has everything that a build needs, and a build can download nothing.
 case $base in base-of-packages:*) network=none ;; esac
 
-IMAGE_DOCKER=$docker IMAGE_BASE=$base IMAGE_NETWORK=$network IMAGE_WHEELS=$CACHE/wheels \
+IMAGE_DOCKER=$docker IMAGE_BASE=$base IMAGE_BASE_COMPILER=$compiler IMAGE_NETWORK=$network IMAGE_WHEELS=$CACHE/wheels \
     "$python" -m pytest -v tests/docker "$@"

@@ -49,6 +49,7 @@ def engine() -> Engine:
     return Engine(
         os.environ["IMAGE_DOCKER"],
         os.environ["IMAGE_BASE"],
+        os.environ["IMAGE_BASE_COMPILER"],
         os.environ["IMAGE_NETWORK"],
         Path(os.environ["IMAGE_WHEELS"]),
     )

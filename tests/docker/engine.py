@@ -27,12 +27,14 @@ HARDENED = (
 class Engine:
     """A client of an engine, and what images are built from in it.
 
-    `network` is for builds: "none" where the base image has all that a build wants. `wheels` holds
-    all that cpu.txt locks.
+    `base_compiler` has a C++ compiler too, or a build downloads it. `network` is for builds:
+    "none" where the base image has all that a build wants. `wheels` holds all that cpu.txt
+    locks.
     """
 
     docker: str
     base: str
+    base_compiler: str
     network: str
     wheels: Path
 

@@ -13,10 +13,14 @@ from package_index import write_wheel
 from rendering import DEFAULTS, render, tree
 
 from .conftest import CANARY, IN_SOURCES, Built
-from .engine import Engine
+from .engine import HARDENED, Engine
 
 # The seconds that a change of the code may cost.
 LONGEST_REBUILD = 20
+# Prints where Python's headers are.
+HEADERS = (
+    """ls "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h\""""
+)
 
 
 def test_secrets_reach_pip_and_stay_nowhere(engine: Engine, built: Built) -> None:
@@ -72,15 +76,41 @@ def test_the_variant_for_gpus_takes_the_plain_torch_and_cuda_s_libraries(
         (requirements / f"{lock}.txt").write_text(text)
     image = "my-project:0.1.0-cuda"
     flags = f"DOCKER_FLAGS=--network {engine.network} --target builder"
-    engine.make(project, "docker", "VARIANT=cuda", flags, *build_secrets)
+    base = f"BASE_IMAGE={engine.base_compiler}"
+    engine.make(project, "docker", "VARIANT=cuda", base, flags, *build_secrets)
     try:
+        has_compiler = engine.shell(image, f"command -v cc; command -v g++; {HEADERS}")
         listed = ("pip", "list", "--format", "freeze")
         installed = engine("run", "--rm", "--network", "none", image, *listed).stdout.split()
     finally:
         engine("rmi", image)
     # The CPU build lies beside it, and has the higher version.
     assert {"torch==2.13.0", "cudalib==13.0"} <= set(installed)
+    assert [Path(line).name for line in has_compiler.splitlines()] == ["cc", "g++", "Python.h"]
     assert list((requirements / "wheels").glob("torch-2.13.0+cpu-*.whl"))
+
+
+def test_with_a_compiler_it_compiles_the_model(
+    engine: Engine, built: Built, build_secrets: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = f"{built.image}-compiler"
+    flags = f"DOCKER_FLAGS=--network {engine.network} --build-arg STAGE=compiler"
+    base = f"BASE_IMAGE={engine.base_compiler}"
+    # A file system in which compiled kernels may run.
+    user = [f"{word}:exec" if word == "/tmp" else word for word in HARDENED]  # noqa: S108
+    fit = ("fit", "--config", "configs/digits.yaml", "--trainer.compile", "true")
+    runs = ("--rm", *user, "--tmpfs", "/app/runs")
+    try:
+        engine.make(built.project, "docker", base, f"IMAGE={image}", flags, *build_secrets)
+        said = engine("run", *runs, image, *fit, "--trainer.max_epochs", "1").stdout
+        size = int(engine("inspect", "--format", "{{.Size}}", image).stdout)
+    finally:
+        engine("rmi", "--force", image, f"{image}-{built.commit[:12]}", check=False)
+    assert "done after 22 steps" in said
+    with capsys.disabled():
+        print(f"\nwith a compiler the image has {size / 10**9:.2f} GB")
+    said = engine("run", *runs, built.image, *fit, check=False).stdout
+    assert "error: compile needs a C++ compiler: install g++" in said
 
 
 def test_engines_are_built_in(engine: Engine, built: Built, build_secrets: list[str]) -> None:

@@ -12,6 +12,7 @@ from my_project_trainer.loop import compilation
 from tests.conformance.rows import ROUNDING
 from tests.project import PACKAGE, ROOT, fit, run
 from torch import Tensor, nn
+from torch.nn import functional
 
 from checkpointed_subject import FEATURES, Model
 
@@ -194,6 +195,92 @@ def test_a_fit_compiles_for_as_long_as_it_lasts(graphs, tmp_path, value, names):
     assert len(graphs) == count
 
 
+class Calls(Model):
+    """Its step calls the whole module, a module in it, one of two, or a method."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.losses = how, list[float]()
+        self.network = nn.Sequential(Plain(), Plain())
+        self.network.encode = self.network.forward  # type: ignore[assignment]
+        self.head = nn.Linear(FEATURES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.network(x))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch[0]
+        if self.how == "self":
+            found = self(x)
+        elif self.how == "modules":
+            found = self.head(self.network(x))
+        elif self.how == "one":
+            found = self.head(self.network[1](self.network[0](x)))
+        else:
+            found = functional.linear(self.network[0](x), self.head.weight)
+        loss = found.square().mean()
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self(batch[0])  # compiled for validation, which does not count
+
+
+def fitted(folder: Path, how: str, value: Any, **options: Any) -> Calls:
+    """A module after three steps."""
+    torch.manual_seed(0)
+    module = Calls(how)
+    shared = {"accelerator": "cpu", "max_steps": 3, "loggers": [], "enable_progress_bar": False}
+    asked = trainer.Trainer(**shared, default_root_dir=folder, compile=value, **options)
+    asked.fit(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("how", "value", "count"),
+    [
+        ("self", True, 1),  # and all in it
+        ("modules", True, 2),
+        ("modules", {"mode": "max-autotune"}, 2),
+        ("modules", {"dynamic": False}, 2),
+        ("modules", {"regional": ["Plain"]}, 2),  # the input of one requires no gradient
+        ("method", {"regional": True}, 1),
+    ],
+)
+def test_what_a_step_calls_is_compiled(graphs, tmp_path, how, value, count):
+    alone = fitted(tmp_path / "alone", how, False, limit_val_batches=0)
+    assert graphs == []
+    found = fitted(tmp_path / "compiled", how, value, limit_val_batches=0)
+    assert len(graphs) == count
+    assert found.losses == pytest.approx(alone.losses, abs=ROUNDING)
+    again = fitted(tmp_path / "again", how, value, limit_val_batches=0)
+    assert len(graphs) == 2 * count  # each fit compiles
+    assert again.losses == found.losses
+
+
+def test_a_step_of_which_nothing_is_compiled_is_an_error(graphs, tmp_path):
+    with pytest.raises(trainer.UserError) as raised:
+        fitted(tmp_path / "method", "method", True)
+    assert graphs  # in the validation before
+    assert raised.value.problems == [
+        "compile: nothing is compiled, because training_step calls neither self(...) nor a whole "
+        "module of network, head, but methods or layers; name what it calls, as in "
+        "--trainer.compile '{regional: [Block]}', or leave compile out"
+    ]
+    said = pytest.raises(trainer.UserError, match="unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DIS")
+    with torch._dynamo.config.patch(disable=True), said:
+        fitted(tmp_path / "disabled", "modules", True)
+
+
+def test_a_note_names_what_is_not_compiled(graphs, capfd, tmp_path):
+    line = "note: compile: network: not called as a whole in the first step; what the step calls of"
+    fitted(tmp_path / "one", "one", True)
+    assert line in capfd.readouterr().err
+    fitted(tmp_path / "modules", "modules", True)
+    fitted(tmp_path / "self", "self", True)
+    assert "note: compile" not in capfd.readouterr().err
+
+
 # --- with torch's compiler ------------------------------------------------------------------------
 
 
@@ -274,7 +361,13 @@ def test_a_model_without_repeated_blocks_is_refused():
     with pytest.raises(ConfigurationError, match="the model has no repeated blocks"):
         compilation.select(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"regional": True}, [])
     found = compilation.select(Network(), {"regional": True}, [])
-    assert [type(each) for each in found] == [Block, Block, Block]
+    assert list(found) == ["layers.0", "layers.1", "layers.2"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_scripted_module_stays_as_it_is():
+    module = nn.ModuleDict({"scripted": torch.jit.script(nn.Linear(2, 2)), "own": Plain()})
+    assert list(compilation.select(module, True, [])) == ["own"]
 
 
 def test_without_a_compiler_one_line_says_so(monkeypatch):

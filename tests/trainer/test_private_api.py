@@ -20,6 +20,7 @@ from torch import nn
 TRAINER = ROOT / "src" / f"{PACKAGE}_trainer"
 # Module, its object, the private name, and why no public one will do.
 TORCH = [
+    ("torch", "", "_dynamo", "compile: utils.counters has how many graphs were captured"),
     ("torch", "", "_foreach_copy_", "gradients and averages: one kernel for all tensors"),
     ("torch", "", "_foreach_lerp_", "averages of weights: one kernel for all parameters"),
     ("torch", "cuda", "_get_pynvml_handler", "idle GPUs: what processes use which GPU"),
@@ -40,7 +41,6 @@ TORCH = [
     ),
     ("torch.distributed.tensor.parallel", "ParallelStyle", "_apply", "mesh: a style with another"),
     ("torch.nn", "Module", "_apply", "fsdp: move what is not sharded, torchmetrics too"),
-    ("torch.nn", "Module", "_compiled_call_impl", "compile: undone at the end of a run"),
     ("torch.nn", "Module", "_replicate_for_data_parallel", "dp: a copy with the module's hooks"),
     (
         *("torch.nn.parallel", "DistributedDataParallel"),
@@ -158,6 +158,14 @@ def test_schedulers_and_fused_optimizers_have_the_attributes_that_are_read() -> 
     inner = torch.optim.lr_scheduler.LinearLR(fused)
     outer = torch.optim.lr_scheduler.SequentialLR(fused, [inner, inner], [1])
     assert outer._schedulers == [inner, inner]  # else they would step the optimizer of the user
+
+
+def test_captured_graphs_are_counted() -> None:
+    torch.compiler.reset()
+    counts = torch._dynamo.utils.counters["stats"]  # else a step that compiles nothing goes unseen
+    before = counts["unique_graphs"]
+    torch.compile(torch.sin, backend="eager")(torch.ones(1))
+    assert counts["unique_graphs"] == before + 1
 
 
 def test_a_replica_has_the_gradients_of_its_module() -> None:

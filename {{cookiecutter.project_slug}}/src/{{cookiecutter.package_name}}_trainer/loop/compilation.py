@@ -1,4 +1,4 @@
-"""``torch.compile`` for the whole module, or for its repeated blocks (regional compilation).
+"""``torch.compile`` for the modules that steps call, or for repeated blocks (regional).
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html,
 https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
@@ -7,16 +7,20 @@ https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
 import contextlib
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import ConfigurationError, Problems, nearest, shown
+from ..errors import ConfigurationError, Problems, UserError, nearest, shorten, shown
+from ..launch import collectives
+from ..logging import closed_output
 from ..memory import activation_checkpointing, repeated_blocks
+from ..strategies.fsdp.units import outer_modules
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 OPTIONS = ("mode", "dynamic", "regional")
@@ -45,66 +49,133 @@ def check(value: bool | Mapping[str, Any], problems: Problems) -> None:
 
 
 def check_compiler(value: bool | Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if torch needs a C++ compiler to compile, and there is none."""
-    if value is not False and shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise ConfigurationError("compile needs a C++ compiler: install g++, or name one in CXX")
+    """Raise ConfigurationError if what torch needs to compile is not installed."""
+    if value is False:
+        return
+    lines = []
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        lines.append("compile needs a C++ compiler: install g++, or name one in CXX")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        lines.append("compile needs the headers of Python: install python3-dev")
+    if lines:
+        raise ConfigurationError(lines)
+
+
+class Compiled:
+    """The compiled parts of a module by name, and which of them training steps have called.
+
+    A part inside another one is compiled with it. ``options``: those of ``torch.compile``.
+    """
+
+    def __init__(self, parts: Mapping[str, nn.Module], options: Mapping[str, Any]) -> None:
+        self._parts, self._options = parts, options
+        self._called: set[int] = set()
+        self._graphs = 0
+        self.is_checked = False
+
+    def compiled(self, own: _Forward) -> _Forward:
+        """Compile the ``forward`` of a class."""
+        compiled: _Forward = torch.compile(own, **self._options)
+
+        # Must be called "forward": a pickled method is looked up by its name in the class.
+        def forward(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # Inside another part torch traces this, and must not depend on what changes here.
+            if torch.compiler.is_compiling() or self.is_checked or not torch.is_grad_enabled():
+                return compiled(part, *args, **kwargs)
+            before = _graphs()
+            outputs = compiled(part, *args, **kwargs)
+            self._graphs += _graphs() - before
+            self._called.add(id(part))
+            return outputs
+
+        return forward
+
+    def check(self) -> None:
+        """Check after the first training step that it was compiled; note what was not.
+
+        Raises:
+            UserError: Nothing was compiled.
+        """
+        self.is_checked = True
+        called = [name for name, each in self._parts.items() if id(each) in self._called]
+        inside = tuple(f"{name}." if name else "" for name in called)
+        left = [name for name in self._parts if not f"{name}.".startswith(inside)]
+        names = shorten(", ".join(filter(None, left)), 80)
+        if self._called and not self._graphs:
+            raise UserError(
+                "compile: torch has compiled nothing of what training_step calls; unset "
+                "TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, or leave compile out"
+            )
+        if not self._graphs:
+            raise UserError(
+                "compile: nothing is compiled, because training_step calls neither self(...) nor a "
+                f"whole module of {names or 'it'}, but methods or layers; name what it calls, as "
+                "in --trainer.compile '{regional: [Block]}', or leave compile out"
+            )
+        if names and collectives.rank() == 0:
+            line = f"compile: {names}: not called as a whole in the first step; what the step calls"
+            closed_output.show(f"note: {line} of it is not compiled", error=True)
+
+
+def _graphs() -> int:
+    """How many graphs torch has captured in this process."""
+    count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return count
 
 
 @contextlib.contextmanager
 def applied(
-    module: nn.Module, value: bool | Mapping[str, Any], checkpointed: Sequence[str]
-) -> Iterator[None]:
-    """Compile a module, and checkpoint activations of its parts, in this context.
+    module: nn.Module,
+    value: bool | Mapping[str, Any],
+    checkpointed: Sequence[str],
+    mode: str = "full",
+) -> Iterator[Compiled | None]:
+    """Compile what the steps of a module call, and checkpoint activations, in this context.
 
-    Checkpointed parts are compiled separately, inside of what torch's checkpoint calls twice; then
-    nothing else is compiled, unless regions are requested.
-
-    Args:
-        module: The whole model.
-        value: Value of the trainer's ``compile``.
-        checkpointed: Names of parts that recompute their activations in backward.
+    Checkpointed parts are compiled separately, inside of what torch's checkpoint calls twice. The
+    arguments are those of the trainer: ``compile``, ``activation_checkpointing`` and its mode.
 
     Raises:
         ConfigurationError: A name matches nothing in this model, or it has no repeated blocks.
     """
     if value is False:
-        with activation_checkpointing.applied(module, checkpointed):
-            yield
-        return
+        with activation_checkpointing.applied(module, checkpointed, mode):
+            yield None
+            return
     given = {} if value is True else value
     options: dict[str, Any] = {name: given.get(name) for name in ("mode", "dynamic") if given}
-    compiled: Callable[[_Forward], _Forward] = partial(torch.compile, **options)
-    regions = select(module, value, checkpointed)
-    with activation_checkpointing.applied(module, checkpointed, compiled):
-        for part in regions:  # all of a class share one forward, which torch compiles once
-            vars(part)["forward"] = MethodType(compiled(type(part).forward), part)
-        is_whole = not (regions or checkpointed)
-        if is_whole:
-            module.compile(**options)
+    parts = select(module, value, checkpointed)
+    compiled = Compiled(parts, options)
+    torch.compiler.reset()  # each fit has all of torch's limit of recompilations
+    with activation_checkpointing.applied(module, checkpointed, mode, compiled.compiled):
+        for part in parts.values():  # all of a class share one forward, which torch compiles once
+            vars(part)["forward"] = MethodType(compiled.compiled(type(part).forward), part)
         try:
-            yield
+            yield compiled
         finally:
-            for part in regions:
+            for part in parts.values():
                 del vars(part)["forward"]
-            if is_whole:
-                module._compiled_call_impl = None
+            torch.compiler.reset()
 
 
 def select(
     module: nn.Module, value: bool | Mapping[str, Any], checkpointed: Sequence[str]
-) -> list[nn.Module]:
-    """Select the parts of a model that :func:`applied` compiles separately; its arguments.
+) -> dict[str, nn.Module]:
+    """Select the parts of a model that are compiled, by name: the outermost ones that steps call.
 
     Parts that are checkpointed, contain checkpointed parts, or are inside them, are excluded.
+    Takes the arguments of :func:`applied`.
     """
+    if value is False:
+        return {}
     regional = value.get("regional") if isinstance(value, Mapping) else None
     if not regional:
-        return []
-    if regional is True:
-        found = repeated_blocks(module)
-    else:
+        own = [] if type(module).forward is nn.Module.forward else [module]
+        found = [each for each in (*own, *outer_modules(module)) if "forward" not in vars(each)]
+        found = [each for each in found if hasattr(type(each), "forward")]  # no ScriptModule
+    elif regional is not True:
         found = activation_checkpointing.select(module, regional, "compile.regional")
-    if not found:
+    elif not (found := repeated_blocks(module)):
         raise ConfigurationError(
             "compile.regional: the model has no repeated blocks (a ModuleList of modules of one "
             "class); name what to compile, for example ['Block'], or leave regional out"
@@ -112,9 +183,9 @@ def select(
     apart = activation_checkpointing.select(module, checkpointed)
     others = {id(part) for part in apart}
     excluded = {id(each) for part in apart for each in part.modules()}
-    excluded |= {id(each) for part in found for each in part.modules() if each is not part}
-    return [
-        part
+    names = {id(each): name for name, each in module.named_modules()}
+    return {
+        names[id(part)]: part
         for part in found
         if id(part) not in excluded and others.isdisjoint(map(id, part.modules()))
-    ]
+    }

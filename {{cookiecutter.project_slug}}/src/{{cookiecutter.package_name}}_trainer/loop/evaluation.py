@@ -27,15 +27,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Run all batches of a stage and reduce the logged values, those of each loader by themselves.
 
-    Args:
-        module: The module.
-        strategy: The strategy.
-        recorder: Records the values.
-        feeds: Batches by name of their loader, ``""`` for a single one.
-        stage: The stage.
-
-    Returns:
-        The logged values, the same on every rank.
+    ``feeds`` has the batches by name of their loader, ``""`` for a single one. The values are the
+    same on every rank.
     """
     values: dict[str, float] = {}
     with _evaluating(module, strategy, recorder):
@@ -115,11 +108,9 @@ def _is_freed(tensor: Tensor) -> bool:
 def predict(
     module: TrainingModule, strategy: Strategy, recorder: Recorder, feeds: Mapping[str, Feed]
 ) -> dict[str, list[Any]]:
-    """Run all batches and collect the outputs of ``predict_step``.
+    """Run all batches and collect the outputs of ``predict_step``: by loader, one per batch.
 
-    Returns:
-        By name of a loader, one entry per batch. Tensors are gathered from all ranks, in the
-        dataset's order; other outputs are those of this rank.
+    Tensors are gathered from all ranks, in the dataset's order; other outputs are this rank's.
     """
     found: dict[str, list[Any]] = {}
     data = strategy.data

@@ -15,10 +15,7 @@ class FirstGradients:
 
     Autograd tells it of parameters whose gradients an engine takes away; ``grad`` tells it of those
     that an engine computes with other tensors. ``is_waiting``: the check is not made yet.
-
-    Args:
-        strategy: The strategy, after ``setup``.
-        optimization: The optimizers that ``setup`` returned.
+    ``optimization``: what the strategy's ``setup`` returned.
     """
 
     def __init__(self, strategy: Strategy, optimization: Optimization) -> None:

@@ -58,8 +58,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
     """Trains a module that a strategy has set up.
 
     Args:
-        fit: The parts of the fit.
-        checkpoints: Writes checkpoints.
         validate: Runs a validation; ``None``: no validation.
         rate_factor: Factor of the learning rates at a step, counted from 0; ``None``: always 1.
     """
@@ -254,6 +252,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self._skipped_batches += 1
             return []
         self._has_gradients = True
+        if self.fit.compiled is not None and not self.fit.compiled.is_checked:
+            self.fit.compiled.check()
         if self._nonfinite.note_loss is not None:
             for loss in found.losses:
                 self._nonfinite.note_loss(loss)

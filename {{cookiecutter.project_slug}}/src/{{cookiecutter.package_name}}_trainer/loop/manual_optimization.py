@@ -20,10 +20,7 @@ from .first_gradients import FirstGradients
 class ManualOptimization:
     """Backward, clipping and optimizer steps, called by the user's training step.
 
-    Args:
-        strategy: The strategy, after ``setup``.
-        optimization: The optimizers.
-        context: Returns the context of the current batch.
+    The strategy is set up; ``context`` returns the context of the current batch.
     """
 
     def __init__(
@@ -76,15 +73,10 @@ class ManualOptimization:
             whole = [each[name] for each in own if name in each]
             if whole and whole[0].is_sparse:
                 parameter.grad = sum(whole[1:], whole[0]) / len(own)
-                continue
-            if whole:
-                value = torch.stack(whole).sum(dim=0) / len(own)
-            elif name in sharded:
-                value = sharded[name]
-            else:
-                continue
-            parameter.grad = torch.empty_like(parameter, requires_grad=False)
-            stored_tensors.fill(parameter.grad, value)
+            elif whole or name in sharded:
+                value = torch.stack(whole).sum(dim=0) / len(own) if whole else sharded[name]
+                parameter.grad = torch.empty_like(parameter, requires_grad=False)
+                stored_tensors.fill(parameter.grad, value)
 
     def run(self, batch: Any, batch_idx: int) -> StepOutput:
         """Run the user's step, which calls the other methods, and end it if it has stepped."""
@@ -97,12 +89,7 @@ class ManualOptimization:
 
 
 class ManualOptimizer:
-    """An optimizer whose step applies the strategy and the precision.
-
-    Args:
-        optimizer: The strategy's optimizer.
-        optimization: The manual optimization of all optimizers.
-    """
+    """An optimizer whose step applies the strategy and the precision."""
 
     def __init__(self, optimizer: Optimizer, optimization: ManualOptimization) -> None:
         self.optimizer = optimizer

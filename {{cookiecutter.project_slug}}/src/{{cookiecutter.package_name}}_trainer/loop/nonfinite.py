@@ -35,10 +35,7 @@ _BLOCK = 64
 class LossRecord:
     """Records the first step with a non-finite loss, on the device of the losses.
 
-    Args:
-        device: Device of the losses.
-        position: Current position of the training.
-        block: Number of losses that are checked together.
+    ``block``: number of losses that are checked together.
     """
 
     def __init__(self, device: torch.device, position: Position, block: int | None = None) -> None:
@@ -74,12 +71,7 @@ class LossRecord:
 
 
 class NonfinitePolicy:
-    """Applies the policy; all ranks call its methods after the same step.
-
-    Args:
-        fit: The parts of the fit.
-        checkpoints: Those of the run.
-    """
+    """Applies the policy; all ranks call its methods after the same step."""
 
     def __init__(self, fit: FitParts, checkpoints: Checkpoints) -> None:
         strategy, self._policy = fit.strategy, fit.options.nonfinite_loss

@@ -19,6 +19,7 @@ from ..options import Options
 from ..strategies import Strategy
 from ..strategies.optimizers import Optimization
 from ..strategies.replicated.dp import gather
+from .compilation import Compiled
 from .manual_optimization import ManualOptimization
 from .position import Position
 
@@ -29,7 +30,7 @@ class FitParts:
 
     ``optimization``: the optimizers that ``setup`` returned; ``manual``: only for a module with
     manual optimization; ``feed``: training batches; ``outputs``: where values are logged;
-    ``calls``: hooks of callbacks and of the module.
+    ``calls``: hooks of callbacks and of the module; ``compiled``: what is compiled of the module.
     """
 
     options: Options
@@ -41,6 +42,7 @@ class FitParts:
     outputs: Outputs
     position: Position
     calls: HookCalls
+    compiled: Compiled | None
 
 
 def read(
@@ -69,10 +71,8 @@ def read(
 def gathered(outputs: Sequence[Any], device: torch.device) -> Any:
     """What hooks get of the outputs of a micro-batch, without their gradients.
 
-    Args:
-        outputs: What ``training_step`` returned; several if the strategy divides the batch, which
-            are gathered as ``dp`` does; ``None`` without any.
-        device: Where several are gathered.
+    If the strategy divides the batch, there are several, which are gathered on ``device`` as ``dp``
+    does; ``None`` without any.
     """
     parts = [moving.mapped(each, _detached) for each in outputs]
     if not parts:

@@ -73,13 +73,11 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
     """Resume from a checkpoint, as if training had not been interrupted.
 
     Args:
-        fit: Parts whose state is loaded.
-        checkpoint: The checkpoint.
         layout: Layout of this run; with another world size, random states are new.
         same_run: Whether the checkpoint is this run's; then it is saved again only after a step.
 
     Returns:
-        notes on what could not be restored exactly.
+        Notes on what could not be restored exactly.
 
     Raises:
         CheckpointError: It belongs to another model, or contains invalid values.

@@ -52,15 +52,10 @@ def _copied(module: TrainingModule) -> TrainingModule:
 
 @dataclass(frozen=True)
 class Trial:
-    """What training steps are tried on.
+    """What training steps are tried on: the user's module, which is not changed.
 
-    Args:
-        module: The user's; it is not changed.
-        loader: Training batches; a ``DataLoader`` of a dataset that can be indexed.
-        device: Device of this process.
-        precision: Precision of the run.
-        use_manual: Called with the manual optimization of a copy of the module, and at the end with
-            ``None``.
+    ``loader``: a ``DataLoader`` of a dataset that can be indexed; ``use_manual``: called with the
+    manual optimization of a copy of the module, and at the end with ``None``.
     """
 
     module: TrainingModule
@@ -77,12 +72,8 @@ def find_batch_size(trial: Trial, replicas: int) -> tuple[int, str]:
     runs out of memory does not block its peers; then all agree. Two steps are tried for each size:
     the second one includes the optimizer state.
 
-    Args:
-        trial: What steps are tried on.
-        replicas: Number of data-parallel replicas, which bounds the batch.
-
     Returns:
-        The size, and why no larger one was tried, if that is so.
+        The size, and why no larger one was tried, if that is so: ``replicas`` bound the batch.
 
     Raises:
         UserError: Not even one sample fits, or batches cannot be made from the loader.
@@ -197,12 +188,7 @@ def try_rates(
 ) -> list[Tried]:
     """Make a step at each rate; the ranks average their gradients, as under ``ddp``.
 
-    Args:
-        module: The user's; it is not changed.
-        feed: Training batches of this replica.
-        device: Device of this process.
-        options: The trainer's.
-        sweep: The rates.
+    The user's module is not changed.
 
     Returns:
         Losses over the global batch before each step, the same on every rank; of fewer steps than

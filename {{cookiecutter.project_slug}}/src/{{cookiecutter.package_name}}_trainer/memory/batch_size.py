@@ -29,12 +29,8 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, limit: int) -> in
     """Find the largest batch size that fits on every rank: double it until it fails, then bisect.
 
     Every rank tries the same sizes, at most ``2 * log2(limit)`` of them; ones that are smaller than
-    the first only if it does not fit.
-
-    Args:
-        fits: Tries a size on this rank alone, for example with :func:`fits_in_memory`.
-        start: First size, at least 1. The minimum over all ranks is used.
-        limit: Largest size. The minimum over all ranks is used.
+    the first only if it does not fit. ``fits`` tries a size on this rank alone; the least ``start``
+    (at least 1) and ``limit`` of all ranks are used.
 
     Raises:
         UserError: No size fits.
@@ -78,11 +74,9 @@ def fits_in_memory(trial: Callable[[], object]) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that the device or the host ran out of memory."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    return any(message in str(error) for message in _MEMORY_MESSAGES)
+    is_named = any(message in str(error) for message in _MEMORY_MESSAGES)
+    is_own_class = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return is_own_class or (isinstance(error, RuntimeError) and is_named)
 
 
 def _minimum(*values: int) -> list[int]:

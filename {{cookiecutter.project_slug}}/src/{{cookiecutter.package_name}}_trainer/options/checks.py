@@ -5,13 +5,8 @@ from collections.abc import Iterator
 from ..errors import Problems
 from .fields import Options
 
-_LIMITS = (
-    "limit_train_batches",
-    "limit_val_batches",
-    "limit_test_batches",
-    "limit_predict_batches",
-    "overfit_batches",
-)
+_STAGES = ("train", "val", "test", "predict")
+_LIMITS = (*(f"limit_{stage}_batches" for stage in _STAGES), "overfit_batches")
 _OR_NONE = {"limit_val_batches": ", or 0 for no validation", "overfit_batches": ", or 0"}
 
 

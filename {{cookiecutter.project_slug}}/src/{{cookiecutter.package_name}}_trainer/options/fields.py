@@ -93,14 +93,16 @@ class Options:
     sync_batchnorm: bool = False
     """Synchronize BatchNorm statistics over all ranks."""
     compile: bool | dict[str, Any] = False
-    """Compile the module's ``forward`` with ``torch.compile``; or a dict of options: ``mode``
+    """Compile the modules that steps call with ``torch.compile``; or a dict of options: ``mode``
     (``"default"``, ``"reduce-overhead"``, ``"max-autotune"``, ``"max-autotune-no-cudagraphs"``),
     ``dynamic`` (dynamic shapes), and ``regional``: compile repeated blocks, each class once, or the
-    parts in a list of names. With ``activation_checkpointing``, the parts named there are
-    compiled."""
+    parts in a list of names. Parts named in ``activation_checkpointing`` are compiled apart."""
     activation_checkpointing: Sequence[str] = ()
     """Parts of the module that recompute their activations in backward: names of classes
     (``"Block"``), or paths, in which ``*`` matches any name (``"network.layers.*"``)."""
+    activation_checkpointing_mode: Literal["full", "selective"] = "full"
+    """What these parts recompute: all, or with ``"selective"`` all but matrix products,
+    convolutions and attention, whose results are kept."""
     seed: NonNegativeInt = 0
     """Seed of data order, workers, augmentation and, if the module is created after the trainer,
     its weights."""

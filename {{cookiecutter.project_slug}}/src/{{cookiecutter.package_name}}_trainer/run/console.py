@@ -14,12 +14,7 @@ from .plan import Plan
 
 
 class Console:
-    """Prints on the main rank only.
-
-    Args:
-        plan: The run's.
-        is_command: Whether the run was started by the command line, not by a script.
-    """
+    """Prints on the main rank only; ``is_command``: the command line has started the run."""
 
     def __init__(self, plan: Plan, is_command: bool) -> None:
         self.is_command = is_command

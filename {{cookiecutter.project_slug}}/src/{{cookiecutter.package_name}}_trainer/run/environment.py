@@ -63,9 +63,8 @@ def _problem_of_backend(value: str) -> str | None:
     return None
 
 
-def _problem_of_seconds(value: str) -> str | None:
-    is_number = re.fullmatch(r"\d{1,9}(\.\d*)?", value)
-    return None if is_number else "give a number of seconds, such as 120"
+def _checked(pattern: str, problem: str) -> Callable[[str], str | None]:
+    return lambda value: None if re.fullmatch(pattern, value) else problem
 
 
 def _problem_of_outcome(value: str) -> str | None:
@@ -86,24 +85,21 @@ def _problem_of_store(value: str) -> str | None:
     return "not a store of the trainer, which sets it for its ranks: unset it"
 
 
-def _problem_of_process(value: str) -> str | None:
-    is_number = re.fullmatch(r"\d{1,10}", value)
-    return None if is_number else "not a process id; the trainer sets it for its ranks: unset it"
-
-
 def _problem_of_interfaces(value: str) -> str | None:
     known = [name for _, name in socket.if_nameindex()]
     unknown = [shown(name) + nearest(name, known) for name in value.split(",") if name not in known]
     return f"there is no network interface {unknown[0]}" if unknown else None
 
 
+_of_seconds = _checked(r"\d{1,9}(\.\d*)?", "give a number of seconds, such as 120")
+_of_process = _checked(r"\d{1,10}", "not a process id; the trainer sets it for its ranks: unset it")
 _CHECKS: Mapping[str, Callable[[str], str | None]] = {
     **dict.fromkeys(process_group.BACKENDS, _problem_of_backend),
-    watch.SAVE_SECONDS: _problem_of_seconds,
+    watch.SAVE_SECONDS: _of_seconds,
     outcome.FILE: _problem_of_outcome,
     cluster.STORE: _problem_of_store,
-    reports.PARENT: _problem_of_process,
-    reports.RANK_PROCESS: _problem_of_process,
+    reports.PARENT: _of_process,
+    reports.RANK_PROCESS: _of_process,
     _INTERFACES: _problem_of_interfaces,
 }
 KNOWN = {

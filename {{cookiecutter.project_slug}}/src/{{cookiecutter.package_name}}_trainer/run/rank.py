@@ -51,7 +51,9 @@ class RankRun(Run):
     """
 
     def __init__(self, plan: Plan, configuration: str | None, is_started: bool) -> None:
-        self.plan, self.strategy, self.seed = plan, plan.strategy, plan.options.seed
+        options, self.plan, self.strategy = plan.options, plan, plan.strategy
+        self.seed, mode = options.seed, options.activation_checkpointing_mode
+        self.checkpointing = options.activation_checkpointing, mode
         self.configuration = configuration
         self.console = Console(plan, is_command=configuration is not None)
         self.position = Position()
@@ -247,7 +249,6 @@ class RankRun(Run):
 
     def find_batch_size(self, module: TrainingModule, data: Data) -> int:
         """The largest batch that a device can train on, the same on all ranks."""
-        names = self.plan.options.activation_checkpointing
         with self.attached(module, "fit", data):
             trial = trials.Trial(
                 module,
@@ -256,7 +257,7 @@ class RankRun(Run):
                 self.plan.precision.name,
                 self._use_manual,
             )
-            with activation_checkpointing.applied(module, names):
+            with activation_checkpointing.applied(module, *self.checkpointing):
                 found, why = trials.find_batch_size(trial, self.data_replicas)
         self.console.say(f"the largest batch that fits on every device: {found}{why}")
         return found
@@ -270,7 +271,7 @@ class RankRun(Run):
         with self.attached(module, "fit", data):
             self.start_from_weights(module)
             feed = self.training_feed(sources.training_loader(data, module))
-            with activation_checkpointing.applied(module, options.activation_checkpointing):
+            with activation_checkpointing.applied(module, *self.checkpointing):
                 tried = trials.try_rates(module, feed, self.plan.device, options, sweep)
         if self.is_global_zero:
             path = run_directory.create(request.root, request.name) / "learning_rates.csv"

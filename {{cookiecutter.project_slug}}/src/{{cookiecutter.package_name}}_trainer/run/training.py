@@ -63,8 +63,8 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
             if loaders and options.overfit_batches:
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
-            with compilation.applied(module, options.compile, options.activation_checkpointing):
-                _Fit(run, module, feed, loaders, chosen).train()
+            with compilation.applied(module, options.compile, *run.checkpointing) as compiled:
+                _Fit(run, module, feed, loaders, chosen, compiled).train()
 
 
 def _choose(plan: Plan, lock: RunLock) -> Chosen:
@@ -87,10 +87,12 @@ class _Fit:
         feed: Feed,
         loaders: LoadersByName,
         chosen: Chosen,
+        compiled: compilation.Compiled | None,
     ) -> None:
         self._run, self._plan, self._console = run, run.plan, run.console
         self._module, self._feed, self._loaders = module, feed, loaders
         self._chosen, self._directory = chosen, chosen.directory
+        self._compiled = compiled
         self._has_record = False
         self._check: Validate | None = None
 
@@ -148,9 +150,8 @@ class _Fit:
         shows = options.enable_progress_bar and self._plan.layout.is_main
         progress = Progress(shows, run.total_steps, feed.samples_per_step)
         outputs, position = Outputs(recorder, progress), run.position
-        return FitParts(
-            options, module, strategy, optimization, manual, feed, outputs, position, calls
-        )
+        parts = (options, module, strategy, optimization, manual, feed, outputs, position, calls)
+        return FitParts(*parts, self._compiled)
 
     def _validation(self) -> Validate:
         run, module = self._run, self._module

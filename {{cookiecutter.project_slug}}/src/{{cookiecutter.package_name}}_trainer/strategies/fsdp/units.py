@@ -106,7 +106,7 @@ def _inner_first(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _is_container(module: nn.Module) -> bool:
     """Whether a module is never called itself, such as a ``ModuleList``."""
-    return type(module).forward is nn.Module.forward
+    return getattr(type(module), "forward", None) is nn.Module.forward  # a ScriptModule has none
 
 
 def outer_modules(module: nn.Module) -> list[nn.Module]:

@@ -123,11 +123,7 @@ class OnMesh(Strategy):
         return loss
 
     def complete_gradients(self, named: Iterable[tuple[str, Any]], mesh: DeviceMesh) -> None:
-        """Sum gradients that are still partial sums on the ranks of a tensor group.
-
-        Args:
-            named: This process' parameters, by name.
-            mesh: Their mesh.
+        """Sum this process' gradients that are still partial sums on the ranks of a tensor group.
 
         Raises:
             UserError: In the first step: ranks of a tensor group have different gradients of a

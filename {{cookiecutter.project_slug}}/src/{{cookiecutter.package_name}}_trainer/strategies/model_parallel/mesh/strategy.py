@@ -55,10 +55,7 @@ class Mesh(OnMesh, FSDP):
         ConfigurationError: An option is invalid, or has no effect.
     """
 
-    limits: Limits = Limits(
-        shards_parameters=True,
-        refused={"compile": "compiled modules are not tested on DTensors; use strategy='fsdp'"},
-    )
+    limits: Limits = Limits(shards_parameters=True)
     whole_mesh: DeviceMesh
     slices: context.Context | None = None
 
@@ -107,6 +104,12 @@ class Mesh(OnMesh, FSDP):
             lines.append(
                 "strategy_options.find_unused_parameters is not supported with tensor parallelism; "
                 "use shard=1, which needs no such option, or strategy='fsdp'"
+            )
+        regional = isinstance(options.compile, dict) and options.compile.get("regional")
+        if options.compile and not regional and self.sizes.tensor != 1:
+            lines.append(
+                "compile with tensor parallelism compiles blocks, because torch cannot compile an "
+                "embedding that is sharded over its rows; set --trainer.compile '{regional: true}'"
             )
         if options.sync_batchnorm and (self.sizes.tensor, self.sizes.context) != (1, 1):
             lines.append(

@@ -1,0 +1,115 @@
+"""Trains a GPT uncompiled and compiled in each way; started by ``test_compile_strategies.py``.
+
+``python -m compile_subject FOLDER DEVICES STRATEGY OPTIONS BACKEND [WAY …]`` prints, for each way,
+the losses, the norms of weights, and how many graphs torch has captured. OPTIONS are the trainer's.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import my_project_trainer as trainer
+import torch
+from my_project_trainer.checkpoint import reading
+from my_project_trainer.loop import compilation
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from my_project.tasks.language_model import LanguageModel
+
+CONTEXT, SAMPLES, BATCH, STEPS = 8, 16, 8, 3
+WAYS: dict[str, Any] = {
+    "none": False,
+    "parts": True,
+    "whole": True,
+    "regional": {"regional": True, "dynamic": False},
+    "named": {"regional": ["Block"], "mode": "max-autotune-no-cudagraphs"},
+}
+
+
+class GPT(LanguageModel):
+    """Its step calls its layers, or itself."""
+
+    def __init__(self, way: str, **options: Any) -> None:
+        torch.manual_seed(0)
+        small = {"layers": 2, "heads": 4, "width": 16, "context": CONTEXT}
+        super().__init__(**small, learning_rate=1e-2, warmup_steps=1, **options)
+        self.way, self.losses = way, list[float]()
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self.way != "parts":
+            loss = super().training_step(batch, batch_idx)
+        else:
+            tokens = batch[:, :-1]
+            x = self.bytes(tokens) + self.positions(torch.arange(CONTEXT))
+            logits = self.head(self.norm(self.blocks(x)))
+            loss = cross_entropy(logits.reshape(-1, 256), batch[:, 1:].reshape(-1))
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def train_dataloader(self) -> Any:
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(256, (SAMPLES, CONTEXT + 1), generator=generator)
+        return DataLoader(list(tokens), batch_size=BATCH)
+
+    val_dataloader = train_dataloader
+
+
+def use_backend(name: str) -> None:
+    """Compile with another backend than inductor, which needs no C++ compiler and is fast."""
+    make = torch.compile
+
+    def compiled(model: Any, **options: Any) -> Any:
+        options.pop("mode", None)
+        return make(model, backend=name, **options)
+
+    torch.compile = compiled
+    compilation.check_compiler = lambda _: None
+
+
+def train(folder: Path, devices: int, strategy: str, way: str, options: dict[str, Any]) -> Any:
+    run = trainer.Trainer(
+        **{
+            "accelerator": "cpu",
+            "global_batch_size": BATCH,
+            "max_steps": STEPS,
+            "gradient_clip_val": 0.5,
+            "loggers": [],
+            "enable_progress_bar": False,
+            "default_root_dir": folder,
+            "run_name": way,
+            "strategy": strategy,
+            "devices": devices,
+            "compile": WAYS[way],
+            **options,
+        }
+    )
+    module, before = GPT(way), compilation._graphs() if WAYS[way] else 0
+    run.fit(module)
+    if run.global_rank:
+        return None
+    state = reading.Checkpoint(reading.resolve(run.run_directory)).state()["model"]
+    return {
+        "losses": module.losses,
+        "validated": run.metrics["val_loss"],
+        "weights": [float(each.double().norm()) for each in state.values()],
+        "graphs": compilation._graphs() - before if WAYS[way] else 0,
+    }
+
+
+def main(folder: str, devices: str, strategy: str, options: str, backend: str, *ways: str) -> None:
+    """Train in each way."""
+    if backend != "inductor":
+        use_backend(backend)
+    found = {
+        way: train(Path(folder), int(devices), strategy, way, json.loads(options)) for way in ways
+    }
+    if found["none"] is not None:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])

@@ -1,0 +1,63 @@
+"""Compiled steps compute under each strategy what they compute uncompiled."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance.rows import ROUNDING
+from tests.project import run
+
+SECONDS = 600.0
+pytestmark = pytest.mark.timeout(2 * SECONDS)
+UNITS = {"unit_classes": ["Block"]}
+ALL = ("parts", "whole", "regional", "named")
+BLOCKS = ("regional", "named")
+# Devices, options of the strategy, and what is compiled, as in compile_subject.py.
+RUNS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
+    "single_device": (1, {}, ALL),
+    "ddp": (2, {}, ALL),
+    "fsdp": (2, UNITS, ALL),
+    "hsdp": (4, {"shard_size": 2, **UNITS}, ("parts",)),
+    "tensor_parallel": (2, {}, BLOCKS),
+    "mesh": (4, {"data": 1, "shard": 2, "tensor": 2, **UNITS}, ("regional",)),
+    "mesh of contexts": (2, {"context": 2}, ("whole", "regional")),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(RUNS)[1:]]
+
+
+def losses_and_weights(folder: Path, name: str, backend: str) -> dict[str, Any]:
+    """Of each way; the last line of what the main rank prints."""
+    devices, given, ways = RUNS[name]
+    options = json.dumps({"strategy_options": given or None})
+    words = [str(devices), name.split()[0], options, backend, "none", *ways]
+    done = run(["-m", "compile_subject", folder, *words], timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", ["single_device", *SLOW])
+def test_a_compiled_step_equals_an_eager_one(tmp_path, name):
+    # AOTAutograd traces as for inductor, and torch's eager kernels compute.
+    found = losses_and_weights(tmp_path, name, "aot_eager")
+    eager = found.pop("none")
+    assert list(found) == list(RUNS[name][2])
+    for each in found.values():
+        assert each.pop("graphs") > 0
+        assert each["losses"] == pytest.approx(eager["losses"], abs=ROUNDING)
+        assert each["validated"] == pytest.approx(eager["validated"], abs=ROUNDING)
+        assert each["weights"] == pytest.approx(eager["weights"], abs=ROUNDING)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.needs("g++")
+@pytest.mark.parametrize("name", ["fsdp", "tensor_parallel"])
+def test_inductor_s_kernels_equal_eager_ones(tmp_path, name):
+    found = losses_and_weights(tmp_path, name, "inductor")
+    eager = found.pop("none")
+    for each in found.values():
+        # Kernels that are fused differently add in another order: some last digits of float32.
+        assert each["losses"] == pytest.approx(eager["losses"], rel=1e-5)
+        assert each["weights"] == pytest.approx(eager["weights"], rel=1e-5)

@@ -28,7 +28,7 @@ LINES = {
     "run": 1411,
     "strategies/*.py": 2011,
     "strategies/asynchronous": 845,
-    "strategies/deepspeed": 1676,
+    "strategies/deepspeed": 1673,
     "strategies/fairscale": 908,
     "strategies/fsdp": 656,
     "strategies/gradients": 465,

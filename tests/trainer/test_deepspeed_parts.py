@@ -106,7 +106,7 @@ def test_zero_uses_the_scale_of_the_trainer_s_scaler(
 
 
 @pytest.mark.needs("deepspeed")
-def test_groups_of_deepspeed_report_after_our_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_deepspeed_have_our_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.comm.torch import TorchBackend
     from deepspeed.utils import groups
 
@@ -114,6 +114,6 @@ def test_groups_of_deepspeed_report_after_our_timer(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(TorchBackend, "new_group", None)
     monkeypatch.setattr(groups, "_WORLD_GROUP", None)
     monkeypatch.setattr(torch.distributed, "new_group", lambda *ranks, timeout: (*ranks, timeout))
-    process.adopt_process_group(60)
+    process.adopt_process_group(timedelta(seconds=60))
     found = TorchBackend.new_group(None, [0, 2])
-    assert found == ([0, 2], timedelta(seconds=90))
+    assert found == ([0, 2], timedelta(seconds=60))

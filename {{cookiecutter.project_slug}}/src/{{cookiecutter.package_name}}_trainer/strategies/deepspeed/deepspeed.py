@@ -169,7 +169,7 @@ class DeepSpeed(ProcessGroupStrategy):
             state = precision.scaler.state_dict()
             precision.scaler.load_state_dict(state | settings.scaling(self.config))
         super().connect(layout, devices, precision)
-        process.adopt_process_group(self.timeout_seconds)
+        process.adopt_process_group(self.group_timeout)
 
     def place(self, module: TrainingModule) -> None:
         super().place(module)

@@ -33,8 +33,6 @@ _OF_STAGE_3 = {
 }
 
 _ACCELERATOR = "DS_ACCELERATOR"
-# NCCL would end ranks that hang before they print their stacks.
-_SECONDS_TO_REPORT = 30.0
 
 
 def load(device: torch.device, layout: Layout) -> Any:
@@ -108,12 +106,11 @@ def not_broadcasting(scalars: Iterable[nn.Parameter]) -> Iterator[None]:
         Init._zero_init_param = send
 
 
-def adopt_process_group(timeout_seconds: float) -> None:
+def adopt_process_group(timeout: timedelta) -> None:
     """Make DeepSpeed use the trainer's process group, and not torch's timeout in its own groups."""
     from deepspeed.comm.torch import TorchBackend
     from deepspeed.utils import groups
 
-    timeout = timedelta(seconds=timeout_seconds + _SECONDS_TO_REPORT)
     groups._WORLD_GROUP = dist.group.WORLD
     TorchBackend.new_group = lambda _, ranks: dist.new_group(ranks, timeout=timeout)
 

@@ -33,7 +33,7 @@ LINES = {
     "strategies/fsdp": 707,
     "strategies/gradients": 468,
     "strategies/horovod": 256,
-    "strategies/model_parallel": 2558,
+    "strategies/model_parallel": 2557,
     "strategies/replicated": 584,
     "strategies/xla": 350,
     "trainer.py": 347,

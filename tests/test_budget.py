@@ -33,7 +33,7 @@ LINES = {
     "strategies/fsdp": 656,
     "strategies/gradients": 465,
     "strategies/horovod": 272,
-    "strategies/model_parallel": 2545,
+    "strategies/model_parallel": 2544,
     "strategies/replicated": 584,
     "strategies/xla": 350,
     "trainer.py": 348,

@@ -12,16 +12,14 @@ SECONDS = 600.0
 pytestmark = pytest.mark.timeout(2 * SECONDS)
 UNITS = {"unit_classes": ["Block"]}
 ALL = ("parts", "whole", "regional", "named")
-BLOCKS = ("regional", "named")
 # Devices, options of the strategy, and what is compiled, as in compile_subject.py.
 RUNS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "single_device": (1, {}, ALL),
     "ddp": (2, {}, ALL),
     "fsdp": (2, UNITS, ALL),
     "hsdp": (4, {"shard_size": 2, **UNITS}, ("parts",)),
-    "tensor_parallel": (2, {}, BLOCKS),
-    "mesh": (4, {"data": 1, "shard": 2, "tensor": 2, **UNITS}, ("regional",)),
-    "mesh of contexts": (2, {"context": 2}, ("whole", "regional")),
+    "mesh": (2, {"data": 1, "shard": 2, **UNITS}, ("parts", "regional")),
+    "mesh of replicas": (2, {"data": 2}, ("parts",)),
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(RUNS)[1:]]
 
@@ -53,7 +51,7 @@ def test_a_compiled_step_equals_an_eager_one(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.needs("g++")
-@pytest.mark.parametrize("name", ["fsdp", "tensor_parallel"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_inductor_s_kernels_equal_eager_ones(tmp_path, name):
     found = losses_and_weights(tmp_path, name, "inductor")
     eager = found.pop("none")

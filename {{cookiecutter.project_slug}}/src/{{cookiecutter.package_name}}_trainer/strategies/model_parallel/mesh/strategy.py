@@ -105,11 +105,10 @@ class Mesh(OnMesh, FSDP):
                 "strategy_options.find_unused_parameters is not supported with tensor parallelism; "
                 "use shard=1, which needs no such option, or strategy='fsdp'"
             )
-        regional = isinstance(options.compile, dict) and options.compile.get("regional")
-        if options.compile and not regional and self.sizes.tensor != 1:
+        if options.compile and (self.sizes.tensor, self.sizes.context) != (1, 1):
             lines.append(
-                "compile with tensor parallelism compiles blocks, because torch cannot compile an "
-                "embedding that is sharded over its rows; set --trainer.compile '{regional: true}'"
+                "compile with tensor or context parallelism: compiled gradients have differed from "
+                "the others, and from run to run; use strategy='fsdp'"
             )
         if options.sync_batchnorm and (self.sizes.tensor, self.sizes.context) != (1, 1):
             lines.append(

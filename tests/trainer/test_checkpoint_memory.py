@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from my_project_trainer.checkpoint import load_module, stored_tensors
+from my_project_trainer.checkpoint import fill_module, stored_tensors
 from my_project_trainer.checkpoint.reading import Checkpoint
 from my_project_trainer.checkpoint.writing import Checkpoints
 from my_project_trainer.strategies import optimizer_state
@@ -152,6 +152,6 @@ def test_hooks_of_a_module_see_tensors_that_are_not_read_yet(tmp_path: Path) -> 
 
     Checkpoints(tmp_path).save(1, {"old": torch.tensor([1.0, 2.0]), "bias": torch.ones(1)}, {})
     module = Renamed(2, 1)
-    load_module(module, Checkpoint(tmp_path / "step-00000001").stored_state())
+    fill_module(module, Checkpoint(tmp_path / "step-00000001").stored_state())
     assert module.weight.tolist() == [[1.0, 2.0]]
     assert module.bias.tolist() == [2.0]

@@ -13,7 +13,7 @@ import my_project_trainer as trainer
 import pytest
 import torch
 import torch.distributed as dist
-from my_project_trainer.checkpoint import fill, load_module
+from my_project_trainer.checkpoint import fill, fill_module
 from my_project_trainer.checkpoint import reading as checkpoint
 from my_project_trainer.checkpoint import writing as checkpoint_writer
 from my_project_trainer.data import randomness
@@ -103,7 +103,7 @@ def test_a_checkpoint_of_shards_in_main_memory_never_leaves_it(connect, tmp_path
     other = nn.Linear(2, 4, bias=False)
     other.weight = nn.Parameter(sharded(torch.zeros(4, 2), 4))
     again = torch.optim.Adam(other.parameters())
-    load_module(other, stored["model"])
+    fill_module(other, stored["model"])
     states.load_optimizer_state(again, stored["optimizer"], states.parameter_names(other))
     for one, two in (
         (module.weight, other.weight),

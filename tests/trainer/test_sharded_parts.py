@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from my_project_trainer.checkpoint import dtensors, load_module, writing
+from my_project_trainer.checkpoint import dtensors, fill_module, writing
 from my_project_trainer.checkpoint.reading import Checkpoint, resolve
 from my_project_trainer.errors import ConfigurationError
 from my_project_trainer.strategies import clipping
@@ -52,11 +52,11 @@ def test_a_stored_tensor_is_not_read_into_one_of_another_shape(tmp_path: Path) -
 def test_a_model_of_other_names_is_not_loaded() -> None:
     module = nn.Linear(2, 1)
     saved = {name: torch.full_like(each, 7.0) for name, each in module.state_dict().items()}
-    load_module(module, saved)
+    fill_module(module, saved)
     assert {value for each in module.parameters() for value in each.flatten().tolist()} == {7.0}
     for other in ({**saved, "more": torch.ones(1)}, {"weight": saved["weight"]}):
         with pytest.raises(RuntimeError, match=r"(Unexpected|Missing) key\(s\) in state_dict"):
-            load_module(module, other)
+            fill_module(module, other)
 
 
 def test_an_optimizer_s_state_of_another_shape_is_not_loaded(

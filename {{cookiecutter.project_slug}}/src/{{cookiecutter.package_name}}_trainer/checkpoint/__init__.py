@@ -10,7 +10,7 @@ from .run_choice import Chosen, Request
 from .run_directory import BEST, LAST, find_link, point
 from .run_lock import RunLock
 from .state_file import MOST_STEPS, Spread, check_count
-from .stored_tensors import Stored, fill, find_tensors, flat_part, load_module, read_all
+from .stored_tensors import Stored, fill, fill_module, find_tensors, flat_part, read_all
 from .writing import Checkpoints, copy_linked, set_aside
 
 __all__ = [
@@ -30,11 +30,11 @@ __all__ = [
     "complete",
     "copy_linked",
     "fill",
+    "fill_module",
     "find_link",
     "find_tensors",
     "flat_part",
     "is_sharded",
-    "load_module",
     "point",
     "read_all",
     "resolve",

@@ -232,7 +232,7 @@ def read_all(tree: Any) -> Any:
     return tree
 
 
-def load_module(module: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
+def fill_module(module: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
     """``module.load_state_dict`` that reads one tensor at a time, and of a DTensor its shard."""
     named = (module.named_parameters, module.named_buffers)
     own = {name for each in named for name, _ in each(remove_duplicate=False)}

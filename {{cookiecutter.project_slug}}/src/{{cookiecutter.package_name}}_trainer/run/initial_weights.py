@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, find_tensors, load_module, resolve, run_choice
+from ..checkpoint import Checkpoint, fill_module, find_tensors, resolve, run_choice
 from ..errors import CheckpointError, ConfigurationError, Problems, shown
 from ..launch import collectives, files
 from ..module import TrainingModule
@@ -48,7 +48,7 @@ def load(options: Options, started_in: Path, module: TrainingModule) -> list[str
     values = {id(each): fitting[name] for name, each in meta.items() if name in fitting}
     waiting = {name: values[id(each)] for name, each in meta.items() if id(each) in values}
     here = {name: each for name, each in fitting.items() if name not in waiting}
-    load_module(module, here, strict=False)
+    fill_module(module, here, strict=False)
     module.trainer_state = replace(module.trainer_state, weights=waiting)
     line = f"weights: {len(fitting)} of {len(own)} from {files.shown(path, started_in)}"
     return [line, *remarks] + [f"weights that do not fit are left out: {others}"] * bool(others)

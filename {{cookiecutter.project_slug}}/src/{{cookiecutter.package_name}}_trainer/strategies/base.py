@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoint import load_module
+from ..checkpoint import fill_module
 from ..data import moving
 from ..errors import UserError
 from ..launch import collectives
@@ -325,7 +325,7 @@ class Strategy:
         return dict(self.module.state_dict())
 
     def _load_model(self, saved: Mapping[str, Any]) -> None:
-        load_module(self.module, saved)
+        fill_module(self.module, saved)
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return optimizer_state(optimizer, parameter_names(self.module))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import Spread, Stored, load_module, read_all
+from ...checkpoint import Spread, Stored, fill_module, read_all
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ..optimizer_state import check_groups, implementation, named_groups
@@ -105,7 +105,7 @@ class ShardedState:
         if isinstance(self._slices, ParameterSlices):
             self._load_parts(state["model"], self._slices)
         else:
-            load_module(self._module, state["model"])
+            fill_module(self._module, state["model"])
             for parameter in self._parameters.values():
                 part = self._slices.of(parameter)
                 if part is not None:
@@ -117,7 +117,7 @@ class ShardedState:
     def _load_parts(self, model: Mapping[str, Any], slices: ParameterSlices) -> None:
         parameters = dict(self._module.named_parameters(remove_duplicate=False))
         # For their names only: the tensors have no elements outside of a step.
-        load_module(self._module, {name: parameters.get(name, model[name]) for name in model})
+        fill_module(self._module, {name: parameters.get(name, model[name]) for name in model})
         for name, parameter in self._parameters.items():
             whole, shape = model[name], slices.shape(parameter)
             if whole.shape != shape:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ....checkpoint import Spread, dtensors, load_module
+from ....checkpoint import Spread, dtensors, fill_module
 from ....data import Splitter, batch_length, moving, part_sizes, randomness
 from ....errors import ConfigurationError, UserError
 from ....launch import collectives
@@ -339,7 +339,7 @@ class Sequential(ProcessGroupStrategy):
             for name, each in self.module.state_dict(keep_vars=True).items()
             if isinstance(each, Tensor) and not self.ownership.is_own(each)
         }
-        load_module(self.module, {name: others.get(name, saved[name]) for name in saved})
+        fill_module(self.module, {name: others.get(name, saved[name]) for name in saved})
 
     def weights(self) -> LocalWeights:
         named = self.module.named_parameters(remove_duplicate=False)

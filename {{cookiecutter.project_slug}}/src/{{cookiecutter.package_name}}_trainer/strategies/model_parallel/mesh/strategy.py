@@ -107,8 +107,8 @@ class Mesh(OnMesh, FSDP):
             )
         if options.compile and (self.sizes.tensor, self.sizes.context) != (1, 1):
             lines.append(
-                "compile with tensor or context parallelism: compiled gradients have differed from "
-                "the others, and from run to run; use strategy='fsdp'"
+                "compile has given wrong gradients with tensor parallelism, and was not tried with "
+                "context parallelism; use strategy='fsdp'"
             )
         if options.sync_batchnorm and (self.sizes.tensor, self.sizes.context) != (1, 1):
             lines.append(

@@ -213,7 +213,10 @@ def test_sizes_that_do_not_multiply_to_the_processes_are_refused():
         "it, or set strategy_options.shard of strategy='mesh'"
     ]
     lines = refused(plan, compile=True)
-    assert any(line.startswith("compile has given wrong gradients with tensor parallelism") for line in lines)
+    assert any(
+        line.startswith("compile has given wrong gradients with tensor parallelism")
+        for line in lines
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,14 @@ CASTS = {
     **dict.fromkeys(("fairscale_fsdp", "fairscale_fsdp, EMA"), 2),
 }
 # Copies that a save makes: one of what the rank saves, with Adam's moments, if it is asynchronous.
-COPIES = {"ddp, asynchronous save": 3 * ALL, "fsdp, asynchronous save": 3 * ALL / 2}
+# Rank 0 keeps the ranks' average in host memory, on which it trains here.
+COPIES = {
+    "ddp, asynchronous save": 3 * ALL,
+    "fsdp, asynchronous save": 3 * ALL / 2,
+    **dict.fromkeys(("local_sgd", "diloco"), ALL),
+}
 # What is known to be wrong, with the reason.
 FAULTS = {
-    ("local_sgd", "copies"): "the average of ranks is a second model",
-    ("diloco", "copies"): "the average of ranks is a second model",
     ("fairscale_fsdp", "casts"): "autocast keeps casts of gathered weights",
     ("fairscale_fsdp, EMA", "casts"): "autocast keeps casts of gathered weights",
     ("fairscale_fsdp", "copies"): "shards of flat parameters and their states are copied",

@@ -58,9 +58,9 @@ def damage(path: Path) -> Path:
 
 
 def test_a_fresh_start(tmp_path: Path) -> None:
-    assert choose(tmp_path, "mine", None) == choice.Chosen(tmp_path / "mine")
+    assert choose(tmp_path, "mine", None) == choice.Selection(tmp_path / "mine")
     # Nothing was written yet: it may be tried again.
-    assert choose(tmp_path, "mine", None) == choice.Chosen(tmp_path / "mine")
+    assert choose(tmp_path, "mine", None) == choice.Selection(tmp_path / "mine")
 
 
 @pytest.mark.parametrize("name", ["mine", None])
@@ -73,7 +73,7 @@ def test_auto_without_a_checkpoint_starts_fresh(tmp_path: Path, name: str | None
 def test_auto_resumes_from_the_newest_of_the_run(tmp_path: Path) -> None:
     newest = save(tmp_path / "mine", 3, 4)
     save(tmp_path / "other", 9)
-    assert choose(tmp_path, "mine", "auto") == choice.Chosen(tmp_path / "mine", newest, True)
+    assert choose(tmp_path, "mine", "auto") == choice.Selection(tmp_path / "mine", newest, True)
 
 
 def test_the_newest_is_that_of_the_largest_number(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_newest_is_that_of_the_largest_number(tmp_path: Path) -> None:
 
 def test_a_run_is_resumed_in_its_directory(tmp_path: Path) -> None:
     newest = save(tmp_path / "mine", 3, 4)
-    same = choice.Chosen(tmp_path / "mine", newest, True)
+    same = choice.Selection(tmp_path / "mine", newest, True)
     assert choose(tmp_path, None, str(tmp_path / "mine")) == same
     assert choose(tmp_path, None, str(tmp_path / "mine" / "checkpoints")) == same
     assert choose(tmp_path, "mine", str(newest)) == same
@@ -92,7 +92,7 @@ def test_a_run_is_resumed_in_its_directory(tmp_path: Path) -> None:
 def test_a_run_of_another_name_begins_with_the_checkpoint(tmp_path: Path) -> None:
     newest = save(tmp_path / "mine", 3)
     chosen = choose(tmp_path, "other", str(tmp_path / "mine"))
-    assert chosen == choice.Chosen(tmp_path / "other", newest, False)
+    assert chosen == choice.Selection(tmp_path / "other", newest, False)
 
 
 def test_it_begins_with_it_again_until_it_has_saved_itself(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_it_begins_with_it_again_until_it_has_saved_itself(tmp_path: Path) -> No
     other = tmp_path / "other"
     other.mkdir()
     run_directory.write_record(other, Layout(), {"resumed_from": str(newest)})
-    assert choose(tmp_path, "other", "auto") == choice.Chosen(other, newest, False)
+    assert choose(tmp_path, "other", "auto") == choice.Selection(other, newest, False)
     own = save(other, 4)
-    assert choose(tmp_path, "other", "auto") == choice.Chosen(other, own, True)
+    assert choose(tmp_path, "other", "auto") == choice.Selection(other, own, True)
 
 
 def test_a_checkpoint_that_was_copied_belongs_to_no_run(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_one_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:
 
 def test_overwriting_takes_the_directory_and_no_checkpoint(tmp_path: Path) -> None:
     newest, other = save(tmp_path / "mine", 3), save(tmp_path / "other", 1)
-    assert choose(tmp_path, "mine", None, overwrite=True) == choice.Chosen(tmp_path / "mine")
+    assert choose(tmp_path, "mine", None, overwrite=True) == choice.Selection(tmp_path / "mine")
     chosen = choose(tmp_path, "mine", str(other), overwrite=True)
-    assert chosen == choice.Chosen(tmp_path / "mine", other, False)
+    assert chosen == choice.Selection(tmp_path / "mine", other, False)
     assert newest.is_dir()  # until the new run begins
     assert refused(tmp_path, "mine", str(newest), overwrite=True) == [
         f"overwrite: {tmp_path / 'mine'} is the run that resume={str(newest)!r} resumes; leave out "

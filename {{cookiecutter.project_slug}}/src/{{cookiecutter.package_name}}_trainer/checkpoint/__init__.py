@@ -6,10 +6,10 @@ file per rank. Imports ``launch`` and the folders below it; nothing here depends
 
 from .dtensors import is_sharded
 from .reading import AVERAGE, DIRECTORY, Checkpoint, complete, resolve, run_of, step_name
-from .run_choice import Chosen, Request
+from .run_choice import Request, Selection
 from .run_directory import BEST, LAST, find_link, point
 from .run_lock import RunLock
-from .state_file import MOST_STEPS, Spread, check_count
+from .state_file import MOST_STEPS, ShardedDict, check_count
 from .stored_tensors import Stored, fill, fill_module, find_tensors, flat_part, read_all
 from .writing import Checkpoints, copy_linked, set_aside
 
@@ -21,10 +21,10 @@ __all__ = [
     "MOST_STEPS",
     "Checkpoint",
     "Checkpoints",
-    "Chosen",
     "Request",
     "RunLock",
-    "Spread",
+    "Selection",
+    "ShardedDict",
     "Stored",
     "check_count",
     "complete",

@@ -38,7 +38,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selection:
     """The selected run directory and checkpoint.
 
     ``is_same_run``: whether the checkpoint belongs to this run; ``remarks``: notes to print.
@@ -97,7 +97,7 @@ def refuse_existing(request: Request) -> None:
         _check_empty(request.root / request.name)
 
 
-def choose(request: Request, layout: Layout, lock: RunLock) -> Chosen:
+def choose(request: Request, layout: Layout, lock: RunLock) -> Selection:
     """Select the run directory and the checkpoint on rank 0, for all, and lock the directory.
 
     Raises:
@@ -117,7 +117,7 @@ def choose(request: Request, layout: Layout, lock: RunLock) -> Chosen:
     directory, remarks = Path(answer["directory"]), list(answer["remarks"])
     found = _first_whole([Path(each) for each in answer["candidates"]], remarks)
     is_same = found is not None and _is_of(found, directory)
-    return Chosen(directory, found, is_same, remarks)
+    return Selection(directory, found, is_same, remarks)
 
 
 def whole(path: Path) -> Checkpoint:

@@ -25,7 +25,7 @@ _MOST_RANKS = 10**7
 _FRAME = re.compile(rb'\{"crc32": "([0-9a-f]{8})", "content":\n(.*)\n\}\n', re.DOTALL)
 
 
-class Spread(dict[str, Any]):
+class ShardedDict(dict[str, Any]):
     """A dict whose entries are sharded over the ranks; a checkpoint contains all of them."""
 
 
@@ -96,8 +96,8 @@ def check_count(name: str, value: object, least: int, most: int) -> int:
 class Packing:
     """Converts a state to JSON, and collects the tensors that this rank writes.
 
-    A replicated tensor is written by rank 0, a :class:`Spread` entry by the lowest rank that has
-    it, and a DTensor by the ranks whose shards are not replicas of another rank's.
+    A replicated tensor is written by rank 0, an entry of a :class:`ShardedDict` by the lowest rank
+    that has it, and a DTensor by the ranks whose shards are not replicas of another rank's.
     """
 
     def __init__(self) -> None:
@@ -119,8 +119,8 @@ class Packing:
             return value
         if isinstance(value, Tensor):
             return {"~tensor": self._note(value, path, writes)}
-        if isinstance(value, Spread):
-            return self._pack_spread(value, path)
+        if isinstance(value, ShardedDict):
+            return self._pack_sharded(value, path)
         if isinstance(value, Mapping):
             return self._pack_mapping(value, path, writes)
         if isinstance(value, list | tuple):
@@ -153,7 +153,7 @@ class Packing:
             kind: [[key, self.pack(each, f"{path}/{key}", writes)] for key, each in value.items()]
         }
 
-    def _pack_spread(self, value: Spread, path: str) -> Any:
+    def _pack_sharded(self, value: ShardedDict, path: str) -> Any:
         keys = collectives.gather(list(value))
         earlier = {key for each in keys[: collectives.rank()] for key in each}
         own = {

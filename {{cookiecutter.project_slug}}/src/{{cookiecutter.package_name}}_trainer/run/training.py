@@ -11,8 +11,8 @@ from ..checkpoint import (
     DIRECTORY,
     Checkpoint,
     Checkpoints,
-    Chosen,
     RunLock,
+    Selection,
     run_choice,
     run_directory,
     set_aside,
@@ -67,7 +67,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
                 _Fit(run, module, feed, loaders, chosen, compiled).train()
 
 
-def _choose(plan: Plan, lock: RunLock) -> Chosen:
+def _choose(plan: Plan, lock: RunLock) -> Selection:
     """Select run directory and checkpoint; a restart by torchrun resumes its own run."""
     request, layout = plan.request, plan.layout
     is_restarted = restarts.expected(layout) and not plan.options.fast_dev_run
@@ -86,7 +86,7 @@ class _Fit:
         module: TrainingModule,
         feed: Feed,
         loaders: LoadersByName,
-        chosen: Chosen,
+        chosen: Selection,
         compiled: compilation.Compiled | None,
     ) -> None:
         self._run, self._plan, self._console = run, run.plan, run.console

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..checkpoint import Spread
+from ..checkpoint import ShardedDict
 from .optimizer_state import group_names, load_optimizer_state, named_groups
 
 
@@ -25,7 +25,9 @@ def state(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
     """The state in the form of :func:`optimizer_state`, with this process' shard only."""
     own = optimizer.optim.state
     return {
-        "state": Spread({names[id(parameter)]: dict(values) for parameter, values in own.items()}),
+        "state": ShardedDict(
+            {names[id(parameter)]: dict(values) for parameter, values in own.items()}
+        ),
         "param_groups": named_groups(optimizer.param_groups, group_names(optimizer, names)),
     }
 

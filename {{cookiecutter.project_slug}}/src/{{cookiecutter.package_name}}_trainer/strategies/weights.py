@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import Spread, Stored, dtensors, fill
+from ..checkpoint import ShardedDict, Stored, dtensors, fill
 
 
 class LocalWeights:
@@ -16,14 +16,14 @@ class LocalWeights:
         named: Names and parameters: full ones, or DTensors; one that modules share has several
             names, of which the first counts.
         before_put: Called before parameters are overwritten, to free what was gathered from them.
-        is_spread: Whether other processes hold other parameters.
+        is_sharded: Whether other processes hold other parameters.
     """
 
     def __init__(
         self,
         named: Iterable[tuple[str, Tensor]],
         before_put: Callable[[], None] | None = None,
-        is_spread: bool = False,
+        is_sharded: bool = False,
     ) -> None:
         self.parameters: dict[str, Tensor] = {}
         self._names: dict[str, list[str]] = {}
@@ -33,7 +33,7 @@ class LocalWeights:
             self.parameters[own] = each
             self._names.setdefault(own, []).append(name)
         self._before_put = before_put
-        self._is_spread = is_spread
+        self._is_sharded = is_sharded
 
     def trained(self) -> list[str]:
         """Names of the parameters that are trained now."""
@@ -61,7 +61,7 @@ class LocalWeights:
             if each is not None
             for name in self._names[own]
         }
-        return Spread(kept) if self._is_spread else kept
+        return ShardedDict(kept) if self._is_sharded else kept
 
     def whole(self, name: str, part: Tensor) -> Tensor | None:
         """The full tensor or DTensor of a part; ``None``: another process has it."""

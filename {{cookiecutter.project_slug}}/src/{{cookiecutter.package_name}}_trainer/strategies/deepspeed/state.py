@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint import Spread, Stored, fill_module, read_all
+from ...checkpoint import ShardedDict, Stored, fill_module, read_all
 from ...errors import ConfigurationError
 from ...launch import collectives
 from ..optimizer_state import check_groups, implementation, named_groups
@@ -64,7 +64,7 @@ class ShardedState:
         state = dict(self._module.state_dict())
         if isinstance(self._slices, FlatSlices):
             return state
-        own = Spread()
+        own = ShardedDict()
         for index, (name, parameter) in enumerate(self._parameters.items()):
             part = self._slices.weights(parameter)
             whole = _gather(index, part, part.flat, self._slices.shape(parameter))
@@ -74,8 +74,8 @@ class ShardedState:
             own.update({name: state[name] for name in state if name not in self._aliases})
         return own
 
-    def _values(self) -> Spread:
-        own = Spread()
+    def _values(self) -> ShardedDict:
+        own = ShardedDict()
         names = itertools.chain.from_iterable(self._groups)
         for index, (name, part) in enumerate(self._trained(names)):
             shape = self._slices.shape(self._parameters[name])

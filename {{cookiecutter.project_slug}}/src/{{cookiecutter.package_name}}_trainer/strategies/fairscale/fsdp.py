@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...checkpoint import Spread
+from ...checkpoint import ShardedDict
 from ...launch.cluster import Layout
 from ...module import TrainingModule
 from ...options import Options
@@ -182,7 +182,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
     # --- checkpoints ---------------------------------------------------------------------------
 
     def _model_state(self) -> dict[str, Any]:
-        model = Spread()
+        model = ShardedDict()
         gathered = {
             each: shard.gather(shard.parameter.data, self._keepers[each])
             for each, shard in self._shards.items()
@@ -214,7 +214,7 @@ class FairScaleFSDP(ProcessGroupStrategy):
         return ShardedWeights(named, self._shards, self._keepers, cut)
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        kept = Spread()
+        kept = ShardedDict()
         for parameter, values in optimizer.state.items():
             key = id(parameter)
             whole = self._shards[key].gather_values(values, self._keepers[key])

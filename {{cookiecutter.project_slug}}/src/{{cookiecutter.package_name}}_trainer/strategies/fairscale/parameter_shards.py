@@ -152,7 +152,7 @@ class ShardedWeights(LocalWeights):
         keepers: Mapping[int, int],
         cut: Callable[[], None],
     ) -> None:
-        super().__init__(named, before_put=cut, is_spread=True)
+        super().__init__(named, before_put=cut, is_sharded=True)
         self._shards, self._keepers = shards, keepers
 
     def whole(self, name: str, part: Tensor) -> Tensor | None:

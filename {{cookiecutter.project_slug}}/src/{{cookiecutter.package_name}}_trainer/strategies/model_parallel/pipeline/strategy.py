@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ....checkpoint import Spread, dtensors, fill_module
+from ....checkpoint import ShardedDict, dtensors, fill_module
 from ....data import Splitter, batch_length, moving, part_sizes, randomness
 from ....errors import ConfigurationError, UserError
 from ....launch import collectives
@@ -324,7 +324,7 @@ class Sequential(ProcessGroupStrategy):
     def _model_state(self) -> dict[str, Any]:
         # Of what several stages have, the last one's.
         whole = self.module.state_dict(keep_vars=True)
-        return Spread(
+        return ShardedDict(
             {
                 name: each.detach() if isinstance(each, Tensor) else each
                 for name, each in whole.items()
@@ -344,13 +344,13 @@ class Sequential(ProcessGroupStrategy):
     def weights(self) -> LocalWeights:
         named = self.module.named_parameters(remove_duplicate=False)
         own = [(name, each) for name, each in named if self.ownership.is_own(each)]
-        return LocalWeights(own, is_spread=True)
+        return LocalWeights(own, is_sharded=True)
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         found = super()._optimizer_state(optimizer)
         own = self._names(self.ownership.counts_here)
         values = {name: each for name, each in found["state"].items() if name in own}
-        return {**found, "state": Spread(values)}
+        return {**found, "state": ShardedDict(values)}
 
     def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         own = self._names(self.ownership.is_own)

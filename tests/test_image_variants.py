@@ -24,7 +24,8 @@ def test_the_variant_decides_what_all_stages_stand_on(
 ) -> None:
     found = stages(project)
     assert found["base"][0] == "base-${STAGE}"
-    assert found["base-cuda"][0] == "base-cpu"
+    assert found["base-cuda"][0] == "base-compiler"
+    assert found["base-compiler"][0] == "base-cpu"
     assert found["base-cpu"][0] == "${BASE_IMAGE}"
     assert {found[name][0] for name in ("builder", "runtime")} == {"base"}
     text = (project / "Dockerfile").read_text(encoding="utf-8")
@@ -32,7 +33,8 @@ def test_the_variant_decides_what_all_stages_stand_on(
     # Or they would be empty in a FROM.
     assert "\nARG VARIANT=cpu\nARG STAGE=${VARIANT}\n" in before_all_stages
     monkeypatch.setattr(build_image, "PROJECT", project)
-    for variant, stage in {"cpu": "cpu", "cuda": "cuda", "cu126": "cuda", "rocm6.4": "cpu"}.items():
+    variants = {"cpu": "cpu", "cuda": "cuda", "cu126": "cuda", "rocm6.4": "compiler"}
+    for variant, stage in variants.items():
         words = build_image.command("x:y", variant)
         assert {f"--build-arg=VARIANT={variant}", f"--build-arg=STAGE={stage}"} <= set(words)
 

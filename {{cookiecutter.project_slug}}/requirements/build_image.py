@@ -83,7 +83,7 @@ def command(image: str, variant: str) -> list[str]:
     given = {name: os.environ.get(name, "") for name in ("ENGINES", "BASE_IMAGE")}
     arguments = {
         "VARIANT": variant,
-        "STAGE": "cuda" if variant.startswith("cu") else "cpu",
+        "STAGE": {"cu": "cuda", "ro": "compiler"}.get(variant[:2], "cpu"),  # ROCm's Triton compiles
         "COMMIT": commit(),
         "VERSION": project["version"],
         "TORCH": torch[1] if torch else "",

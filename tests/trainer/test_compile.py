@@ -75,7 +75,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return make(model, backend=backend, **options)
 
     torch._dynamo.reset()
-    monkeypatch.setenv("CXX", "true")
+    monkeypatch.setattr(compilation, "check_compiler", lambda _: None)
     monkeypatch.setattr(torch, "compile", compiled)
     return captured
 
@@ -353,7 +353,8 @@ def problems(value: Any) -> list[str]:
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(monkeypatch, value, lines):
-    monkeypatch.setenv("CXX", "true")  # a machine without a compiler has one problem more
+    # A machine without a compiler has more problems.
+    monkeypatch.setattr(compilation, "check_compiler", lambda _: None)
     assert problems(value) == lines
 
 
@@ -370,7 +371,14 @@ def test_a_scripted_module_stays_as_it_is():
     assert list(compilation.select(module, True, [])) == ["own"]
 
 
-def test_without_a_compiler_one_line_says_so(monkeypatch):
+def test_without_a_compiler_a_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    line = "compile needs a C++ compiler: install g++, or name one in CXX"
-    assert problems(True) == problems({"mode": "default"}) == [line]
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda _: str(tmp_path))
+    lines = [
+        "compile needs a C++ compiler: install g++, or name one in CXX",
+        "compile needs the headers of Python: install python3-dev",
+    ]
+    assert problems(True) == problems({"mode": "default"}) == lines
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("CXX", "true")
+    compilation.check_compiler(True)

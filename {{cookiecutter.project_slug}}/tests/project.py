@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +106,8 @@ def missing(name: str) -> str | None:
     Args:
         name: ``"mpirun"``, ``"g++"``, or a package that ``make`` installs by its name.
     """
+    if name == "g++" and not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "the headers of Python are not installed: apt install python3-dev"
     if name in _PROGRAMS:
         return None if shutil.which(name) else f"{name} is not installed: {_PROGRAMS[name]}"
     return None if importlib.util.find_spec(name) else f"{name} is not installed: make {name}"

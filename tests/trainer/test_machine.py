@@ -166,7 +166,15 @@ def test_more_workers_than_a_machine_can_start_are_refused(tmp_path: Path) -> No
 @pytest.mark.needs("g++")
 @pytest.mark.parametrize("meta_device", [False, True])
 def test_what_takes_minutes_is_said_first(tmp_path: Path, capsys: Any, meta_device: bool) -> None:
+    class Layered(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.layer(self.weight * batch[0]).mean()
+
     options = {"compile": True, "meta_device": meta_device, "enable_progress_bar": True}
-    train(Model(), tmp_path, max_steps=1, **options)
+    train(Layered(), tmp_path, max_steps=1, **options)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "compile: the first step compiles the model, which may take minutes"

@@ -31,7 +31,7 @@ LINES = {
     "strategies/deepspeed": 1673,
     "strategies/fairscale": 908,
     "strategies/fsdp": 656,
-    "strategies/gradients": 465,
+    "strategies/gradients": 466,
     "strategies/horovod": 272,
     "strategies/model_parallel": 2544,
     "strategies/replicated": 584,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from storages import Storages
+from live_storages import Live
 
 DECAY = 0.7
 OPTIONS = {
@@ -96,9 +96,10 @@ _state = saving.state
 
 def counted_state(fit: Any) -> dict[str, Any]:
     """What a checkpoint contains, and how many bytes of it are copies."""
-    with Storages() as storages:
+    with Live() as live:
+        live.begin()
         found = _state(fit)
-        SAVES.append(storages.live)
+        SAVES.append(live.added())
     return found
 
 

@@ -70,7 +70,7 @@ class _Stream:
         self.rank = rank
         numbered = enumerate(operations)
         grouped = groupby(numbered, lambda each: (each[1].batch, each[1].batch is None and each[0]))
-        self._rest = [[each for _, each in parts] for _, parts in grouped][::-1]
+        self._rest = [[each for _, each in batch] for _, batch in grouped][::-1]
         self.waiting: list[Operation] = []
         self.advance()
 

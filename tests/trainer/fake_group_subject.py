@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from live_storages import Live, storages
+from live_storages import Live, Pair, storages
 
 WORLDS = (8, 64)
 NODE = 8
@@ -42,24 +42,12 @@ WEIGHT = WIDTH * WIDTH * 4
 UNITS = {"unit_parameters": 100}
 
 
-class Block(nn.Module):
-    """Two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.down = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.up(x).tanh())
-
-
 class Net(trainer.TrainingModule):
     """Blocks one after another; all weights have the same size, of which 64 ranks have parts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sequential_module = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+        self.sequential_module = nn.Sequential(*(Pair(WIDTH) for _ in range(BLOCKS)))
 
     def parallelize_plan(self, mesh: Any) -> dict[str, Any]:
         block = "sequential_module.*"

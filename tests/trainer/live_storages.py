@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from my_project_trainer.checkpoint import dtensors
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,10 +31,13 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it calls operators on its own tensors, which come here
+        for each in tree_leaves((args, kwargs)):
+            if isinstance(each, Tensor) and self._note(each):  # made before, or elsewhere
+                self._before.add(each.untyped_storage()._cdata)
         outputs = func(*args, **(kwargs or {}))
         is_new = [self._note(each) for each in tree_leaves(outputs) if isinstance(each, Tensor)]
         if self._is_counting and any(is_new):
-            self.most = max(self.most, sum(self.since_begin().values()))
+            self.most = max(self.most, self.added())
         return outputs
 
     def _note(self, tensor: Tensor) -> bool:
@@ -66,6 +69,10 @@ class Live(TorchDispatchMode):
         """Bytes of each storage that was made since :meth:`begin`, and is alive."""
         return {key: size for key, size in self.sizes().items() if key not in self._before}
 
+    def added(self) -> int:
+        """Bytes that were made since :meth:`begin`, and are alive."""
+        return sum(self.since_begin().values())
+
     def end(self) -> int:
         """Stop counting; the most bytes that were added."""
         self._is_counting = False
@@ -77,6 +84,18 @@ def _bytes(weak: StorageWeakRef) -> int | None:
         return None
     storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
     return None if storage is None else storage.nbytes()
+
+
+class Pair(nn.Module):
+    """Two weights of the same size, and a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, width, bias=False)
+        self.down = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).tanh())
 
 
 def storages(tensors: Iterable[Tensor | None]) -> dict[int, int]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from storages import Storages
+from live_storages import Live
 
 SAMPLES, GLOBAL_BATCH = 26, 8  # four steps an epoch, the last of two samples
 EPOCHS, STEPS = 3, 12
@@ -217,9 +217,10 @@ def fit(case: Case, folder: Path, devices: int, **arguments: Any) -> tuple[Subje
 
 def counted_state(state: Callable[..., Any], subject: Subject, fit: Any) -> Any:
     """What a checkpoint contains; note the bytes that it takes, and those that it took at most."""
-    with Storages() as storages:
+    with Live() as live:
+        live.begin()
         found = state(fit)
-        subject.storages.append((storages.live, storages.peak))
+        subject.storages.append((live.added(), live.most))
     return found
 
 

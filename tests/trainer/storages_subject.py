@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from live_storages import Live
+from live_storages import Live, Pair
 
 LAYERS, WIDTH, STEPS = 4, 128, 5
 WEIGHT = WIDTH * WIDTH * 4
@@ -34,25 +34,13 @@ SMALLEST = WEIGHT // 8  # activations and random states are smaller, shards of t
 _ASKS = ("get", "set", "add", "check", "compare_set", "wait")
 
 
-class Layer(nn.Module):
-    """Two weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.down = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.up(x).tanh())
-
-
 class Deep(trainer.TrainingModule):
     """Layers one after another; ``repeated``: the last one is called twice."""
 
     def __init__(self, live: Live, asks: list[int], *, repeated: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.sequential_module = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+        self.sequential_module = nn.Sequential(*(Pair(WIDTH) for _ in range(LAYERS)))
         self.live, self.asks, self.repeated = live, asks, repeated
         self.casts: list[float] = []
         self.asked: list[int] = []
@@ -94,7 +82,7 @@ class Case:
 
 
 UNITS = {"unit_parameters": 100}
-WHOLE_LAYERS = {"unit_classes": ["Layer"]}
+WHOLE_LAYERS = {"unit_classes": ["Pair"]}
 CASES = {
     "torch": {
         "ddp": Case(),
@@ -112,7 +100,7 @@ CASES = {
     },
     "more": {
         "ddp, EMA": Case(trainer={"callbacks": [EMA()]}),
-        "fsdp, checkpointed by unit": Case(WHOLE_LAYERS, {"activation_checkpointing": ["Layer"]}),
+        "fsdp, checkpointed by unit": Case(WHOLE_LAYERS, {"activation_checkpointing": ["Pair"]}),
         "hsdp": Case({**UNITS, "shard_size": 2}),
         "tensor_parallel": Case(),
         "mesh, shards": Case({**UNITS, "data": 1, "shard": 2}),

@@ -79,12 +79,13 @@ def test_what_the_program_has_set_itself_stays_unless_the_option_says_otherwise(
     assert settings() == before
 
 
-def test_cudnn_tunes_only_where_the_option_or_the_program_says_so(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    for options, benchmark in (({}, True), ({"cudnn_benchmark": False}, False)):
-        with devices.backends_set("cuda", Options(**options)):
-            assert torch.backends.cudnn.benchmark is benchmark
-        assert torch.backends.cudnn.benchmark is True
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("option", [None, False, True])
+def test_cudnn_tunes_only_where_the_option_or_the_program_says_so(monkeypatch, own, option):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", own)
+    with devices.backends_set("cuda", Options(cudnn_benchmark=option)):
+        assert torch.backends.cudnn.benchmark is (own if option is None else option)
+    assert torch.backends.cudnn.benchmark is own
 
 
 @pytest.mark.parametrize(

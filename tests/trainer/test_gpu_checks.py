@@ -12,7 +12,7 @@ from tests.conformance.matrix import PORTABLE
 from tests.gpu import find_python, packages, report
 from tests.gpu import run as gpu_run
 from tests.gpu.report import Result
-from tests.gpu.run import Part, parts, run_part
+from tests.gpu.run import Session, run_session, sessions
 from tests.project import ROOT, run
 
 DRY = {"GPU_TESTS_ON": "cpu"}
@@ -85,7 +85,7 @@ def test_without_a_gpu_each_check_is_skipped_with_the_reason(folder, words, coun
 
 def test_every_file_of_checks_is_run_by_make_test_gpu(monkeypatch):
     def files() -> set[Path]:
-        return {ROOT / name for part in parts() for name in part.files}
+        return {ROOT / name for session in sessions() for name in session.files}
 
     def marked(folder: Path) -> set[Path]:
         found = {
@@ -122,7 +122,7 @@ def test_e(name):
 def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
     (tmp_path / "test_broken.py").write_text(BROKEN)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
-    results = list(run_part(Part((str(tmp_path / "test_broken.py"),)), "cpu", ""))
+    results = list(run_session(Session((str(tmp_path / "test_broken.py"),)), "cpu", ""))
     assert [each.outcome for each in results] == [
         *("passed", "crashed", "skipped", "failed", "passed"),
     ]
@@ -133,19 +133,19 @@ def test_a_process_that_an_error_ends_costs_one_check(tmp_path, capsys):
     assert "test_broken.py" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_continues_after_its_last_finished_part(tmp_path, monkeypatch, capsys):
-    """Each part is run once, whatever ends the first command; other code starts from the first."""
-    parts = [Part((name,)) for name in ("one", "two")]
+def test_an_interrupted_run_continues_after_its_last_session(tmp_path, monkeypatch, capsys):
+    """Whatever ends the first command, each is run once; other code starts from the first."""
+    sessions = [Session((name,)) for name in ("one", "two")]
     started = []
 
-    def run_part(part, device, words):
-        started.append(part.selection)
+    def run_session(session, device, words):
+        started.append(session.selection)
         if started == ["one", "two"]:
             raise KeyboardInterrupt
-        yield Result(f"{part.selection}::test_a", "passed", seconds=1.0)
+        yield Result(f"{session.selection}::test_a", "passed", seconds=1.0)
 
-    monkeypatch.setattr(gpu_run, "parts", lambda: parts)
-    monkeypatch.setattr(gpu_run, "run_part", run_part)
+    monkeypatch.setattr(gpu_run, "sessions", lambda: sessions)
+    monkeypatch.setattr(gpu_run, "run_session", run_session)
     results = tmp_path / "build" / "results.json"
     monkeypatch.setattr(sys, "argv", ["run", "--device", "cpu", "--results", str(results)])
     with pytest.raises(KeyboardInterrupt):
@@ -160,24 +160,24 @@ def test_an_interrupted_run_continues_after_its_last_finished_part(tmp_path, mon
 
 
 @pytest.mark.slow
-def test_each_check_of_a_strategy_is_in_one_part():
+def test_each_check_of_a_strategy_is_in_one_session():
     """Selections by name: ``fsdp`` is in ``fairscale_fsdp``."""
     command = [sys.executable, *checks(OWN, ""), "--collect-only"]
     del command[command.index("-k") : command.index("-k") + 2]
-    files = [part for part in parts() if part.files == ("tests/gpu/test_strategies.py",)]
+    of_strategies = [each for each in sessions() if "tests/gpu/test_strategies.py" in each.files]
 
     def collected(selection):
         done = run([*command[1:], "-k", selection], extra=DRY)
         return [line for line in done.stdout.splitlines() if "test_strategies.py::" in line]
 
-    found = [line for part in files for line in collected(part.selection)]
+    found = [line for each in of_strategies for line in collected(each.selection)]
     assert sorted(found) == sorted(collected("test_strategies"))
     assert len(found) > 100
 
 
 def test_a_file_that_cannot_be_imported_is_no_success(tmp_path):
     (tmp_path / "test_broken.py").write_text("import nowhere")
-    (result,) = run_part(Part((str(tmp_path / "test_broken.py"),)), "cpu", "")
+    (result,) = run_session(Session((str(tmp_path / "test_broken.py"),)), "cpu", "")
     assert result.outcome == "crashed"
     assert "nowhere" in result.message
 

@@ -30,7 +30,7 @@ from .report import Result
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 MOST_RESTARTS = 20
-# In one process; so a part ends within five minutes.
+# In one process; so a session ends within five minutes.
 STRATEGIES_AT_ONCE = 4
 # Exit codes of pytest that say that it ran to its end: all well, failures, stopped, no test.
 ENDED = (0, 1, 2, 5)
@@ -59,7 +59,7 @@ print(json.dumps({"device": name, **facts}))
 
 
 @dataclass(frozen=True)
-class Part:
+class Session:
     """What one process runs: files, and which of their tests."""
 
     files: tuple[str, ...]
@@ -71,13 +71,10 @@ class Part:
         return self.words or " or ".join(Path(name).stem for name in self.files)
 
 
-def parts() -> list[Part]:
+def sessions() -> list[Session]:
     """Return them in their order: strategies first, each engine alone, another folder's last."""
-    from .strategies import (
-        ROWS,
-        engine,
-        engines,
-    )  # after `main` has looked which packages are missing
+    # After `main` has looked which packages are missing.
+    from .strategies import ROWS, engine, engines
 
     strategies = "tests/gpu/test_strategies.py"
     of_torch = [name for name in sorted(ROWS) if engine(name) is None]
@@ -85,14 +82,14 @@ def parts() -> list[Part]:
     others = os.environ.get("GPU_CHECKS")
     more = sorted(map(str, Path(others).glob("test_*.py"))) if others else []
     return [
-        Part((strategies,), "test_strategies and not ["),
+        Session((strategies,), "test_strategies and not ["),
         *(
-            Part((strategies,), _words(of_torch[first : first + STRATEGIES_AT_ONCE]))
+            Session((strategies,), _words(of_torch[first : first + STRATEGIES_AT_ONCE]))
             for first in range(0, len(of_torch), STRATEGIES_AT_ONCE)
         ),
-        *(Part((name,)) for name in own if name != strategies),
-        *(Part((strategies,), _words(names)) for names in engines().values() if names),
-        *(Part((name,)) for name in more),
+        *(Session((name,)) for name in own if name != strategies),
+        *(Session((strategies,), _words(names)) for names in engines().values() if names),
+        *(Session((name,)) for name in more),
     ]
 
 
@@ -102,11 +99,11 @@ def _words(strategies: Iterable[str]) -> str:
     return f"test_strategies and ({chosen})"
 
 
-def run_part(part: Part, device: str, words: str) -> Iterator[Result]:
-    """Run a part, in another process where one has not come to its end."""
+def run_session(session: Session, device: str, words: str) -> Iterator[Result]:
+    """Run a session, in another process where one has not come to its end."""
     finished: dict[str, Result] = {}
     for _ in range(MOST_RESTARTS):
-        code, entries, output = _pytest(part, device, words, list(finished))
+        code, entries, output = _pytest(session, device, words, list(finished))
         collected = [name for entry in entries for name in entry.get("collected", ())]
         new = {entry["test"]: Result(**entry) for entry in entries if "test" in entry}
         begun = [entry["begins"] for entry in entries if "begins" in entry]
@@ -114,8 +111,8 @@ def run_part(part: Part, device: str, words: str) -> Iterator[Result]:
             how = f"the process ended with {code}: {output.strip().splitlines()[-1:]}"
             new[begun[-1]] = Result(begun[-1], "crashed", message=how)
         elif code not in ENDED or (code == 2 and not new):
-            new[" ".join(part.files)] = Result(
-                " ".join(part.files), "crashed", message=output.strip()[-300:]
+            new[" ".join(session.files)] = Result(
+                " ".join(session.files), "crashed", message=output.strip()[-300:]
             )
         yield from (each for name, each in new.items() if name not in finished)
         finished.update(new)
@@ -124,14 +121,14 @@ def run_part(part: Part, device: str, words: str) -> Iterator[Result]:
 
 
 def _pytest(
-    part: Part, device: str, words: str, finished: Sequence[str]
+    session: Session, device: str, words: str, finished: Sequence[str]
 ) -> tuple[int, list[dict[str, object]], str]:
     """Return the exit code of pytest, what it wrote down, and what it printed."""
-    chosen = " and ".join(f"({each})" for each in (part.words, words) if each)
+    chosen = " and ".join(f"({each})" for each in (session.words, words) if each)
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
         results.touch()
-        command = [sys.executable, "-m", "pytest", *part.files, "-m", "gpu", "-k", chosen]
+        command = [sys.executable, "-m", "pytest", *session.files, "-m", "gpu", "-k", chosen]
         command += ["-p", "tests.gpu.recording", "-p", "no:cacheprovider", "-q"]
         # A main thread that waits for a GPU hears no signal.
         command += ["--timeout-method", "thread"]
@@ -172,21 +169,22 @@ def code() -> str:
 
 
 def kept(path: Path | None, of: Mapping[str, str]) -> dict[str, list[Result]]:
-    """Read the results of the parts that an interrupted command finished; none of another run."""
+    """Read the results of sessions that an interrupted command finished; none of another run."""
     if path is None or not path.exists():
         return {}
     found = json.loads(path.read_text("utf-8"))
     if found["of"] != of:
         return {}
-    return {name: [Result(**each) for each in results] for name, results in found["parts"].items()}
+    saved = found["sessions"].items()
+    return {name: [Result(**each) for each in results] for name, results in saved}
 
 
 def keep(path: Path, of: Mapping[str, str], finished: Mapping[str, Sequence[Result]]) -> None:
     """Write what :func:`kept` reads."""
-    parts_ = {name: list(map(dataclasses.asdict, each)) for name, each in finished.items()}
+    saved = {name: list(map(dataclasses.asdict, each)) for name, each in finished.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new")
-    beside.write_text(json.dumps({"of": of, "parts": parts_}), encoding="utf-8")
+    beside.write_text(json.dumps({"of": of, "sessions": saved}), encoding="utf-8")
     beside.replace(path)
 
 
@@ -197,7 +195,7 @@ def main() -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--report", type=Path, help="the page; a dry run on the CPU writes none")
     parser.add_argument(
-        "--results", type=Path, help="results of finished parts, from which the next run continues"
+        "--results", type=Path, help="results of sessions, from which the next run continues"
     )
     parser.add_argument("-k", dest="words", default="", help="as pytest's")
     given = parser.parse_args()
@@ -212,14 +210,15 @@ def main() -> int:
     of |= {"code": code(), "-k": given.words}
     finished = kept(given.results, of)
     began, results, text = time.monotonic(), list[Result](), ""
-    for part in parts():
-        is_kept = part.selection in finished
-        new = finished.get(part.selection) or list(run_part(part, given.device, given.words))
-        finished[part.selection] = new
+    for session in sessions():
+        is_kept = session.selection in finished
+        new = finished.get(session.selection)
+        new = new or list(run_session(session, given.device, given.words))
+        finished[session.selection] = new
         results += new
         took = time.monotonic() - began
         what = "kept from an interrupted run" if is_kept else f"{len(new)} results"
-        print(f"{took:4.0f} s  {what}: ARGS='-k \"{part.selection}\"'", flush=True)
+        print(f"{took:4.0f} s  {what}: ARGS='-k \"{session.selection}\"'", flush=True)
         text = report.markdown(known, results, sum(each.seconds for each in results))
         if given.results is not None:
             keep(given.results, of, finished)

@@ -49,18 +49,18 @@ class WeightAverage(Callback):
         known = [name for name in names if name in self.average]
         if known:
             averages = [self.average[name] for name in known]
-            parts = zip(self.weights.parts(known), averages, strict=True)
-            torch._foreach_lerp_(averages, [part.to(own.dtype) for part, own in parts], weight)
-        for name, part in zip(new, self.weights.parts(new), strict=True):
-            self.average[name] = part.to(_WIDER.get(part.dtype, part.dtype), copy=True)
+            pairs = zip(self.weights.shards(known), averages, strict=True)
+            torch._foreach_lerp_(averages, [shard.to(own.dtype) for shard, own in pairs], weight)
+        for name, shard in zip(new, self.weights.shards(new), strict=True):
+            self.average[name] = shard.to(_WIDER.get(shard.dtype, shard.dtype), copy=True)
 
     def on_fit_start(self, trainer: Run, module: TrainingModule) -> None:
         self._weights, self.average, self.count = trainer.weights(), {}, 0
 
     @torch.no_grad()
     def on_validation_start(self, trainer: Run, module: TrainingModule) -> None:
-        parts = zip(self.average, self.weights.parts(self.average), strict=True)
-        self._trained = {name: torch.clone(part) for name, part in parts}
+        named = zip(self.average, self.weights.shards(self.average), strict=True)
+        self._trained = {name: torch.clone(shard) for name, shard in named}
         self.weights.put(self.average)
 
     def on_validation_end(self, trainer: Run, module: TrainingModule) -> None:

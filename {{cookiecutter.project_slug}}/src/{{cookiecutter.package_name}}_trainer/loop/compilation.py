@@ -62,13 +62,13 @@ def check_compiler(value: bool | Mapping[str, Any]) -> None:
 
 
 class Compiled:
-    """The compiled parts of a module by name, and which of them training steps have called.
+    """The compiled modules of a model by name, and which of them training steps have called.
 
-    A part inside another one is compiled with it. ``options``: those of ``torch.compile``.
+    A module inside another one is compiled with it. ``options``: those of ``torch.compile``.
     """
 
-    def __init__(self, parts: Mapping[str, nn.Module], options: Mapping[str, Any]) -> None:
-        self._parts, self._options = parts, options
+    def __init__(self, modules: Mapping[str, nn.Module], options: Mapping[str, Any]) -> None:
+        self._modules, self._options = modules, options
         self._called: set[int] = set()
         self._graphs = 0
         self.is_checked = False
@@ -78,14 +78,14 @@ class Compiled:
         compiled: _Forward = torch.compile(own, **self._options)
 
         # Must be called "forward": a pickled method is looked up by its name in the class.
-        def forward(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # Inside another part torch traces this, and must not depend on what changes here.
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # Inside another module torch traces this, and must not depend on what changes here.
             if torch.compiler.is_compiling() or self.is_checked or not torch.is_grad_enabled():
-                return compiled(part, *args, **kwargs)
+                return compiled(module, *args, **kwargs)
             before = _graphs()
-            outputs = compiled(part, *args, **kwargs)
+            outputs = compiled(module, *args, **kwargs)
             self._graphs += _graphs() - before
-            self._called.add(id(part))
+            self._called.add(id(module))
             return outputs
 
         return forward
@@ -97,9 +97,9 @@ class Compiled:
             UserError: Nothing was compiled.
         """
         self.is_checked = True
-        called = [name for name, each in self._parts.items() if id(each) in self._called]
+        called = [name for name, each in self._modules.items() if id(each) in self._called]
         inside = tuple(f"{name}." if name else "" for name in called)
-        left = [name for name in self._parts if not f"{name}.".startswith(inside)]
+        left = [name for name in self._modules if not f"{name}.".startswith(inside)]
         names = shorten(", ".join(filter(None, left)), 80)
         if self._called and not self._graphs:
             raise UserError(
@@ -132,7 +132,7 @@ def applied(
 ) -> Iterator[Compiled | None]:
     """Compile what the steps of a module call, and checkpoint activations, in this context.
 
-    Checkpointed parts are compiled separately, inside of what torch's checkpoint calls twice. The
+    Checkpointed modules are compiled separately, inside of what torch's checkpoint calls twice. The
     arguments are those of the trainer: ``compile``, ``activation_checkpointing`` and its mode.
 
     Raises:
@@ -144,26 +144,26 @@ def applied(
             return
     given = {} if value is True else value
     options: dict[str, Any] = {name: given.get(name) for name in ("mode", "dynamic") if given}
-    parts = select(module, value, checkpointed)
-    compiled = Compiled(parts, options)
+    selected = select(module, value, checkpointed)
+    compiled = Compiled(selected, options)
     torch.compiler.reset()  # each fit has all of torch's limit of recompilations
     with activation_checkpointing.applied(module, checkpointed, mode, compiled.compiled):
-        for part in parts.values():  # all of a class share one forward, which torch compiles once
-            vars(part)["forward"] = MethodType(compiled.compiled(type(part).forward), part)
+        for each in selected.values():  # a class has one forward, which torch compiles once
+            vars(each)["forward"] = MethodType(compiled.compiled(type(each).forward), each)
         try:
             yield compiled
         finally:
-            for part in parts.values():
-                del vars(part)["forward"]
+            for each in selected.values():
+                del vars(each)["forward"]
             torch.compiler.reset()
 
 
 def select(
     module: nn.Module, value: bool | Mapping[str, Any], checkpointed: Sequence[str]
 ) -> dict[str, nn.Module]:
-    """Select the parts of a model that are compiled, by name: the outermost ones that steps call.
+    """Select the modules that are compiled, by name: the outermost ones that steps call.
 
-    Parts that are checkpointed, contain checkpointed parts, or are inside them, are excluded.
+    Modules that are checkpointed, contain checkpointed ones, or are inside them, are excluded.
     Takes the arguments of :func:`applied`.
     """
     if value is False:
@@ -181,11 +181,11 @@ def select(
             "class); name what to compile, for example ['Block'], or leave regional out"
         )
     apart = activation_checkpointing.select(module, checkpointed)
-    others = {id(part) for part in apart}
-    excluded = {id(each) for part in apart for each in part.modules()}
+    others = set(map(id, apart))
+    excluded = {id(each) for outer in apart for each in outer.modules()}
     names = {id(each): name for name, each in module.named_modules()}
     return {
-        names[id(part)]: part
-        for part in found
-        if id(part) not in excluded and others.isdisjoint(map(id, part.modules()))
+        names[id(each)]: each
+        for each in found
+        if id(each) not in excluded and others.isdisjoint(map(id, each.modules()))
     }

@@ -85,24 +85,24 @@ class Manual(Protocol):
 class Weights(Protocol):
     """The parameters of a fit in this process, to average them.
 
-    A part is a plain tensor: all of a parameter, or the shard or slice that this process holds.
-    Elementwise operations on parts are therefore right under every strategy.
+    A shard is a plain tensor: what this process holds of a parameter, which may be all of it.
+    Elementwise operations on shards are therefore right under every strategy.
     """
 
     def trained(self) -> list[str]:
         """Names of the parameters that are trained now, of those in this process."""
 
-    def parts(self, names: Iterable[str]) -> list[Tensor]:
+    def shards(self, names: Iterable[str]) -> list[Tensor]:
         """This process' shards of parameters: not copies, and not to be modified."""
 
-    def put(self, parts: Mapping[str, Tensor]) -> None:
-        """Overwrite parameters with parts, in the parameters' data type; all ranks call it."""
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Overwrite this process' shards, in the parameters' data type; all ranks call it."""
 
-    def state(self, parts: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Convert parts to what a checkpoint contains, as of the weights; all ranks call it."""
+    def state(self, shards: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Convert shards to what a checkpoint contains, as of the weights; all ranks call it."""
 
     def load(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Read parts from a state of :meth:`state` of any strategy."""
+        """Read shards from a state of :meth:`state` of any strategy."""
 
 
 class Run(ReplicaProperties, ABC):

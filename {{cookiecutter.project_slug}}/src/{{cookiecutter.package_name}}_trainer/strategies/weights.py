@@ -1,4 +1,4 @@
-"""The parts of the parameters that this process holds, for callbacks that average them."""
+"""The shards of the parameters that this process holds, for callbacks that average them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -40,21 +40,21 @@ class LocalWeights:
         return [name for name, each in self.parameters.items() if each.requires_grad]
 
     @torch.no_grad()
-    def parts(self, names: Iterable[str]) -> list[Tensor]:
+    def shards(self, names: Iterable[str]) -> list[Tensor]:
         """This process' shards of parameters: not copies, and not to be modified."""
         return [dtensors.local(self.parameters[name]) for name in names]
 
     @torch.no_grad()
-    def put(self, parts: Mapping[str, Tensor]) -> None:
-        """Overwrite parameters with parts; called by every process."""
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Overwrite this process' shards; called by every process."""
         if self._before_put is not None:
             self._before_put()
-        if parts:  # torch refuses empty lists
-            torch._foreach_copy_(self.parts(parts), list(parts.values()))
+        if values:  # torch refuses empty lists
+            torch._foreach_copy_(self.shards(values), list(values.values()))
 
-    def state(self, parts: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Convert parts to what a checkpoint contains; called by every process."""
-        whole = {name: self.whole(name, part) for name, part in parts.items()}
+    def state(self, shards: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Convert shards to what a checkpoint contains; called by every process."""
+        whole = {name: self.whole(name, each) for name, each in shards.items()}
         kept = {
             name: each
             for own, each in whole.items()
@@ -63,27 +63,27 @@ class LocalWeights:
         }
         return ShardedDict(kept) if self._is_sharded else kept
 
-    def whole(self, name: str, part: Tensor) -> Tensor | None:
-        """The full tensor or DTensor of a part; ``None``: another process has it."""
+    def whole(self, name: str, shard: Tensor) -> Tensor | None:
+        """The full tensor or DTensor of a shard; ``None``: another process has it."""
         like: Any = self.parameters[name]
         if not dtensors.is_sharded(like):
-            return part
+            return shard
         mesh, sizes = like.device_mesh, {"shape": like.shape, "stride": like.stride()}
-        if part.device.type == mesh.device_type:
-            whole: Tensor = like.from_local(part, mesh, like.placements, run_check=False, **sizes)
+        if shard.device.type == mesh.device_type:
+            whole: Tensor = like.from_local(shard, mesh, like.placements, run_check=False, **sizes)
             return whole
         # Offloaded shards: from_local would move them to the device of the mesh.
-        copy = torch.empty_like(like, dtype=part.dtype, requires_grad=False)
-        dtensors.local(copy).copy_(part)
+        copy = torch.empty_like(like, dtype=shard.dtype, requires_grad=False)
+        dtensors.local(copy).copy_(shard)
         return copy
 
     @torch.no_grad()
     def load(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Read this process' parts from a state of :meth:`state` of any strategy."""
+        """Read this process' shards from a state of :meth:`state` of any strategy."""
         return {name: self.read(name, saved[name]) for name in self.parameters if name in saved}
 
     def read(self, name: str, value: Tensor | Stored) -> Tensor:
-        """This process' part of a full tensor."""
+        """This process' shard of a full tensor."""
         like = torch.empty_like(self.parameters[name], dtype=value.dtype, requires_grad=False)
         fill(like, value)
         return dtensors.local(like)

@@ -155,9 +155,9 @@ class ShardedWeights(LocalWeights):
         super().__init__(named, before_put=cut, is_sharded=True)
         self._shards, self._keepers = shards, keepers
 
-    def whole(self, name: str, part: Tensor) -> Tensor | None:
+    def whole(self, name: str, shard: Tensor) -> Tensor | None:
         key = id(self.parameters[name])
-        return self._shards[key].gather(part, self._keepers[key])
+        return self._shards[key].gather(shard, self._keepers[key])
 
     def read(self, name: str, value: Tensor | Stored) -> Tensor:
         parameter = self.parameters[name]

@@ -108,8 +108,9 @@ def reduce_dense(
         same_type[own.dtype, own.device].append(own)
     for gradients in same_type.values():
         flat = add_up(torch.cat([each.flatten() for each in gradients])).div_(divisor)
-        parts = zip(gradients, flat.split([each.numel() for each in gradients]), strict=True)
-        torch._foreach_copy_(gradients, [part.view_as(each) for each, part in parts])
+        reduced = flat.split([each.numel() for each in gradients])
+        shaped = [each.view_as(own) for own, each in zip(gradients, reduced, strict=True)]
+        torch._foreach_copy_(gradients, shaped)
 
 
 def copy_gradient(parameter: Tensor) -> None:

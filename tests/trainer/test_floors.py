@@ -23,6 +23,7 @@ FLOORS = [
     {"trainer"},
     {"legacy"},
     {"cli"},
+    {"tools"},
 ]
 
 

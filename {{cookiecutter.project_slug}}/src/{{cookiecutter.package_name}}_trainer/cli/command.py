@@ -1,10 +1,11 @@
 """The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_…``, ``export``."""
 
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,6 +24,7 @@ from .imports import PACKAGE
 
 HELP = {**configuration.COMMANDS, export.COMMAND: export.HELP}
 _USAGE = 2
+_TOOLS = Path(__file__).parents[1] / "tools"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,9 +65,12 @@ def _run(words: list[str]) -> None:
         print(_usage(program))
         return
     command, rest = words[0], words[1:]
+    if command in (tools := _tools()):
+        _tool(command).run(program, rest)
+        return
     if command not in HELP:
         raise ConfigurationError(
-            f"{shorten(repr(command))} is not a command{nearest(command, HELP)}"
+            f"{shorten(repr(command))} is not a command{nearest(command, [*HELP, *tools])}"
         )
     if (name := strategy_help.asked_for(rest)) is not None:
         print(strategy_help.describe(name))
@@ -103,10 +108,20 @@ _COMMANDS: dict[str, Callable[[Work], object]] = {
 }
 
 
+def _tools() -> list[str]:
+    """Commands in folders of ``tools/``, of which each may be deleted."""
+    return sorted(path.parent.name for path in _TOOLS.glob("*/__init__.py"))
+
+
+def _tool(command: str) -> Any:
+    return importlib.import_module(f"..tools.{command}", __package__)
+
+
 def _usage(program: str) -> str:
     lines = [f"usage: {program} COMMAND [--config FILE] [--trainer.OPTION VALUE] …"]
     lines += [f"       {program} {export.COMMAND} RUN --format NAME", ""]
-    lines += [f"  {command:20}{text}" for command, text in HELP.items()]
+    commands = HELP | {command: _tool(command).HELP for command in _tools()}
+    lines += [f"  {command:20}{text}" for command, text in commands.items()]
     return "\n".join([*lines, "", f"'{program} COMMAND --help' lists every option."])
 
 

@@ -47,13 +47,15 @@ class Feed:
 
     ``batches``: micro-batches per epoch; ``samples_per_step``: the effective batch size; both
     ``None`` if unknown. ``accumulate``: micro-batches per optimizer step. ``has_plan``: ``batches``
-    is exact, and the same on every rank. ``remarks``: what to print at the start.
+    is exact, and the same on every rank. ``holds_order``: whether the order of a shuffled epoch is
+    held by ``torch.randperm``, as in older checkpoints. ``remarks``: what to print at the start.
     """
 
     batches: int | None
     samples_per_step: int | None
     accumulate: int
     has_plan: bool = False
+    holds_order: bool = True
     remarks: Sequence[str] = ()
 
     @property
@@ -91,9 +93,11 @@ class OrderedFeed(Feed):
         self.batches = order.plan.batches
         self.samples_per_step = order.plan.global_batch
         self.accumulate = order.plan.accumulate
+        self.holds_order = order.is_held
 
     def epoch(self, epoch: int, start: int) -> Iterator[MicroBatch]:
         plan, order = self.plan, self._order
+        order.is_held = self.holds_order
         order.set_position(0 if self._repeats else epoch, start)
         batches = _drawn(_iterator(self._loader), self._stream, start, len(order))
         batches = compared(batches, order.replica, replicas=plan.replicas, tells=False)

@@ -9,7 +9,14 @@ from torch.utils.data import DataLoader
 from ..errors import ConfigurationError, UserError
 from . import scaling
 from .feed import Feed, OrderedFeed, ReplayFeed, Share, length
-from .sampling import BatchPlan, GlobalOrder, can_be_ordered, needs_keys, order_globally
+from .sampling import (
+    MOST_HELD,
+    BatchPlan,
+    GlobalOrder,
+    can_be_ordered,
+    needs_keys,
+    order_globally,
+)
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,7 @@ def _ordered(
     repeats: bool = False,
 ) -> OrderedFeed:
     order = GlobalOrder(plan, share.replica, share.seed, shuffle, needs_keys(loader), fill)
+    order.is_held = plan.samples <= MOST_HELD
     return OrderedFeed(order_globally(loader, order), order, repeats)
 
 

@@ -8,6 +8,7 @@ a step number is enough to resume, and augmentation is keyed by (seed, epoch, sa
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any, TypeGuard
 
 import torch
@@ -25,6 +26,11 @@ from torch.utils.data import (
 )
 
 from . import randomness
+from .permutation import Permutation
+
+# Above it, the order of an epoch is computed batch by batch instead of being held.
+MOST_HELD = 2**20
+_COMPUTED_AT_ONCE = 4096
 
 Key = int | tuple[int, int]
 
@@ -102,7 +108,8 @@ class GlobalOrder(Sampler[list[Key]]):
 
     ``keyed``: yield ``(epoch, index)`` for :class:`KeyedDataset` instead of indices. ``fill``: if
     the replica has no sample in a last batch, yield one of another replica, with weight 0 in the
-    plan, so that every replica takes part in every step.
+    plan, so that every replica takes part in every step. ``is_held``: shuffle by
+    ``torch.randperm``, of which every rank holds 8 bytes per sample; older checkpoints need it.
     """
 
     plan: BatchPlan
@@ -113,6 +120,7 @@ class GlobalOrder(Sampler[list[Key]]):
     fill: bool
     epoch: int = 0
     start: int = 0
+    is_held: bool = True
 
     def set_position(self, epoch: int, batch: int) -> None:
         """Set the epoch and batch at which the next iteration starts."""
@@ -123,17 +131,34 @@ class GlobalOrder(Sampler[list[Key]]):
         return self.plan.batches - (begin == end and not self.fill)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        epoch, plan, order = self.epoch, self.plan, None
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(randomness.mix(self.seed, epoch))
-            order = torch.randperm(plan.samples, generator=generator)
-        for batch in range(self.start, len(self)):
-            begin, end = plan.part(batch, self.replica)
-            if begin == end:
-                begin, _ = plan.part(batch, 0)
-                end = begin + 1
-            indices = range(begin, end) if order is None else order[begin:end].tolist()
+        epoch, batches = self.epoch, range(self.start, len(self))
+        for indices in self._shuffled(batches) if self.shuffle else map(self._positions, batches):
             yield [(epoch, index) for index in indices] if self.keyed else list(indices)
+
+    def _positions(self, batch: int) -> range:
+        """Positions of a batch's samples in the order of the epoch."""
+        begin, end = self.plan.part(batch, self.replica)
+        if begin == end:
+            begin, _ = self.plan.part(batch, 0)
+            end = begin + 1
+        return range(begin, end)
+
+    def _shuffled(self, batches: range) -> Iterator[list[int]]:
+        key, samples = randomness.mix(self.seed, self.epoch), self.plan.samples
+        if self.is_held:
+            order = torch.randperm(samples, generator=torch.Generator().manual_seed(key))
+            yield from (
+                order[each.start : each.stop].tolist() for each in map(self._positions, batches)
+            )
+            return
+        permutation = Permutation(samples, key)
+        at_once = max(1, _COMPUTED_AT_ONCE // self.plan.batch_size)
+        for first in range(batches.start, batches.stop, at_once):
+            parts = [
+                self._positions(batch) for batch in range(first, min(first + at_once, batches.stop))
+            ]
+            indices = iter(permutation.of(chain.from_iterable(parts)))
+            yield from (list(islice(indices, len(part))) for part in parts)
 
 
 class KeyedDataset(Dataset[Any]):

@@ -46,6 +46,7 @@ def _position(fit: FitParts) -> dict[str, Any]:
         "validated_at": position.validated_at,
         "epoch_done": position.epoch_done,
         "seconds": position.seconds,
+        "holds_order": fit.feed.holds_order,
     }
 
 
@@ -157,9 +158,10 @@ def _checked(saved: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         KeyError, TypeError, ValueError: It is invalid.
     """
     # Missing in older checkpoints, which were saved at the end of an epoch after validation.
-    saved = {"epoch_done": False, "seconds": 0.0, **saved}
-    if type(epoch_done := saved["epoch_done"]) is not bool:
-        raise ValueError(f"epoch_done is {epoch_done!r}, not true or false")
+    saved = {"epoch_done": False, "seconds": 0.0, "holds_order": True, **saved}
+    for name in ("epoch_done", "holds_order"):
+        if type(saved[name]) is not bool:
+            raise ValueError(f"{name} is {saved[name]!r}, not true or false")
     least = {"epoch": 0, "step_in_epoch": 0, "global_step": step, "validated_at": -1}
     if saved["samples_per_step"] is not None:
         least["samples_per_step"] = 1
@@ -182,6 +184,7 @@ def _load_position(fit: FitParts, saved: Mapping[str, Any]) -> list[str]:
     for name in ("epoch", "global_step", "epoch_done", "validated_at"):
         setattr(position, name, saved[name])
     position.earlier_seconds = float(saved["seconds"])
+    fit.feed.holds_order = saved["holds_order"]
     earlier = saved["samples_per_step"]
     if samples and earlier and samples != earlier:
         remarks = [f"the effective batch size is {samples}; it was {earlier}"]

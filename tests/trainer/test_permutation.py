@@ -1,0 +1,139 @@
+"""The order of a large dataset is computed, not held: in constant memory, from any position on."""
+
+import tracemalloc
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from my_project_trainer import Trainer, TrainingModule
+from my_project_trainer.checkpoint import Checkpoint
+from my_project_trainer.data import feed_creation, sampling
+from my_project_trainer.data.permutation import Permutation
+from my_project_trainer.loop import saving
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+BILLION = 10**9
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**62))
+def test_each_number_is_there_once(count: int, key: int) -> None:
+    assert sorted(Permutation(count, key).of(range(count))) == list(range(count))
+
+
+@given(st.integers(1, BILLION), st.integers(0, 2**62), st.data())
+def test_a_position_alone_has_the_same_number(count: int, key: int, data: st.DataObject) -> None:
+    permutation = Permutation(count, key)
+    positions = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=9))
+    assert permutation.of(positions) == [permutation.of([each])[0] for each in positions]
+
+
+def test_each_permutation_of_four_is_as_frequent() -> None:
+    draws = 24 * 250
+    found = Counter(tuple(Permutation(4, key).of(range(4))) for key in range(draws))
+    assert len(found) == 24
+    # Chi-squared with 23 degrees of freedom is below 60 but for one of 30,000 sets of keys.
+    assert sum((each - 250) ** 2 / 250 for each in found.values()) < 60
+
+
+def test_positions_and_numbers_are_not_correlated() -> None:
+    count = 100_000
+    numbers = np.array(Permutation(count, 3).of(range(count)), dtype=float)
+    # Of independent ones, the standard deviation is 0.003.
+    assert abs(np.corrcoef(np.arange(count), numbers)[0, 1]) < 0.015
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.015
+
+
+def order(samples: int, replica: int, replicas: int, epoch: int = 0, start: int = 0) -> Any:
+    plan = sampling.BatchPlan(samples, 32 // replicas, replicas)
+    options = {"seed": 1, "shuffle": True, "keyed": False, "fill": True, "is_held": False}
+    made = sampling.GlobalOrder(plan, replica, **options)
+    made.set_position(epoch, start)
+    return made
+
+
+def test_a_billion_samples_need_no_memory() -> None:
+    whole = list(islice(order(BILLION, 0, 1), 300))
+    tracemalloc.start()
+    tail = list(islice(order(BILLION, 0, 1, start=100), 200))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert tail == whole[100:]
+    assert len({index for batch in whole for index in batch}) == 300 * 32
+    assert peak < 2**20
+    assert next(iter(order(BILLION, 0, 1, epoch=1))) != whole[0]
+    last = BILLION // 32 - 1
+    assert len(list(order(BILLION, 0, 1, start=last))) == 1
+
+
+@given(st.integers(1, 90), st.sampled_from([1, 2, 4]))
+def test_replicas_divide_the_same_order(samples: int, replicas: int) -> None:
+    alone = list(order(samples, 0, 1))
+    shared = [list(order(samples, each, replicas)) for each in range(replicas)]
+    for number, batch in enumerate(alone):
+        parts = [each[number] for each in shared][: len(batch)]
+        assert [index for part in parts for index in part] == batch
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_which_orders_are_held(more: int) -> None:
+    dataset = TensorDataset(torch.empty(sampling.MOST_HELD + more, 0))
+    share = feed_creation.Share(0, 1, 0)
+    given: dict[str, Any] = {"accumulate": 1, "global_batch_size": None, "in_global_order": True}
+    loader = DataLoader(dataset, batch_size=8)
+    assert feed_creation.feed_training(loader, share, **given).holds_order == (not more)
+
+
+class Noting(TrainingModule):
+    """Notes the samples of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.seen: list[list[float]] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.seen.append(batch[0].flatten().tolist())
+        return self.layer(batch[0]).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.001)
+
+
+def train(folder: Path, steps: int, **options: Any) -> list[list[float]]:
+    """Train on 40 samples in batches of 4; return the samples of each step."""
+    given: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "loggers": [], "max_epochs": 2}
+    given |= {"default_root_dir": folder, "enable_progress_bar": False, "max_steps": steps}
+    module = Noting()
+    loader = DataLoader(TensorDataset(torch.arange(40.0).unsqueeze(1)), batch_size=4)
+    Trainer(**given | options).fit(module, loader)
+    return module.seen
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_resume_keeps_the_order_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    """A held one, of an older version, is held on, although a new run would compute it."""
+    monkeypatch.setattr(feed_creation, "MOST_HELD", 100 if is_held else 10)
+    whole = train(tmp_path, 20, run_name="whole")
+    first = train(tmp_path, 7, run_name="resumed")
+    [saved] = (tmp_path / "resumed" / "checkpoints").glob("step-*")
+    assert Checkpoint(saved).stored_state()["position"]["holds_order"] is is_held
+    monkeypatch.setattr(feed_creation, "MOST_HELD", 10)
+    assert first + train(tmp_path, 20, run_name="resumed", resume="auto") == whole
+    assert is_held == (whole != train(tmp_path, 20, run_name="new"))
+
+
+def test_an_older_checkpoint_has_held_orders() -> None:
+    older = {"epoch": 0, "step_in_epoch": 1, "samples_per_step": 4, "global_step": 1}
+    checked = saving._checked({**older, "validated_at": -1}, 1)
+    assert checked["holds_order"] is True
+    with pytest.raises(ValueError, match="holds_order is 1, not true or false"):
+        saving._checked({**checked, "holds_order": 1}, 1)

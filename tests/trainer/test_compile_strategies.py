@@ -20,15 +20,20 @@ RUNS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "hsdp": (4, {"shard_size": 2, **UNITS}, ("parts",)),
     "mesh": (2, {"data": 1, "shard": 2, **UNITS}, ("parts", "regional")),
     "mesh of replicas": (2, {"data": 2}, ("parts",)),
+    "tensor_parallel": (2, {}, ALL),
+    "mesh of tensors": (4, {"data": 1, "shard": 2, "tensor": 2, **UNITS}, ("regional",)),
+    "mesh of contexts": (2, {"data": 1, "context": 2}, ("whole", "regional")),
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(RUNS)[1:]]
 
 
-def losses_and_weights(folder: Path, name: str, backend: str) -> dict[str, Any]:
+def losses_and_weights(
+    folder: Path, name: str, backend: str, ways: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Of each way; the last line of what the main rank prints."""
-    devices, given, ways = RUNS[name]
+    devices, given, default = RUNS[name]
     options = json.dumps({"strategy_options": given or None})
-    words = [str(devices), name.split()[0], options, backend, "none", *ways]
+    words = [str(devices), name.split()[0], options, backend, "none", *(ways or default)]
     done = run(["-m", "compile_subject", folder, *words], timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -59,3 +64,16 @@ def test_inductor_s_kernels_equal_eager_ones(tmp_path, name):
         # Kernels that are fused differently add in another order: some last digits of float32.
         assert each["losses"] == pytest.approx(eager["losses"], rel=1e-5)
         assert each["weights"] == pytest.approx(eager["weights"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("g++")
+def test_no_rank_loads_the_compiled_backward_of_another(tmp_path, monkeypatch):
+    # Ranks take other slices of a DTensor in backward, and torch's cache does not know it.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    ways = ("regional", "again")
+    found = losses_and_weights(tmp_path, "tensor_parallel", "inductor", ways)
+    assert found["again"]["loaded"] > found["regional"]["loaded"]
+    for each in ways:
+        assert found[each]["losses"] == pytest.approx(found["none"]["losses"], rel=1e-5)
+        assert found[each]["weights"] == pytest.approx(found["none"]["weights"], rel=1e-4)

@@ -127,6 +127,16 @@ def problems_of(module: TrainingModule, sizes: Sizes) -> list[str]:
     return lines + _of_shared(module, found)
 
 
+def problems_of_compiling(module: TrainingModule, sizes: Sizes) -> list[str]:
+    """One line for each embedding whose mask, a DTensor's, torch cannot compile."""
+    return [
+        f"compile: torch cannot compile {layer.name}, an embedding that RowwiseParallel shards; "
+        "compile blocks: compile={'regional': True}, or use ColwiseParallel()"
+        for layer in (layers(module, sizes) if sizes.tensor > 1 else ())
+        if isinstance(layer.inner, RowwiseParallel) and isinstance(layer.module, nn.Embedding)
+    ]
+
+
 def _of_layer(layer: Layer, size: int) -> str:
     """One line if torch does not support a layer in a style, or its sizes are not divisible."""
     style = layer.inner

@@ -75,9 +75,10 @@ def watch_lengths(name: str, module: nn.Module, style: ParallelStyle, size: int)
 def first_order(output: Any) -> Any:
     """Refuse gradients of gradients through an output, and return it.
 
-    torch moves gradients between ranks and layouts by operations without a gradient.
+    torch moves gradients between ranks and layouts by operations without a gradient. Those of
+    compiled code it refuses itself.
     """
-    for each in tree_leaves(output):
+    for each in () if torch.compiler.is_compiling() else tree_leaves(output):
         if isinstance(each, Tensor) and each.requires_grad:
             each.register_hook(_refuse_second_order)
     return output

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -105,11 +106,6 @@ class Mesh(OnMesh, FSDP):
                 "strategy_options.find_unused_parameters is not supported with tensor parallelism; "
                 "use shard=1, which needs no such option, or strategy='fsdp'"
             )
-        if options.compile and (self.sizes.tensor, self.sizes.context) != (1, 1):
-            lines.append(
-                "compile has given wrong gradients with tensor parallelism, and was not tried with "
-                "context parallelism; use strategy='fsdp'"
-            )
         if options.sync_batchnorm and (self.sizes.tensor, self.sizes.context) != (1, 1):
             lines.append(
                 "sync_batchnorm would count a sample on each rank of a tensor or context group; "
@@ -122,7 +118,11 @@ class Mesh(OnMesh, FSDP):
             lines = super().problems(options, module)
         else:
             lines = sparse.problems_of(module, "a mesh averages dense gradients")
-        lines += plan.problems_of(module, self.sizes)
+        unplanned = plan.problems_of(module, self.sizes)
+        regional = isinstance(options.compile, dict) and options.compile.get("regional")
+        if options.compile and not regional and not unplanned:
+            lines += plan.problems_of_compiling(module, self.sizes)
+        lines += unplanned
         if self.sizes.context > 1 and not module.splits_sequences:
             lines.append(
                 f"strategy_options.context={self.sizes.context}: {type(module).__name__} does not "
@@ -154,6 +154,11 @@ class Mesh(OnMesh, FSDP):
             found = plan.layers(module, self.sizes)
             plan.apply(found, self.whole_mesh["tensor"], self.materialize)
             self.prepare_dtensors(found, self.whole_mesh["tensor"])
+            # torch's cache of compiled code takes a backward that slices a DTensor for the same on
+            # all ranks: ranks would load that of another, and so have its slices as gradients.
+            cache: Any = torch.compiler.config
+            tag = f"{cache.cache_key_tag} rank {self._layout.rank}"
+            self.until_teardown.enter_context(cache.patch(cache_key_tag=tag))
             # Each rank of a context group counts its own slice.
             counted = counted_once(module, self.sizes.tensor, self.group_timeout)
             self.until_teardown.enter_context(counted)

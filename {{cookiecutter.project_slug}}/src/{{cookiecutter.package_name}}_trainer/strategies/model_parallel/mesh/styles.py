@@ -52,6 +52,7 @@ class ShardedRandomness(ParallelStyle):
         devices = [] if device == "cpu" else [torch.get_device_module(device).current_device()]
         outside: list[Any] = []
 
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def enter(module: nn.Module, _: Any) -> None:
             if module.training:
                 # From the CPU's generator: the host need not wait for a GPU.
@@ -60,6 +61,7 @@ class ShardedRandomness(ParallelStyle):
                 outside[-1].__enter__()
                 torch.manual_seed(seed)
 
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def leave(*_: Any) -> None:
             if outside:
                 outside.pop().__exit__(None, None, None)

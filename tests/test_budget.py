@@ -14,7 +14,7 @@ TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
     "callbacks": 846,
-    "checkpoint": 1568,
+    "checkpoint": 1587,
     "cli": 1219,
     "data": 1730,
     "errors.py": 116,

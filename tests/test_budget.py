@@ -13,7 +13,7 @@ PACKAGE = TEMPLATE / "src" / "{{cookiecutter.package_name}}"
 TRAINER = PACKAGE.with_name(f"{PACKAGE.name}_trainer")
 LINES = {
     "__init__.py": 34,
-    "callbacks": 846,
+    "callbacks": 849,
     "checkpoint": 1587,
     "cli": 1219,
     "data": 1730,

@@ -29,7 +29,7 @@ LINES = {
     "strategies/*.py": 2013,
     "strategies/asynchronous": 845,
     "strategies/deepspeed": 1673,
-    "strategies/fairscale": 908,
+    "strategies/fairscale": 924,
     "strategies/fsdp": 656,
     "strategies/gradients": 466,
     "strategies/horovod": 272,

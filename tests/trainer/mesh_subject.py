@@ -3,6 +3,7 @@
 ``python -m mesh_subject FOLDER NAME DEVICES STRATEGY OPTIONS [SOURCE …]`` trains to the end, from
 the beginning and from the run of each source, and writes weights and values as FOLDER/NAME*.
 ``python -m mesh_subject draw FOLDER DEVICES STRATEGY`` writes random numbers.
+``python -m mesh_subject order FOLDER OPTIONS`` writes operations of a step of two replicas.
 """
 
 import json
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import dropout
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
@@ -121,6 +123,40 @@ def draw(folder: Path, devices: int, strategy: str) -> None:
     (folder / f"drawn-{run.global_rank}.json").write_text(json.dumps(values))
 
 
+class Operations(TorchDispatchMode):
+    """Notes the names of matrix products and collectives, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in ("aten::mm", "c10d::allreduce_"):
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class Ordered(GPT):
+    """Notes the operations between the end of a forward and the optimizer's step."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.operations = Operations()
+        self.operations.__enter__()
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.operations.__exit__(None, None, None)
+
+
+def order(folder: Path, options: str) -> None:
+    """Write the operations of the last backward."""
+    given = {"strategy_options": json.loads(options), "gradient_clip_val": None, "max_steps": 2}
+    run, module = make_trainer(folder, "order", "mesh", 2, **given), Ordered()
+    run.fit(module)
+    (folder / f"order-{run.global_rank}.json").write_text(json.dumps(module.operations.names))
+
+
 def make_trainer(folder: Path, name: str, strategy: str, devices: int, **options: Any) -> Any:
     """A trainer whose global batch does not depend on the number of replicas."""
     shared = {
@@ -187,7 +223,9 @@ def main(folder: str, name: str, devices: str, strategy: str, options: str, *sou
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1] == "draw":
+    if sys.argv[1] == "order":
+        order(Path(sys.argv[2]), sys.argv[3])
+    elif sys.argv[1] == "draw":
         draw(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     else:
         main(*sys.argv[1:])

@@ -199,6 +199,7 @@ FOUR = {
     "ddp_zero1": Case(),
     "fsdp": Case(options=UNITS),
     "mesh, replicas": Case(options={"tensor": 2}),
+    "mesh, replicas in units": Case(options={**UNITS, "tensor": 2}),
     "mesh, shards": Case(options={**UNITS, "data": 1, "shard": 2, "tensor": 2}),
     "mesh, skipped": skipped(tensor=2),
     "mesh, context and shards": Case(options={**CONTEXT, "shard": 2}, situation="context"),

@@ -127,12 +127,11 @@ def test_copies_of_a_gpu_s_tensors_are_pinned_and_have_arrived(
 @pytest.mark.parametrize("rows", [1, 3])
 def test_elements_of_a_flattened_tensor_are_read_from_shards(tmp_path: Path, rows: int) -> None:
     whole = torch.arange(24.0).view(4, 3, 2)
-    chunks = []
     for start in range(0, 4, rows):
         part, file = whole[start : start + rows], tmp_path / f"{start}.safetensors"
-        stored_tensors.write(file, {"a": part}, {})
-        chunks.append(stored_tensors._Chunk(file, [start, 0, 0], part.shape, part.dtype))
-    stored = stored_tensors.Stored(tmp_path, "a", chunks, whole.shape, whole.dtype)
+        offsets = json.dumps({"a": {"saved_offsets": [start, 0, 0]}})
+        stored_tensors.write(file, {"a": part}, {stored_tensors.SHARDING: offsets})
+    stored = stored_tensors.find_tensors(tmp_path)["a"]
     for start in range(25):
         for length in {0, 1, 7, 24 - start} & set(range(25 - start)):
             with Counting() as counting:
@@ -155,3 +154,24 @@ def test_hooks_of_a_module_see_tensors_that_are_not_read_yet(tmp_path: Path) -> 
     fill_module(module, Checkpoint(tmp_path / "step-00000001").stored_state())
     assert module.weight.tolist() == [[1.0, 2.0]]
     assert module.bias.tolist() == [2.0]
+
+
+def test_the_header_of_a_file_is_read_once_for_all_its_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.complex64)
+    saved = {str(dtype): torch.arange(6).view(2, 3).to(dtype) for dtype in dtypes}
+    saved |= {"scalar": torch.tensor(3.0), "bool": torch.tensor([True, False, True])}
+    for part in (0, 1):
+        named = {f"{part}{name}": each for name, each in saved.items()}
+        stored_tensors.write(tmp_path / f"{part}.safetensors", named, {})
+    headers, safe_open, loads = list[str](), stored_tensors.safe_open, json.loads
+    monkeypatch.setattr(stored_tensors, "safe_open", lambda *a: headers.append("") or safe_open(*a))
+    monkeypatch.setattr(json, "loads", lambda text: headers.append(text) or loads(text))
+    found = stored_tensors.find_tensors(tmp_path)
+    count = len(headers)
+    for name, each in found.items():
+        assert torch.equal(each.read(), saved[name[1:]])
+        each.read_flat(0, 1)
+    assert len(found) == 2 * len(saved)
+    assert len(headers) == count == 6  # the check, the offsets, and the shards of each file

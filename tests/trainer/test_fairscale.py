@@ -125,6 +125,16 @@ def test_each_rank_keeps_its_slice_of_parameters_too(tmp_path, devices):
 
 
 @pytest.mark.slow
+def test_gradients_of_half_precision_are_added_up_in_float32(tmp_path):
+    # Parameters are gathered in bfloat16; FairScale would also cast the batch, to float16.
+    options = {**IN_UNITS, "precision": "bf16-mixed", "accumulate_grad_batches": 2}
+    for rank in fitted(tmp_path, "InBatches", 2, **options):
+        steps = [each for each in rank["notes"] if "given" in each]
+        assert {each["given"] for each in steps} == {"torch.float32"}
+        assert [each["added"] for each in steps] == [[], ["torch.float32"]] * 6
+
+
+@pytest.mark.slow
 @SHARDED_AND_UNITS
 def test_the_norm_that_is_clipped_is_that_of_all_ranks_gradients(tmp_path, options):
     whole, bound = fitted(tmp_path / "alone", "Even", 1)[0]["notes"][0]["norm"], 0.01

@@ -107,6 +107,19 @@ def test_activation_checkpointing_draws_the_same_dropout_again(results):
     assert distance(first / "dropout.safetensors", again / "computed_again.safetensors") < ROUNDING
 
 
+@pytest.mark.parametrize("options", [UNITS, pytest.param({}, marks=pytest.mark.slow)])
+def test_replicas_average_gradients_of_units_during_backward(tmp_path, options):
+    done = run(["-m", "mesh_subject", "order", tmp_path, json.dumps({"data": 2, **options})])
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        names = json.loads((tmp_path / f"order-{rank}.json").read_text())
+        averages = [index for index, name in enumerate(names) if name == "c10d::allreduce_"]
+        last_product = max(index for index, name in enumerate(names) if name == "aten::mm")
+        # Of the block that backward reaches first, while the other one computes.
+        assert any(index < last_product for index in averages) == bool(options)
+        assert max(averages) > last_product
+
+
 def test_random_numbers_differ_where_activations_are_sharded_only(tmp_path):
     done = run(["-m", "mesh_subject", "draw", tmp_path, "2", "tensor_parallel"], timeout=SECONDS)
     assert done.returncode == 0, done.stderr
@@ -219,10 +232,6 @@ def test_sizes_that_do_not_multiply_to_the_processes_are_refused():
         given = dict(zip(options[::2], options[1::2], strict=True))
         (found,) = refused(plan, "mesh", devices=4, strategy_options=given)
         assert line in found
-    assert refused(plan, strategy_options={"unit_classes": ["Block"]}) == [
-        "strategy_options.unit_classes has no effect with shard=1, which shards no units; remove "
-        "it, or set strategy_options.shard of strategy='mesh'"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import itertools
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -174,6 +175,24 @@ def test_a_store_that_is_away_does_not_end_training(
     assert trainer.global_step == 6
     assert capsys.readouterr().err.count("training continues") == 1
     assert not checkpoint.complete(tmp_path / "store" / "run" / "checkpoints")
+
+
+def test_a_failure_is_reported_though_an_upload_never_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fails(callbacks.Callback):
+        def on_after_optimizer_step(self, trainer: Any, module: Any) -> None:
+            if trainer.global_step == 3:
+                raise RuntimeError("planted")
+
+    release = threading.Event()
+    monkeypatch.setattr(Flaky, "put_file", lambda *_, **__: release.wait())
+    monkeypatch.setattr(upload_checkpoints, "_LAST_SECONDS", 10.0)
+    monkeypatch.setattr(upload_checkpoints, "_SECONDS_AFTER_FAILURE", 0.01)
+    with pytest.raises(RuntimeError, match="planted"):
+        fit(UploadCheckpoints(f"flaky://{tmp_path}/store"), Fails())
+    release.set()
+    assert "the last upload is not complete after 0.01 s" in capsys.readouterr().err
 
 
 def test_records_are_uploaded_before_the_checkpoint_and_without_secrets(

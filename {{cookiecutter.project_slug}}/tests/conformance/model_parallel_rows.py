@@ -17,7 +17,9 @@ REFUSED = {
 ONLY = tuple(way for way in PROPERTIES if way not in ("batchnorm", "uneven"))
 # What needs as many replicas as devices.
 MESHED = tuple(way for way in PROPERTIES if way != "uneven" and "batchnorm" not in way)
-NO_UNITS = dict.fromkeys(("experts", "experts, clipped"), "has no effect with shard=1")
+NO_UNITS = dict.fromkeys(
+    ("experts", "experts, clipped"), "find_unused_parameters is not supported with tensor"
+)
 
 
 ROWS = {
@@ -35,14 +37,19 @@ ROWS = {
         (Launch(2, slow=True), more(4)),
         options={**SMALL_UNITS, "data": 1, "shard": -1, "tensor": 2},
         tolerances=IN_UNITS,
-        refused={
-            **NO_SPARSE,
-            **dict.fromkeys(NO_UNITS, "find_unused_parameters is not supported with tensor"),
-        },
+        refused={**NO_SPARSE, **NO_UNITS},
         only=MESHED,
     ),
     "mesh, replicas": Row(
         (more(4),), "mesh", {"tensor": 2}, refused={**NO_SPARSE, **NO_UNITS}, only=MESHED
+    ),
+    "mesh, replicas in units": Row(
+        (more(4),),
+        "mesh",
+        {"tensor": 2, **SMALL_UNITS},
+        tolerances=IN_UNITS,
+        refused={**NO_SPARSE, **NO_UNITS},
+        only=MESHED,
     ),
 }
 

@@ -10,22 +10,25 @@ from ..checkpoint import BEST, DIRECTORY, complete, copy_linked
 from ..checkpoint.run_directory import is_run
 from ..checkpoint.state_file import FILE
 from ..errors import one_line
+from ..launch.signals import Preempted
 from ..module import Run, TrainingModule
 from ..options import redaction
 from .callback import Callback, check
 
-# How long the end of a fit waits for the last upload.
+# How long the end of a fit waits for the last upload; after a failure, which is reported then.
 _LAST_SECONDS = 600.0
+_SECONDS_AFTER_FAILURE = 5.0
 
 
 class UploadCheckpoints(Callback):
     """Upload the newest checkpoint and those of ``BestCheckpoint`` while training continues.
 
     A thread of rank 0 looks for new checkpoints every ``every_n_seconds``, and at the end of the
-    fit, which waits for it for ten minutes at most. ``url/RUN`` then has the checkpoints, the
-    configuration without its secrets, and the CSV files of the run directory ``RUN``, which rank 0
-    must see as a whole: a download of it can be resumed. Checkpoints that the run directory no
-    longer has are removed there; one is complete when its ``state.json``, the last file, is there.
+    fit, which waits for it for ten minutes at most (after a failure for five seconds). ``url/RUN``
+    then has the checkpoints, the configuration without its secrets, and the CSV files of the run
+    directory ``RUN``, which rank 0 must see as a whole: a download of it can be resumed.
+    Checkpoints that the run directory no longer has are removed there; one is complete when its
+    ``state.json``, the last file, is there.
 
     One line names an upload that fails; training continues, and the next look tries again. Nothing
     is uploaded if a new run finds checkpoints of another run of this name.
@@ -61,17 +64,17 @@ class UploadCheckpoints(Callback):
             self._thread.start()
 
     def on_fit_end(self, trainer: Run, module: TrainingModule) -> None:
-        trainer.save_checkpoint(lambda _: self._end())  # when the last one is complete
+        trainer.save_checkpoint(lambda _: self._end(_LAST_SECONDS))  # when the last one is complete
 
     def on_exception(self, trainer: Run, module: TrainingModule, error: BaseException) -> None:
-        self._end()
+        self._end(_LAST_SECONDS if isinstance(error, Preempted) else _SECONDS_AFTER_FAILURE)
 
-    def _end(self) -> None:
+    def _end(self, seconds: float) -> None:
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(_LAST_SECONDS)
+            self._thread.join(seconds)
             if self._thread.is_alive():
-                _warn(f"the last upload is not complete after {_LAST_SECONDS:g} s")
+                _warn(f"the last upload is not complete after {seconds:g} s")
             self._thread = None
 
     def _keep_uploading(self, run: Path) -> None:

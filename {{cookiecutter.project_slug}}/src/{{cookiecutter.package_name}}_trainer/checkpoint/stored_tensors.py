@@ -9,6 +9,7 @@ import copy
 import itertools
 import json
 import math
+import mmap
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,15 +91,24 @@ def checksum(path: Path) -> str:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A tensor in a file, or a shard of one, and its offset in the full tensor."""
+    """A tensor in a file, or a shard of one; ``start``: of its bytes in the file."""
 
     file: Path
+    start: int
     offsets: list[int]
     shape: torch.Size
     dtype: torch.dtype
 
     def ends(self) -> list[int]:
         return [start + size for start, size in zip(self.offsets, self.shape, strict=True)]
+
+    def view(self) -> Tensor:
+        """Its elements, which are read when they are used; the file's header is not read again."""
+        with self.file.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        count = self.shape.numel()
+        flat = torch.frombuffer(mapped, dtype=self.dtype, count=count, offset=self.start)
+        return flat.view(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +185,7 @@ class Stored:
                     here.append(slice(begin - start, end - start))
                     there.append(slice(begin - offset, end - offset))
                 if all(each.start < each.stop for each in here):
-                    with safe_open(chunk.file, "pt") as opened:
-                        read = opened.get_tensor(self.name)[tuple(there)]
+                    read = chunk.view()[tuple(there)]
                     part[tuple(here)].copy_(read)
                     missing -= read.numel()
             if missing:
@@ -192,17 +201,27 @@ def find_tensors(path: Path) -> dict[str, Stored]:
     chunks: dict[str, list[_Chunk]] = {}
     with _checkpoint_errors(path):
         for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
-            with safe_open(file, "pt") as opened:
+            with safe_open(file, "pt") as opened:  # which checks the header
+                starts = _starts(file)
                 shards = json.loads((opened.metadata() or {}).get(SHARDING, "{}"))
                 for name in opened.keys():  # noqa: SIM118
                     part = opened.get_tensor(name)  # a view of the file, which is not read yet
                     offsets = shards[name]["saved_offsets"] if name in shards else [0] * part.ndim
-                    chunk = _Chunk(file, offsets, part.shape, part.dtype)
+                    chunk = _Chunk(file, starts[name], offsets, part.shape, part.dtype)
                     chunks.setdefault(name, []).append(chunk)
         return {
             name: Stored(path, name, each, _full_shape(each), each[0].dtype)
             for name, each in chunks.items()
         }
+
+
+def _starts(file: Path) -> dict[str, int]:
+    """Where the bytes of each tensor begin in a safetensors file."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    return {name: 8 + length + each["data_offsets"][0] for name, each in header.items()}
 
 
 def _full_shape(chunks: Sequence[_Chunk]) -> torch.Size:

@@ -78,12 +78,12 @@ def _innermost(parts: Sequence[nn.Module]) -> set[Callable[..., Any]]:
     return {type(part).forward for part in parts} - outer
 
 
-def check_names(names: Any) -> None:
+def check_names(names: Any, option: str = "activation_checkpointing") -> None:
     """Raise ConfigurationError if the option is not a list of names."""
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return
     raise ConfigurationError(
-        f"activation_checkpointing={shown(names)}: give a list of names, for example ['Block']"
+        f"{option}={shown(names)}: give a list of names, for example ['Block']"
     )
 
 

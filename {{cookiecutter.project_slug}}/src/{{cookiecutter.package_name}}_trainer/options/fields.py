@@ -103,6 +103,9 @@ class Options:
     activation_checkpointing_mode: Literal["full", "selective"] = "full"
     """What these parts recompute: all, or with ``"selective"`` all but matrix products,
     convolutions and attention, whose results are kept."""
+    float8: Sequence[str] = ()
+    """Parts of the module (named as for ``activation_checkpointing``) whose linear layers compute
+    in float8, by torchao: those whose sizes are multiples of 16. Fast if they are compiled."""
     seed: NonNegativeInt = 0
     """Seed of data order, workers, augmentation and, if the module is created after the trainer,
     its weights."""

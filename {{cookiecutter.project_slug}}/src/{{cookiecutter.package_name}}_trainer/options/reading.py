@@ -13,7 +13,7 @@ from .fields import Options
 
 _PATHS = ("default_root_dir", "resume", "weights")
 # Have checks of their own.
-_CHECKED_LATER = ("activation_checkpointing", "callbacks", "loggers")
+_CHECKED_LATER = ("activation_checkpointing", "callbacks", "float8", "loggers")
 _OFF_IN_SHORT_RUNS = (
     *("max_steps", "max_time", "overfit_batches", "check_val_every_n_epoch", "resume"),
     *("val_every_n_steps", "checkpoint_every_n_steps", "checkpoint_every_n_epochs"),

@@ -18,7 +18,7 @@ from ..errors import Problems, refuse, shown
 from ..launch import cluster, files
 from ..launch.cluster import Layout
 from ..logging import Logger, create_loggers
-from ..loop import LearningRateScaling, compilation
+from ..loop import LearningRateScaling, compilation, float8
 from ..loop.problems import problems_of
 from ..memory import activation_checkpointing, meta_device
 from ..module import (
@@ -138,6 +138,7 @@ def _check_options(options: Options, where: Placement, problems: Problems) -> No
     compilation.check(options.compile, problems)
     with problems:
         activation_checkpointing.check_names(options.activation_checkpointing)
+    float8.check(options.float8, str(options.precision), problems)
     run_choice.check(options, where.layout, problems)
     initial_weights.check(options, problems)
 
@@ -152,6 +153,7 @@ def _check_strategy(
         "sync_batchnorm": options.sync_batchnorm,
         "compile": bool(options.compile),
         "activation_checkpointing": bool(options.activation_checkpointing),
+        "float8": bool(options.float8),
         "log_gradient_norm": options.log_gradient_norm,
         # A gradient scaler skips steps by itself.
         "skipping": options.nonfinite_loss == "skip" and options.precision != "16-mixed",
@@ -246,6 +248,7 @@ def _problems_of_layers(plan: Plan, module: TrainingModule) -> list[str]:
     with problems:
         activation_checkpointing.select(module, options.activation_checkpointing)
         compilation.select(module, options.compile, options.activation_checkpointing)
+        float8.select(module, options.float8)
     problems.lines += plan.strategy.problems(options, module)
     with problems:
         initial_weights.check_module(options, plan.started_in, module)

@@ -23,7 +23,7 @@ from ..data import (
 from ..errors import CheckpointError, UserError
 from ..launch import collectives, files
 from ..logging import Recorder
-from ..loop import FitLoop, ManualOptimization, Position, evaluate, predict, trials
+from ..loop import FitLoop, ManualOptimization, Position, evaluate, float8, predict, trials
 from ..memory import activation_checkpointing
 from ..module import (
     DataHooks,
@@ -151,7 +151,9 @@ class RankRun(Run):
                     f"{self.plan.strategy_name!r}, weights are returned into the module of the "
                     "script; create it in __init__, or use 'ddp'"
                 )
-            yield
+            with float8.applied(module, self.plan.options.float8, self.strategy.device) as notes:
+                self.console.note(*notes)
+                yield
             for each in owners:
                 each.teardown(command)
         finally:

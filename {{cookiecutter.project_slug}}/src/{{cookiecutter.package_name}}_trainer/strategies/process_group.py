@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ import torch.distributed.nn.functional
 from torch import Tensor
 
 from .. import launch
-from ..launch import collectives, hangs, rendezvous
+from ..launch import collectives, hangs, network, rendezvous
 from ..launch.cluster import Layout
 from .base import DataLayout, StepOutput, Strategy
 from .gradients.averaging import GradientAverage
@@ -94,6 +95,9 @@ class ProcessGroupStrategy(Strategy):
         """
         requested = next((os.environ[name] for name in BACKENDS if os.environ.get(name)), None)
         names = backends(requested, device.type)
+        is_between_nodes = "cuda:nccl" in names and layout.num_nodes > 1
+        if is_between_nodes and layout.is_main and (line := network.sockets_note()):
+            print(f"note: {line}", file=sys.stderr, flush=True)
         to_join = datetime.timedelta(seconds=self.timeout_seconds)
         # Ranks wait for each other twice: until all have joined, and until all are connected. In
         # the kernel no timeout of torch applies: a rank may be stopped with the lock of the store.

@@ -42,6 +42,13 @@ if TYPE_CHECKING:
 _FLOAT32 = "its parameters are sharded in float32; use 'bf16-mixed' or '16-mixed'"
 
 
+class _OpaqueStep(StepModule):
+    """Is called with a function that calls it."""
+
+    def forward(self, call: Callable[..., Any]) -> Any:  # type: ignore[override]
+        return call(super().forward)
+
+
 class FairScaleFSDP(ProcessGroupStrategy):
     """FairScale: parameters, gradients and optimizer states sharded over the processes.
 
@@ -132,8 +139,11 @@ class FairScaleFSDP(ProcessGroupStrategy):
         }
         leave_cut(module, self._shards.values())
         self._wrapped = shard_module(
-            StepModule(module), module, self.device, self.min_num_params, self._reduce_group()
+            *(_OpaqueStep(module), module, self.device, self.min_num_params),
+            *(self._reduce_group(), self.precision.dtype),
         )
+        for each in module.parameters():
+            each.grad_dtype = torch.float32  # in which those of micro-batches are added up
         self.same_use = SameUse(
             lambda: [
                 (self._names[id(each)], each) for each in module.parameters() if each.requires_grad
@@ -173,7 +183,8 @@ class FairScaleFSDP(ProcessGroupStrategy):
         super().backward(loss, synchronize=synchronize)
 
     def _call_step(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
-        return self._root(stage, batch, batch_idx)
+        # Not the batch: the root would cast it to float16.
+        return self._root(lambda step: step(stage, batch, batch_idx))
 
     def clip(self, optimization: Optimization, value: float, algorithm: str) -> Tensor | None:
         self.precision.unscale(optimization.optimizers)

@@ -86,6 +86,7 @@ def shard_module(
     device: torch.device,
     min_num_params: int,
     reduce_group: dist.ProcessGroup | None,
+    dtype: torch.dtype | None,
 ) -> Unit:
     """Shard a module's parameters; its large children are replaced by units.
 
@@ -95,6 +96,7 @@ def shard_module(
         device: Device of the computation.
         min_num_params: Minimum number of parameters of a unit.
         reduce_group: Process group in which gradients are reduced.
+        dtype: In which parameters are gathered; ``None``: float32, in which gradients are reduced.
     """
     options = {
         "process_group": dist.group.WORLD,
@@ -103,6 +105,9 @@ def shard_module(
         "disable_reshard_on_root": False,
         "compute_device": device,
         "clear_autocast_cache": True,
+        "mixed_precision": dtype is not None,
+        "compute_dtype": dtype,
+        "fp32_reduce_scatter": dtype is not None,
         "bucket_cap_mb": 0 if device.type == "cpu" else 25,
     }
     large = (each for each in module.modules() if _size(each) >= min_num_params)

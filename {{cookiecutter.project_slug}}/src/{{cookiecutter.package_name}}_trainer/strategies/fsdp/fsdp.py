@@ -73,7 +73,7 @@ class FSDP(ProcessGroupStrategy):
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
 
-    limits: Limits = Limits(shards_parameters=True)
+    limits: Limits = Limits(shards_parameters=True, has_float8=True)
     _step_module: Any = None
     roots: Sequence[nn.Module] = ()
     half: torch.dtype | None = None

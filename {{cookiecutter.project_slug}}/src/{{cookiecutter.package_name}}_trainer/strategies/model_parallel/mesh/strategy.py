@@ -50,7 +50,8 @@ class Mesh(OnMesh, FSDP):
         schedule: The order of their forwards and backwards.
         checkpoint: Of which of them stages recompute activations.
         stages_per_process: Number of stages of a process, with ``schedule="interleaved"``.
-        options: As in :class:`FSDP`, if ``shard`` is not 1, and ``pipeline`` is.
+        options: As in :class:`FSDP`, if ``pipeline`` is 1. Given with ``shard=1``, they make units,
+            whose gradients replicas average during backward; without, they do so after backward.
 
     Raises:
         ConfigurationError: An option is invalid, or has no effect.
@@ -87,24 +88,17 @@ class Mesh(OnMesh, FSDP):
             lines.append(f"pipeline={pipeline}: give strategy='mesh' and strategy_options instead")
         if lines:
             raise ConfigurationError(lines)
-        self.has_units = shard != 1
-        self._of_units = [name for name in options if name != "timeout_seconds"]
+        self.has_units = shard != 1 or bool(options.keys() - {"timeout_seconds"})
         self.until_teardown = contextlib.ExitStack()
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is not None:
             return self._problems_of(options, module)
         lines = super().problems(options, None)
-        if not self.has_units:
-            lines += [
-                f"strategy_options.{name} has no effect with shard=1, which shards no units; "
-                "remove it, or set strategy_options.shard of strategy='mesh'"
-                for name in self._of_units
-            ]
-        elif self.find_unused_parameters and self.sizes.tensor != 1:
+        if self.find_unused_parameters and self.sizes.tensor != 1:
             lines.append(
                 "strategy_options.find_unused_parameters is not supported with tensor parallelism; "
-                "use shard=1, which needs no such option, or strategy='fsdp'"
+                "use shard=1 without options of fsdp, which needs it not, or strategy='fsdp'"
             )
         if options.sync_batchnorm and (self.sizes.tensor, self.sizes.context) != (1, 1):
             lines.append(

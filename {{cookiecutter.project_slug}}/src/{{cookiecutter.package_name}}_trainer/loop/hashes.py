@@ -78,8 +78,12 @@ class StepHashes:
         self.is_due = False
         """Whether the current step is recorded."""
 
+    @_stopping
     def open(self, run: Path, total_steps: int | None) -> None:
-        """Record steps from now on, into a run directory, whose earlier files are kept."""
+        """Record steps from now on, into a run directory, whose earlier files are kept.
+
+        A new run begins with the weights and the random state before its first step, as step 0.
+        """
         options, limits = self._fit.options, self._fit.strategy.limits
         self.is_open = options.record_hashes is True or (
             # A strategy that compiles its steps would compile another one for those with hashes.
@@ -87,6 +91,8 @@ class StepHashes:
         )
         self._path = run / DIRECTORY / f"rank-{collectives.rank():05}.jsonl"
         self._last = total_steps
+        if self.is_open and self._fit.position.global_step == 0:
+            self.write(0)
 
     @_stopping
     def note_batch(self, batch: MicroBatch, step: int) -> None:
@@ -154,12 +160,13 @@ def _state(optimizer: Any, own: Set[int], of: TensorHash) -> Iterator[Tensor]:
     ``own``: the ``id`` of the module's.
     """
     optimizer = getattr(optimizer, "optim", optimizer)  # a sharded optimizer's own shard
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in own:
-                yield parameter
-            values: Mapping[str, Any] = optimizer.state.get(parameter, {})
-            yield from _tensors({name: values[name] for name in sorted(values)}, of)
+    given = [each for group in optimizer.param_groups for each in group["params"]]
+    # Some engines step other tensors than those in the groups.
+    for parameter in dict.fromkeys([*given, *optimizer.state]):
+        if id(parameter) not in own:
+            yield parameter
+        values: Mapping[str, Any] = optimizer.state.get(parameter, {})
+        yield from _tensors({name: values[name] for name in sorted(values)}, of)
 
 
 def _tensors(values: Any, of: TensorHash) -> Iterator[Tensor]:

@@ -100,10 +100,10 @@ def diff(given: str) -> str:
     for line in message(given).splitlines(keepends=True):
         if line.startswith("+++ "):
             in_settings = line.rstrip().endswith(_SETTINGS)
-        line = _QUOTED.sub(_without_literal, line)
-        if in_settings and (found := _SETTING.match(line)) and is_secret(found[2]):
-            line = f"{found[1]}{found[2]}{found[3]}{HIDDEN}\n"
-        lines.append(line)
+        kept = _QUOTED.sub(_without_literal, line)
+        if in_settings and (found := _SETTING.match(kept)) and is_secret(found[2]):
+            kept = f"{found[1]}{found[2]}{found[3]}{HIDDEN}\n"
+        lines.append(kept)
     return "".join(lines)
 
 

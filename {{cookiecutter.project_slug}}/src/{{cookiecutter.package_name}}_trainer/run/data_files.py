@@ -1,6 +1,7 @@
 """The files that a run reads its data from: their sizes and hashes, computed while it trains."""
 
 import os
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -22,7 +23,8 @@ def list_files(
 ) -> tuple[list[dict[str, Any]], bool]:
     """The files that data modules and modules name, and whether there are more than 10,000.
 
-    ``configuration``: as YAML; its paths count too, unless the data module names its files. Each has a ``path``, its size in ``bytes``, the time it was ``modified`` in nanoseconds, and no
+    ``configuration``: as YAML; its paths count too, unless the data module names its files. Each
+    file has a ``path``, its size in ``bytes``, the time it was ``modified`` in nanoseconds, and no
     ``sha256`` yet. Of a directory, all files in it.
     """
     found: dict[Path, dict[str, Any]] = {}
@@ -36,6 +38,8 @@ def list_files(
             try:
                 facts = path.stat()
             except OSError:  # a broken link, or removed in the meantime
+                continue
+            if not stat.S_ISREG(facts.st_mode):
                 continue
             sizes = {"bytes": facts.st_size, "modified": facts.st_mtime_ns}
             found[path] = {"path": str(path), **sizes, "sha256": None}

@@ -32,7 +32,7 @@ class Bytes(DataModule):
 
 
 class Line(TrainingModule):
-    """A layer after dropout; SIGUSR1 is sent to rank 0 in the step of PREEMPT_IN."""
+    """A layer after dropout; SIGUSR1 is sent to rank 0 after PREEMPT_IN steps; FAIL_IN: an error."""
 
     def __init__(self, rate: float = 0.01) -> None:
         super().__init__()
@@ -42,6 +42,8 @@ class Line(TrainingModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.is_global_zero and os.environ.get("PREEMPT_IN") == str(self.global_step):
             os.kill(os.getpid(), signal.SIGUSR1)
+        if os.environ.get("FAIL_IN") == str(self.global_step):
+            raise ValueError("planted")
         loss = self.layer(self.dropout(batch[0])).square().mean()
         self.log("loss", loss)
         return loss

@@ -107,7 +107,7 @@ def test_what_is_planted_is_found_and_named(recorded, again, tmp_path):
     assert unread[-1].startswith("bit-equal")
     read = planted(Path("data/read.bin"))
     assert read[0] == f"data: {tmp_path}/data/read.bin: its content differs"
-    assert re.match(r"step [13], rank 0: data is the first that differs: the batch: ", read[1])
+    assert re.match(r"step \d+, rank 0: data is the first that differs: the batches ", read[1])
     rate = planted(config, lambda given: given["model"]["init_args"].update(rate=0.01 + 1e-8))
     assert rate[0].startswith("step 1, rank 0: options is the first that differs: options of the")
     seed = planted(config, lambda given: given["trainer"].update(seed=1))

@@ -1,9 +1,10 @@
 """Hashes of steps, in which two runs can be compared: ``hashes/rank-NNNNN.jsonl``, one per rank.
 
-A line has the ``step`` and hashes of what this rank has of the ``data`` (the batches, in order),
-the ``loss``, the ``gradients`` before the step, the ``options`` of the optimizers, and after the
-step the ``weights`` with buffers, the ``optimizer`` and the ``random`` state. Gradients that an
-engine keeps elsewhere than in the parameters count as none. Nothing is sent between ranks.
+A line has the ``step`` and hashes of what this rank has of the ``data`` (all batches since the
+line before, in order), the ``loss``, the ``gradients`` before the step, the ``options`` of the
+optimizers, and after the step the ``weights`` with buffers, the ``optimizer`` and the ``random``
+state. Gradients that an engine keeps elsewhere than in the parameters count as none. ``data`` is
+null where a run was resumed since the line before. Nothing is sent between ranks.
 """
 
 import json
@@ -52,7 +53,7 @@ def _stopping(
     def called(self: "StepHashes", /, *arguments: P.args, **keywords: P.kwargs) -> None:
         try:
             method(self, *arguments, **keywords)
-        except (RuntimeError, TypeError, ValueError, OSError) as error:
+        except Exception as error:  # a tensor may be of a class that has none
             self.is_due = self.is_open = False
             why = f"{type(error).__name__}: {one_line(error)}"
             line = f"warning: hashes of steps are not recorded any more: {why}"
@@ -75,6 +76,7 @@ class StepHashes:
         self._hashes: dict[str, TensorHash] = defaultdict(TensorHash)
         self._file: TextIO | None = None
         self.is_open = False
+        self._has_all_data = True
         self.is_due = False
         """Whether the current step is recorded."""
 
@@ -91,15 +93,16 @@ class StepHashes:
         )
         self._path = run / DIRECTORY / f"rank-{collectives.rank():05}.jsonl"
         self._last = total_steps
-        if self.is_open and self._fit.position.global_step == 0:
+        step = self._fit.position.global_step
+        self._has_all_data = self._is_recorded(step)
+        if self.is_open and step == 0:
             self.write(0)
 
     @_stopping
     def note_batch(self, batch: MicroBatch, step: int) -> None:
-        """Hash a micro-batch of a step, counted from 1, if the step is to be recorded."""
-        every = self._fit.options.record_hashes is True
-        self.is_due = self.is_open and (every or step == self._last or self._is_logged(step))
-        if self.is_due:
+        """Hash a micro-batch of a step, counted from 1; the host does not wait for it."""
+        self.is_due = self.is_open and self._is_recorded(step)
+        if self.is_open:
             own = self._hashes["data"]
             own.add_text(batch.number, batch.samples, batch.weight)
             own.add(_tensors(batch.data, own))
@@ -136,6 +139,9 @@ class StepHashes:
         for optimizer in self._fit.optimization.optimizers:
             hashes["optimizer"].add(_state(optimizer, own, hashes["optimizer"]))
         found = tensor_hash.read(hashes)
+        if not self._has_all_data:
+            found.pop("data", None)
+        self._has_all_data = True
         line = {"step": step, **{name: found.get(name) for name in names}}
         line["random"] = randomness.digest(self._fit.strategy.data.devices)
         if self._file is None:
@@ -143,6 +149,10 @@ class StepHashes:
             self._file = self._path.open("a")
         self._file.write(f"{json.dumps(line)}\n")
         self._file.flush()
+
+    def _is_recorded(self, step: int) -> bool:
+        every = self._fit.options.record_hashes is True
+        return every or step in (0, self._last) or self._is_logged(step)
 
     def close(self) -> None:
         """Close the file; the next step opens it again."""

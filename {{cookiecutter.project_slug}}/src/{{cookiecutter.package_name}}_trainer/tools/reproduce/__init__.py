@@ -9,4 +9,4 @@ def run(program: str, words: Sequence[str]) -> None:
     """Run the command with the words after it; exit 0 only if the runs are bit-equal."""
     from .command import reproduce
 
-    reproduce(program, words)
+    reproduce(program, words, HELP)

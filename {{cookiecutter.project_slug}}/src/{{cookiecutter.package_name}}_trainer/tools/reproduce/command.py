@@ -12,7 +12,7 @@ from ...cli import arguments, config_files, configuration, imports
 from ...errors import ConfigurationError, Problems, shown
 from ...launch import cluster, is_reported, outcome
 from ...options import paths
-from . import HELP, compare, environment
+from . import compare, environment
 from .stop import StopAfter
 
 # Options that may differ: where the run is and what it writes, and on what hardware it runs.
@@ -33,13 +33,13 @@ class _Given(NamedTuple):
     """Options by name, as text."""
 
 
-def reproduce(program: str, words: Sequence[str]) -> None:
+def reproduce(program: str, words: Sequence[str], description: str) -> None:
     """Say what differs from the record, run again, compare, and exit 1 if a step differs.
 
     Raises:
         ConfigurationError: There is no such run, a script has started it, or an option is wrong.
     """
-    given = _read(program, words)
+    given = _read(words, f"{program} reproduce", description)
     attempts = run_directory.attempts(given.run)
     config = config_files.read(str(given.run / "config.yaml"))
     trainer = {**(config.get("trainer") or {})}
@@ -81,10 +81,10 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"reproduce: {message}")
 
 
-def _read(program: str, words: Sequence[str]) -> _Given:
+def _read(words: Sequence[str], program: str, description: str) -> _Given:
     safe = ", ".join(f"--trainer.{name}" for name in _SAFE)
-    parser = _Parser(prog=f"{program} reproduce", description=HELP, allow_abbrev=False,
-                     epilog=f"Other options are those of the run, except: {safe}.")  # fmt: skip
+    others = f"All options are those of the run; these may be others: {safe}."
+    parser = _Parser(prog=program, description=description, epilog=others, allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="a run directory")
     at = "compare up to this step, and end there"
     parser.add_argument("--at", type=int, metavar="STEP", help=at)

@@ -12,8 +12,8 @@ from ...loop.hashes import DIRECTORY
 Steps = dict[int, dict[str, Any]]
 # In the order in which one follows from the other.
 _CAUSES = {
-    "data": "the batch: the data's files, their order (seed, number of processes), or an "
-    "augmentation",
+    "data": "the batches since the step before: the data's files, their order (seed, number of "
+    "processes), or an augmentation",
     "options": "options of the optimizer: the learning rate, its schedule or scaling",
     "random": "random numbers: the seed, or code that draws other numbers",
     "loss": "the forward pass, on the same batch: code, a package, the CPU or GPU, threads, or the "
@@ -85,7 +85,11 @@ def _difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str | None:
     when = f"step {step}" if step else "before the first step"
     for name, cause in (_CAUSES if step else _CAUSES_AT_START).items():
         for rank, theirs, ours in ranks:
-            if step in theirs and theirs[step].get(name) != ours[step].get(name):
+            if step not in theirs:
+                continue
+            pair = theirs[step].get(name), ours[step].get(name)
+            # Null after a resume: the batches before it are not in the hash.
+            if pair[0] != pair[1] and not (name == "data" and None in pair):
                 return f"{when}, rank {rank}: {name} is the first that differs: {cause}"
     return None
 

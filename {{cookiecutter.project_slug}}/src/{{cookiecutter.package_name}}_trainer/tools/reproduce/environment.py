@@ -16,8 +16,10 @@ from ...run.data_files import hash_of
 from ...run.repository import commit
 
 Attempt = Mapping[str, Any]
-# Ids of jobs and names of their nodes; and what the trainer itself sets when it starts.
-_OWN = re.compile(r"SLURM_|KMP_|CUBLAS_WORKSPACE_CONFIG$|PYTORCH_NVML_BASED_CUDA_CHECK$")
+# Ids of jobs and names of their nodes; and what torch and the trainer set when they start.
+_OWN = re.compile(
+    r"SLURM_|KMP_|CUBLAS_WORKSPACE_CONFIG$|PYTORCH_NVML_BASED_CUDA_CHECK$|\w+_SOCKET_IFNAME$"
+)
 _HOST = {
     "cpu": "CPU",
     "capability": "CPU capability",

@@ -32,7 +32,7 @@ class Bytes(DataModule):
 
 
 class Line(TrainingModule):
-    """A layer after dropout; SIGUSR1 is sent to rank 0 after PREEMPT_IN steps; FAIL_IN: an error."""
+    """A layer after dropout; after PREEMPT_IN steps, rank 0 gets SIGUSR1; FAIL_IN: an error."""
 
     def __init__(self, rate: float = 0.01) -> None:
         super().__init__()

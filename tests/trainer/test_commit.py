@@ -1,4 +1,4 @@
-"""git tells which commit a run is of and what was changed, and starts no program of a repository."""
+"""git tells a run's commit and what was changed, and starts no program of a repository."""
 
 import os
 import subprocess
@@ -91,9 +91,11 @@ def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path
     }
 
 
-def test_a_diff_is_cut_and_has_no_secrets(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diff_is_cut_and_has_no_secrets(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (repository / "new file.py").touch()
-    secret = "hunter2"
+    secret = "hunter2"  # noqa: S105
     texts = {
         "code.py": f"password = '{secret}'\nkey = len\nx = sorted(y, key=len)\n",
         "settings.yaml": f"api_key: {secret}\nwidth: 3\n",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from my_project_trainer.cli import command as cli
+from my_project_trainer.tools.reproduce import compare
 from tests.project import PACKAGE, run
 
 import reproduce_subject as subject
@@ -39,7 +40,7 @@ def fit(**others: str) -> list[str]:
 def recorded(apart: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A run of 12 steps in the working directory."""
     subject.write_data(tmp_path / "data")
-    cli.main(fit())
+    cli.main(fit(record_hashes="true"))
     capsys.readouterr()
     return RUN
 
@@ -72,13 +73,13 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_an_equal_run_is_bit_equal(recorded, again):
-    equal = "bit-equal: 5 steps, 1 rank, up to step 12; 12 logged values"
+    equal = "bit-equal: 12 steps, 1 rank, up to step 12; 12 logged values"
     assert again() == (0, [NO_GIT, equal])
     made = RUN.with_name("run-reproduced")
     assert (made / "metrics.csv").read_bytes() == (RUN / "metrics.csv").read_bytes()
     # And again, which replaces that one; up to a step, which is not logged.
     code, (_, last) = again("--at", "5")
-    assert (code, last) == (0, "bit-equal: 2 steps, 1 rank, up to step 3; 4 logged values")
+    assert (code, last) == (0, "bit-equal: 5 steps, 1 rank, up to step 5; 4 logged values")
     assert json.loads((made / "run.json").read_text())["attempts"][-1]["last_step"] == 5
 
 
@@ -107,7 +108,7 @@ def test_what_is_planted_is_found_and_named(recorded, again, tmp_path):
     assert unread[-1].startswith("bit-equal")
     read = planted(Path("data/read.bin"))
     assert read[0] == f"data: {tmp_path}/data/read.bin: its content differs"
-    assert re.match(r"step \d+, rank 0: data is the first that differs: the batches ", read[1])
+    assert re.match(r"step [1-6], rank 0: data is the first that differs: the batch: ", read[1])
     rate = planted(config, lambda given: given["model"]["init_args"].update(rate=0.01 + 1e-8))
     assert rate[0].startswith("step 1, rank 0: options is the first that differs: options of the")
     seed = planted(config, lambda given: given["trainer"].update(seed=1))
@@ -115,6 +116,23 @@ def test_what_is_planted_is_found_and_named(recorded, again, tmp_path):
     assert seed[1].startswith("before the first step, rank 0: weights is the first that differs")
     # The value that differs, too.
     assert seed[2].startswith("metrics.csv differs first at step 1: loss is ")
+
+
+def test_steps_in_which_a_difference_may_have_begun_are_named(recorded, again):
+    """A run has hashes of logged steps by default."""
+    kept = [0, 3, 6]
+    for name in ("run", "run-reproduced"):
+        path = RUN.with_name(name) / "hashes" / "rank-00000.jsonl"
+        if name != "run":
+            assert again()[0] == 0
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(f"{json.dumps(lines[step])}\n" for step in kept))
+    changed = path.read_text().replace(lines[6]["gradients"], "0")
+    path.write_text(changed)
+    (line,) = compare.compare(RUN, RUN.with_name("run-reproduced"), 12).lines
+    assert line.startswith("step 6, rank 0: gradients is the first that differs: the backward pass")
+    assert line.endswith("; steps 4 to 5, in which it may have begun, are recorded with "
+                         "--trainer.record_hashes true only")  # fmt: skip
 
 
 def test_mistakes_are_told_together_and_nothing_runs(recorded, capsys):
@@ -163,7 +181,11 @@ def test_two_ranks_preempted_and_resumed_equal_one_attempt(tmp_path):
     first, second = json.loads((tmp_path / RUN / "run.json").read_text())["attempts"]
     assert first["exit_code"] == 128 + 10
     assert 0 < first["last_step"] == second["first_step"] < 12
-    assert (second["ended"], second["last_step"], second["exit_code"]) == ("finished step 12", 12, 0)
+    assert (second["ended"], second["last_step"], second["exit_code"]) == (
+        "finished step 12",
+        12,
+        0,
+    )
     done = command(tmp_path, "reproduce", str(RUN))
     equal = "bit-equal: 12 steps, 2 ranks, up to step 12; 12 logged values"
     assert lines(done.stdout) == [NO_GIT, equal]

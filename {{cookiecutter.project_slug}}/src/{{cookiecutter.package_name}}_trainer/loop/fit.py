@@ -88,7 +88,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         self.after_save: list[Callable[[Path], None]] = []
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
         self._nonfinite = NonfinitePolicy(fit, checkpoints)
-        self.hashes = StepHashes(fit, self._is_logged)
+        self.hashes = StepHashes(fit)
         if fit.manual is not None:
             fit.manual.before_step = self._note_gradients
         options, norm = fit.options, self._nonfinite.needs_norm
@@ -161,7 +161,9 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
                 call(batch.data, batch.number)
-            self.hashes.note_batch(batch, position.global_step + 1)
+            self.hashes.is_due = self._has_hashes(position.global_step + 1)
+            if self.hashes.is_due:
+                self.hashes.note_batch(batch)
             outputs = self._run_batch(batch, context)
             position.batch += 1
             if context.ends_step:
@@ -200,6 +202,11 @@ class FitLoop(AbstractContextManager["FitLoop"]):
     def _is_logged(self, step: int) -> bool:
         """Whether to log a step, counted from 1, even if training does not end with it."""
         return step == 1 or step % self.fit.options.log_every_n_steps == 0
+
+    def _has_hashes(self, step: int) -> bool:
+        """Whether hashes of a step are recorded."""
+        every, is_last = self.fit.options.record_hashes is True, step == self.hashes.last
+        return self.hashes.is_open and (every or is_last or self._is_logged(step))
 
     def _is_finished(self) -> bool:
         """Whether training is done; raises Preempted if it is not, and a signal was received."""
@@ -296,7 +303,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             for optimizer in optimization.optimizers:
                 for call in calls:
                     call(optimizer)
-        self._note_gradients(optimization)
+        if self.hashes.is_due:
+            self._note_gradients(optimization)
         factor = context.rate_factor
         with nullcontext() if factor == 1.0 else optimization.rates_multiplied(factor):
             self._read_values = strategy.step(optimization)

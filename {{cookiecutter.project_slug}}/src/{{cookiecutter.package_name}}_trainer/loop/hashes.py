@@ -1,10 +1,9 @@
 """Hashes of steps, in which two runs can be compared: ``hashes/rank-NNNNN.jsonl``, one per rank.
 
-A line has the ``step`` and hashes of what this rank has of the ``data`` (all batches since the
-line before, in order), the ``loss``, the ``gradients`` before the step, the ``options`` of the
-optimizers, and after the step the ``weights`` with buffers, the ``optimizer`` and the ``random``
-state. Gradients that an engine keeps elsewhere than in the parameters count as none. ``data`` is
-null where a run was resumed since the line before. Nothing is sent between ranks.
+A line has the ``step`` and hashes of what this rank has of the ``data`` (the batches, in order),
+the ``loss``, the ``gradients`` before the step, the ``options`` of the optimizers, and after the
+step the ``weights`` with buffers, the ``optimizer`` and the ``random`` state. Gradients that an
+engine keeps elsewhere than in the parameters count as none. Nothing is sent between ranks.
 """
 
 import json
@@ -63,22 +62,18 @@ def _stopping(
 
 
 class StepHashes:
-    """Records the hashes of this rank's steps.
+    """Records the hashes of this rank's steps; ``fit``: the parts of the fit.
 
-    Args:
-        fit: The parts of the fit.
-        is_logged: Whether a step, counted from 1, is logged.
+    ``is_due``: whether the current step is recorded, which the loop decides: the step is logged,
+    or the ``last``, or all are recorded.
     """
 
-    def __init__(self, fit: FitParts, is_logged: Callable[[int], bool]) -> None:
-        self._fit, self._is_logged = fit, is_logged
-        self._last: int | None = None
+    def __init__(self, fit: FitParts) -> None:
+        self._fit = fit
+        self.last: int | None = None
         self._hashes: dict[str, TensorHash] = defaultdict(TensorHash)
         self._file: TextIO | None = None
-        self.is_open = False
-        self._has_all_data = True
-        self.is_due = False
-        """Whether the current step is recorded."""
+        self.is_open = self.is_due = False
 
     @_stopping
     def open(self, run: Path, total_steps: int | None) -> None:
@@ -92,20 +87,16 @@ class StepHashes:
             options.record_hashes is None and not (options.fast_dev_run or limits.compiles_steps)
         )
         self._path = run / DIRECTORY / f"rank-{collectives.rank():05}.jsonl"
-        self._last = total_steps
-        step = self._fit.position.global_step
-        self._has_all_data = self._is_recorded(step)
-        if self.is_open and step == 0:
+        self.last = total_steps
+        if self.is_open and self._fit.position.global_step == 0:
             self.write(0)
 
     @_stopping
-    def note_batch(self, batch: MicroBatch, step: int) -> None:
-        """Hash a micro-batch of a step, counted from 1; the host does not wait for it."""
-        self.is_due = self.is_open and self._is_recorded(step)
-        if self.is_open:
-            own = self._hashes["data"]
-            own.add_text(batch.number, batch.samples, batch.weight)
-            own.add(_tensors(batch.data, own))
+    def note_batch(self, batch: MicroBatch) -> None:
+        """Hash a micro-batch; the host does not wait for the device."""
+        own = self._hashes["data"]
+        own.add_text(batch.number, batch.samples, batch.weight)
+        own.add(_tensors(batch.data, own))
 
     @_stopping
     def note_losses(self, losses: Sequence[Tensor]) -> None:
@@ -139,9 +130,6 @@ class StepHashes:
         for optimizer in self._fit.optimization.optimizers:
             hashes["optimizer"].add(_state(optimizer, own, hashes["optimizer"]))
         found = tensor_hash.read(hashes)
-        if not self._has_all_data:
-            found.pop("data", None)
-        self._has_all_data = True
         line = {"step": step, **{name: found.get(name) for name in names}}
         line["random"] = randomness.digest(self._fit.strategy.data.devices)
         if self._file is None:
@@ -149,10 +137,6 @@ class StepHashes:
             self._file = self._path.open("a")
         self._file.write(f"{json.dumps(line)}\n")
         self._file.flush()
-
-    def _is_recorded(self, step: int) -> bool:
-        every = self._fit.options.record_hashes is True
-        return every or step in (0, self._last) or self._is_logged(step)
 
     def close(self) -> None:
         """Close the file; the next step opens it again."""

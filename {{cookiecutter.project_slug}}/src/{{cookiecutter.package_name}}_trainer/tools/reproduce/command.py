@@ -92,6 +92,8 @@ def _read(words: Sequence[str], program: str, description: str) -> _Given:
     parser.add_argument(imports.TRUST, action="store_true", help=trust)
     found, rest = parser.parse_known_args(list(words))
     problems = Problems()
+    if words[0].startswith("--"):
+        problems.add(f"reproduce: give RUN before its options, not {shown(words[0])}")
     options = {}
     for key, text in arguments.split(rest, problems):
         name = key.removeprefix("trainer.")
@@ -152,13 +154,14 @@ def _options(
     is_whole_node = recorded.get("strategy") in ("dp", "ddp2")
     if trainer.get("devices") in ("auto", -1, "-1") and isinstance(processes, int):
         found |= {} if layout.started_outside or is_whole_node else {"devices": processes}
-    if (start := attempts[0].get("resumed_from")) is not None:
-        found["resume"] = start
     if "run_name" not in given.trainer and "resume" not in given.trainer:
         found["overwrite"] = True  # an earlier reproduction
     found |= {name: config_files.value(name, text) for name, text in given.trainer.items()}
     found["default_root_dir"] = paths.expand("default_root_dir", str(found["default_root_dir"]))
-    if Path(found["default_root_dir"], str(found["run_name"])).absolute() == given.run:
+    made = Path(found["default_root_dir"], str(found["run_name"])).absolute()
+    if (start := attempts[0].get("resumed_from")) is not None and not run_directory.holds_run(made):
+        found["resume"] = start
+    if made == given.run:
         raise ConfigurationError(f"run_name={given.run.name}: that is the run itself; give another")
     return found
 

@@ -12,8 +12,8 @@ from ...loop.hashes import DIRECTORY
 Steps = dict[int, dict[str, Any]]
 # In the order in which one follows from the other.
 _CAUSES = {
-    "data": "the batches since the step before: the data's files, their order (seed, number of "
-    "processes), or an augmentation",
+    "data": "the batch: the data's files, their order (seed, number of processes), or an "
+    "augmentation",
     "options": "options of the optimizer: the learning rate, its schedule or scaling",
     "random": "random numbers: the seed, or code that draws other numbers",
     "loss": "the forward pass, on the same batch: code, a package, the CPU or GPU, threads, or the "
@@ -46,8 +46,13 @@ def compare(recorded: Path, reproduced: Path, last: int) -> Verdict:
     if theirs.keys() != ours.keys():
         lines = [f"hashes of {len(ours)} ranks, recorded {len(theirs)}: rank 0 … are compared"]
     steps = sorted({step for rank in ranks for step in theirs[rank]})
-    for step in steps:
+    for before, step in zip([-1, *steps], steps, strict=False):
         if found := _difference(step, [(rank, theirs[rank], ours[rank]) for rank in ranks]):
+            if before + 1 < step:
+                found += (
+                    f"; steps {before + 1} to {step - 1}, in which it may have begun, are recorded "
+                    "with --trainer.record_hashes true only"
+                )
             return Verdict(False, [*lines, found, *_metrics(recorded, reproduced, last)[1]])
     count, differing = _metrics(recorded, reproduced, last)
     if differing or lines or not ranks:
@@ -85,11 +90,7 @@ def _difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str | None:
     when = f"step {step}" if step else "before the first step"
     for name, cause in (_CAUSES if step else _CAUSES_AT_START).items():
         for rank, theirs, ours in ranks:
-            if step not in theirs:
-                continue
-            pair = theirs[step].get(name), ours[step].get(name)
-            # Null after a resume: the batches before it are not in the hash.
-            if pair[0] != pair[1] and not (name == "data" and None in pair):
+            if step in theirs and theirs[step].get(name) != ours[step].get(name):
                 return f"{when}, rank {rank}: {name} is the first that differs: {cause}"
     return None
 

@@ -49,14 +49,17 @@ def reproduce(program: str, words: Sequence[str], description: str) -> None:
     fit = _options(given, attempts, trainer, last, layout)
     printed: list[str] = []
     if says:
-        count = fit["devices"] if "devices" in fit else trainer.get("devices")
+        count = fit.get("devices", trainer.get("devices"))
         known = environment.here(layout, count if isinstance(count, int) and count > 0 else 1)
-        printed = [
-            *environment.of_attempts(given.run, attempts),
-            *environment.configured(attempts[-1], trainer),
-            *environment.differences(attempts[-1], known),
-            *environment.data(attempts[-1]),
-        ]
+        try:
+            printed = [
+                *environment.of_attempts(given.run, attempts),
+                *environment.configured(attempts[-1], trainer),
+                *environment.differences(attempts[-1], known),
+                *environment.data(attempts[-1]),
+            ]
+        except (TypeError, ValueError, LookupError, AttributeError):
+            raise ConfigurationError(f"{given.run}/run.json: has values of other types") from None
         _say(printed or ["nothing differs from the record"])
     _fit(program, given, fit)
     if says:

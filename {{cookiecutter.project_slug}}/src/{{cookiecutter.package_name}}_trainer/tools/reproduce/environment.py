@@ -111,9 +111,8 @@ def _template(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
         if recorded or now:
             yield f"template: unknown {'here' if recorded else 'in the record'}"
         return
-    if recorded.get("version") != now.get("version"):
-        yield f"template: {_shown(now.get('version'))}, recorded {_shown(recorded.get('version'))}"
-    yield from _entries("template's answer", _dict(recorded, "answers"), _dict(now, "answers"))
+    pair = ({"version": each.get("version"), **_dict(each, "answers")} for each in (recorded, now))
+    yield from _entries("template", *pair)
 
 
 def _entries(what: str, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

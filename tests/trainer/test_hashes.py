@@ -57,7 +57,7 @@ def test_other_layouts_have_hashes() -> None:
     last = image.to(memory_format=torch.channels_last)
     assert hexadecimal(last) == hexadecimal(last.clone(memory_format=torch.preserve_format))
     assert hexadecimal(image[:, 1]) == hexadecimal(image[:, 1])
-    rows = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (4,))
+    rows = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (4,), check_invariants=True)
     assert hexadecimal(rows) == hexadecimal(rows.clone()) != hexadecimal(2 * rows)
 
 

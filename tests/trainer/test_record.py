@@ -93,11 +93,11 @@ class Named(DataModule):
 
 
 def listed(*owners: DataModule, folder: Path, configuration: str | None = None) -> list[str]:
-    found, _ = data_files.list_files(owners, configuration, folder)
+    found = data_files.files_in(data_files.named(owners, configuration, folder))
     return sorted(Path(each["path"]).name for each in found)
 
 
-def test_files_are_attributes_arguments_or_what_the_hook_names(started, monkeypatch):
+def test_files_are_attributes_arguments_or_what_the_hook_names(started):
     text = "data: {init_args: {where: data/read.bin, name: none}}"
     data = subject.Bytes("data")
     assert listed(data, folder=started) == ["read.bin", "unread.bin"]
@@ -107,13 +107,10 @@ def test_files_are_attributes_arguments_or_what_the_hook_names(started, monkeypa
     # What cannot be read to its end is left out.
     os.mkfifo(started / "data" / "pipe")
     assert listed(data, folder=started) == ["read.bin", "unread.bin"]
-    monkeypatch.setattr(data_files, "_MOST_FILES", 1)
-    assert data_files.list_files([data], None, started)[1]
 
 
 def test_hashes_of_data_do_not_delay_the_end_of_a_run_that_is_stopped(started, monkeypatch):
     run_directory.write_record(started, {})
-    files, _ = data_files.list_files([subject.Bytes("data")], None, started)
     reads = threading.Event()
     plain = data_files.hash_of
 
@@ -123,17 +120,20 @@ def test_hashes_of_data_do_not_delay_the_end_of_a_run_that_is_stopped(started, m
         return plain(path, stopped)
 
     monkeypatch.setattr(data_files, "hash_of", slow)
-    hashing = data_files.Hashing(started, files)
+    writing = data_files.DataRecord(started, [started / "data"])
     assert reads.wait(60)
-    hashing.end(wait=False)
+    writing.end(wait=False)
     (attempt,) = run_directory.attempts(started)
     assert [each["sha256"] for each in attempt["data"]] == [None, None]
 
 
-def test_files_beyond_a_number_of_bytes_are_not_hashed(started, monkeypatch):
+def test_files_beyond_a_number_are_left_out_and_beyond_a_size_not_hashed(started, monkeypatch):
     monkeypatch.setattr(data_files, "_MOST_BYTES", 100)
-    run_directory.write_record(started, {})
-    files, _ = data_files.list_files([subject.Bytes("data")], None, started)
-    data_files.Hashing(started, files).end(wait=True)
-    (attempt,) = run_directory.attempts(started)
-    assert [each["sha256"] is None for each in attempt["data"]] == [False, True]
+    for most in (2, 1):
+        monkeypatch.setattr(data_files, "_MOST_FILES", most)
+        run_directory.write_record(started, {})
+        data_files.DataRecord(started, [started / "data"]).end(wait=True)
+    both, one = run_directory.attempts(started)
+    assert [each["sha256"] is None for each in both["data"]] == [False, True]
+    assert len(one["data"]) == 1
+    assert (both["data_cut"], one["data_cut"]) == (False, True)

@@ -3,7 +3,7 @@
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,46 +18,44 @@ _MOST_BYTES = 16 * 2**30
 _AT_ONCE = 2**20
 
 
-def list_files(
-    owners: Sequence[DataHooks], configuration: str | None, started_in: Path
-) -> tuple[list[dict[str, Any]], bool]:
-    """The files that data modules and modules name, and whether there are more than 10,000.
+def named(owners: Sequence[DataHooks], configuration: str | None, started_in: Path) -> list[Path]:
+    """The files and directories that data modules and modules name.
 
-    ``configuration``: as YAML; its paths count too, unless the data module names its files. Each
-    file has a ``path``, its size in ``bytes``, the time it was ``modified`` in nanoseconds, and no
-    ``sha256`` yet. Of a directory, all files in it.
+    ``configuration``: as YAML; its paths count too, unless one of them overrides ``data_files``.
     """
-    found: dict[Path, dict[str, Any]] = {}
-    named = [Path(each) for owner in owners for each in owner.data_files()]
-    if not any(is_overridden(each, DataHooks, "data_files") for each in owners):
-        named += _configured(configuration, started_in)
-    for given in named:
-        for path in _below(started_in / given):
-            if len(found) == _MOST_FILES:
-                return list(found.values()), True
-            try:
-                facts = path.stat()
-            except OSError:  # a broken link, or removed in the meantime
-                continue
-            if not stat.S_ISREG(facts.st_mode):
-                continue
+    found: list[str | os.PathLike[str]] = [each for owner in owners for each in owner.data_files()]
+    if configuration and not any(is_overridden(each, DataHooks, "data_files") for each in owners):
+        section = yaml.safe_load(configuration).get("data") or {}
+        given = (section.get("init_args") or {}).values()
+        texts = [each for each in given if isinstance(each, str)]
+        found += [each for each in texts if each and os.path.exists(started_in / each)]  # noqa: PTH110
+    return [started_in / each for each in found]
+
+
+def files_in(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The files of paths, and all in directories: those that can be read to their end.
+
+    Each has a ``path``, its size in ``bytes``, the time it was ``modified`` in nanoseconds, and no
+    ``sha256`` yet.
+    """
+    seen: set[Path] = set()
+    for path in (each for path in paths for each in _below(path)):
+        if path in seen:
+            continue
+        seen.add(path)
+        try:
+            facts = path.stat()
+        except OSError:  # a broken link, or removed in the meantime
+            continue
+        if stat.S_ISREG(facts.st_mode):
             sizes = {"bytes": facts.st_size, "modified": facts.st_mtime_ns}
-            found[path] = {"path": str(path), **sizes, "sha256": None}
-    return list(found.values()), False
-
-
-def _configured(configuration: str | None, started_in: Path) -> list[Path]:
-    """The paths among the arguments of the data module in a configuration."""
-    section = (yaml.safe_load(configuration) if configuration else {}).get("data") or {}
-    given = (section.get("init_args") or {}).values()
-    texts = [each for each in given if isinstance(each, str) and each]
-    return [Path(each) for each in texts if os.path.exists(started_in / each)]  # noqa: PTH110
+            yield {"path": str(path), **sizes, "sha256": None}
 
 
 def _below(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
-    for folder, folders, names in os.walk(path) if path.is_dir() else ():
+    for folder, folders, names in os.walk(path):
         folders.sort()
         yield from (Path(folder, name) for name in sorted(names))
 
@@ -76,29 +74,37 @@ def hash_of(path: Path, stopped: threading.Event | None = None) -> str | None:
     return digest.hexdigest()
 
 
-class Hashing:
-    """Hashes files in a thread, and writes the hashes into ``run.json``.
+class DataRecord:
+    """Lists and hashes files in a thread, and writes ``data`` into ``run.json``.
 
-    At most 16 GiB: files beyond that have no hash, only size and time.
+    At most 10,000 files; ``data_cut`` says whether there are more, or the run was stopped before.
+    At most 16 GiB are hashed: files beyond that have only size and time.
     """
 
-    def __init__(self, directory: Path, files: list[dict[str, Any]]) -> None:
-        self._directory, self._files = directory, files
+    def __init__(self, directory: Path, paths: Sequence[Path]) -> None:
+        self._directory, self._paths = directory, paths
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._hash, name="data hashes", daemon=True)
+        self._thread = threading.Thread(target=self._write, name="data record", daemon=True)
         self._thread.start()
 
-    def _hash(self) -> None:
+    def _write(self) -> None:
+        files: list[dict[str, Any]] = []
+        is_cut = False
+        for each in files_in(self._paths):
+            if is_cut := len(files) == _MOST_FILES or self._stopped.is_set():
+                break
+            files.append(each)
+        run_directory.extend_record(self._directory, {"data": files, "data_cut": is_cut})
         left = _MOST_BYTES
-        for each in self._files:
+        for each in files:
             if each["bytes"] <= left and not self._stopped.is_set():
                 left -= each["bytes"]
                 each["sha256"] = hash_of(Path(each["path"]), self._stopped)
-        if self._files:
-            run_directory.extend_record(self._directory, {"data": self._files})
+        if files:
+            run_directory.extend_record(self._directory, {"data": files})
 
     def end(self, *, wait: bool) -> None:
-        """Return when the hashes are written; without ``wait`` only of files that are hashed."""
+        """Return when all is written; without ``wait`` only of files that are hashed by now."""
         if not wait:
             self._stopped.set()
         self._thread.join()

@@ -36,8 +36,8 @@ from ..loop import (
 from ..module import DataHooks, DataModule, Loaders, TrainingModule
 from ..strategies import sync_batchnorm
 from ..strategies.optimizers import configured
-from . import record
-from .data_files import Hashing, list_files
+from . import data_files, record
+from .data_files import DataRecord
 from .plan import Plan, check_created_layers, check_loaders
 from .rank import RankRun
 
@@ -99,7 +99,7 @@ class _Fit:
         self._feed, self._loaders = feed, loaders
         self._chosen, self._directory = chosen, chosen.directory
         self._compiled = compiled
-        self._data_hashes: Hashing | None = None
+        self._data_record: DataRecord | None = None
         """If this process writes the record."""
         self._check: Validate | None = None
 
@@ -229,13 +229,8 @@ class _Fit:
         if run_directory.was_cut_off(directory):
             self._console.note("the previous attempt was killed, or a process called os._exit()")
         configuration = self._run.configuration
-        files, is_cut = list_files(self._owners(), configuration, plan.started_in)
-        if is_cut:
-            self._console.note(f"run.json lists the first {len(files)} data files only")
         facts = {
             **record.attempt(plan, hosts),
-            "data": files,
-            "data_cut": is_cut,
             "first_step": self._run.global_step,
             "resumed_from": str(chosen.checkpoint) if chosen.checkpoint else None,
             "weights": plan.options.weights if chosen.checkpoint is None else None,
@@ -245,7 +240,8 @@ class _Fit:
         if (facts["git"] or {}).get("diff_cut"):
             self._console.note("run.json has only the first MiB of git diff")
         run_directory.write_record(directory, facts, configuration)
-        self._data_hashes = Hashing(directory, files)
+        paths = data_files.named(self._owners(), configuration, plan.started_in)
+        self._data_record = DataRecord(directory, paths)
         logged = LoggedRun.of(directory, plan.options, configuration)
         resumed_at = self._run.global_step if chosen.is_same_run else None
         loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)
@@ -301,7 +297,7 @@ class _Fit:
             outcome.write(line)
 
     def _record_end(self, how: str, error: BaseException | None) -> None:
-        if self._data_hashes is not None:
-            self._data_hashes.end(wait=error is None)
+        if self._data_record is not None:
+            self._data_record.end(wait=error is None)
             facts = record.end(self._run.global_step, self._run.metrics, error)
             run_directory.record_end(self._directory, how, facts)

@@ -139,6 +139,17 @@ def test_the_user_s_resume_applies_until_the_job_has_a_run_of_its_own(
     assert given_values[-1] == resumed
 
 
+def test_a_job_reproduces_a_run_into_a_run_of_its_own(folder: Path) -> None:
+    (folder / "given.sh").write_text("set -- reproduce 'runs/a run' --at 5\n", encoding="utf-8")
+    variables = {"BASH_ENV": str(folder / "given.sh"), "SLURM_GPUS_ON_NODE": "2"}
+    done = run(folder, Job(variables=variables), 'printf "%s\\n" "${fit[@]}"')
+    own = ["--trainer.run_name", "job-1", "--trainer.resume", "auto"]
+    words = done.stdout.splitlines()
+    assert words[1:] == ["reproduce", "runs/a run", *own, "--at", "5"]
+    # It finishes, and says that a step differs.
+    assert conclude(folder, Job("failed step 3, rank 0: data is the first", 1)) == (1, [])
+
+
 def test_the_outcome_of_an_earlier_attempt_is_removed(folder: Path) -> None:
     (folder / "runs").mkdir()
     (folder / "runs" / ".outcome-1").write_text("finished step 9", encoding="utf-8")

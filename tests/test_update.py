@@ -295,9 +295,9 @@ def test_an_updated_project_trains(template: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((project / "runs" / "updated" / "run.json").read_text(encoding="utf-8"))
-    assert record["attempts"][-1]["git"] == {
-        "commit": git(project, "rev-parse", "HEAD").strip(),
-        "dirty": True,  # the update is not committed yet
-    }
+    found = record["attempts"][-1]["git"]
+    # The update is not committed yet.
+    assert (found["commit"], found["dirty"]) == (git(project, "rev-parse", "HEAD").strip(), True)
+    assert found["diff"].startswith("diff --git a/")
     metrics = (project / "runs" / "updated" / "metrics.csv").read_text(encoding="utf-8")
     assert "val_accuracy" in metrics

@@ -70,6 +70,18 @@ def test_the_run_knows_its_commit(built: Built, whole: Path) -> None:
     assert record(whole)["git"] == {"commit": commit, "dirty": False}
 
 
+def test_the_run_knows_its_template_and_locks_and_is_reproduced(
+    engine: Engine, built: Built, volume: str, whole: Path
+) -> None:
+    found = record(whole)
+    assert found["template"]["version"] == "0.1.0"
+    assert {"cpu.txt", "torch.txt"} <= found["locks"].keys()
+    mounted = ("--rm", *HARDENED, "--volume", f"{volume}:/app/runs")
+    printed = engine("run", *mounted, built.image, "reproduce", "runs/whole", "--at", "22").stdout
+    assert "reproduce: nothing differs from the record" in printed
+    assert "reproduce: bit-equal: 22 steps, 2 ranks, up to step 22" in printed
+
+
 def test_no_secret_of_its_environment_is_written(whole: Path) -> None:
     files = [path for path in whole.parent.rglob("*") if path.is_file()]
     names = {path.name for path in files}

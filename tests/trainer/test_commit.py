@@ -1,11 +1,13 @@
-"""git tells which commit a run is of, and starts no hook or monitor of the repository."""
+"""git tells a run's commit and what was changed, and starts no program of a repository."""
 
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from my_project_trainer.checkpoint.run_directory import commit
+from my_project_trainer.options.redaction import HIDDEN
+from my_project_trainer.run import repository as of_run
+from my_project_trainer.run.repository import commit
 
 
 def git(*arguments: str, cwd: Path) -> str:
@@ -58,11 +60,21 @@ def test_a_hostile_repository_starts_no_hook_and_no_monitor(
     head = git("rev-parse", "HEAD", cwd=repository)
     started = tmp_path / "started"
     started.unlink(missing_ok=True)
-    assert commit() == {"commit": head, "dirty": True}
+    config = ["diff.external", "diff.shown.textconv", "filter.lower.clean", "filter.lower.process"]
+    for each in config:
+        git("config", each, str(program(tmp_path, each)), cwd=repository)
+    git("config", "filter.lower.required", "true", cwd=repository)
+    attributes = repository / ".git" / "info" / "attributes"
+    attributes.write_text("*.dat diff=shown\n*.dat filter=lower\n")
+    found = commit(repository)
+    assert found is not None
+    assert (found["commit"], found["dirty"], found["untracked"]) == (head, True, [])
+    assert "+another" in found["diff"]
     assert not started.exists(), started.read_text()
     # They are no made-up danger: git itself starts them.
-    subprocess.run(["git", "status"], cwd=repository, capture_output=True, check=False)
-    assert "monitor" in started.read_text().split()
+    for words in (["status"], ["diff"]):
+        subprocess.run(["git", *words], cwd=repository, capture_output=True, check=False)
+    assert {"monitor", "filter.lower.process"} <= {*started.read_text().split()}
 
 
 def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path) -> None:
@@ -73,4 +85,49 @@ def test_a_filter_of_the_user_s_own_still_works(tmp_path: Path, repository: Path
     git("add", "some.low", cwd=repository)
     git("commit", "--quiet", "--message", "third", cwd=repository)
     path.write_text("aBc\n")
-    assert commit() == {"commit": git("rev-parse", "HEAD", cwd=repository), "dirty": False}
+    assert commit(repository) == {
+        "commit": git("rev-parse", "HEAD", cwd=repository),
+        **{"dirty": False, "diff": "", "diff_cut": False, "untracked": []},
+    }
+
+
+def test_a_diff_is_cut_and_has_no_secrets(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "new file.py").touch()
+    secret = "hunter2"  # noqa: S105
+    texts = {
+        "code.py": f"password = '{secret}'\nkey = len\nx = sorted(y, key=len)\n",
+        "settings.yaml": f"api_key: {secret}\nwidth: 3\n",
+        "file.dat": f"https://me:{secret}@example.org/\n",
+    }
+    for name, text in texts.items():
+        (repository / name).write_text(text)
+    git("add", "code.py", "settings.yaml", cwd=repository)
+    found = commit(repository)
+    assert found is not None
+    assert found["untracked"] == ["new file.py"]
+    assert secret not in found["diff"]
+    assert found["diff"].count(HIDDEN) == 3
+    assert "+x = sorted(y, key=len)\n" in found["diff"]
+    assert "+width: 3\n" in found["diff"]
+    assert not found["diff_cut"]
+    monkeypatch.setattr(of_run, "_MOST_BYTES", 100)
+    found = commit(repository)
+    assert found is not None
+    assert found["diff_cut"]
+    assert len(found["diff"]) == 100
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("abc", {"commit": "abc", "dirty": False}),
+        ("abc-dirty", {"commit": "abc", "dirty": True}),
+        ("", None),
+    ],
+)
+def test_without_git_the_image_tells_the_commit(tmp_path, monkeypatch, given, expected):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setenv("IMAGE_COMMIT", given)
+    assert commit(tmp_path) == expected

@@ -99,7 +99,7 @@ def test_it_begins_with_it_again_until_it_has_saved_itself(tmp_path: Path) -> No
     newest = save(tmp_path / "mine", 3)
     other = tmp_path / "other"
     other.mkdir()
-    run_directory.write_record(other, Layout(), {"resumed_from": str(newest)})
+    run_directory.write_record(other, {"resumed_from": str(newest)})
     assert choose(tmp_path, "other", "auto") == choice.Selection(other, newest, False)
     own = save(other, 4)
     assert choose(tmp_path, "other", "auto") == choice.Selection(other, own, True)

@@ -3,16 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from my_project_trainer import errors
 from my_project_trainer.checkpoint import run_directory as runs
 from my_project_trainer.checkpoint.run_lock import RunLock
 from my_project_trainer.launch import files
-from my_project_trainer.launch.cluster import Layout
 
 
 @pytest.mark.parametrize("name", [None, "a", "Run-1.2_b", "2026", "x" * 128])
@@ -75,23 +72,9 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) ->
 # --- what is written -------------------------------------------------------------------------
 
 
-def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "a-secret-of-the-environment")
-    monkeypatch.setattr(sys, "argv", ["fit", "--x", "1"])
-    runs.write_record(tmp_path, Layout(world_size=2), {"seed": 7})
-    text = (tmp_path / "run.json").read_text()
-    (record,) = json.loads(text)["attempts"]
-    assert record["command"] == ["fit", "--x", "1"]
-    assert record["versions"]["torch"] == torch.__version__
-    assert record["layout"]["world_size"] == 2
-    assert record["seed"] == 7
-    assert "a-secret-of-the-environment" not in text
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-
-
 def test_attempts_are_appended_and_their_configurations_kept(tmp_path: Path) -> None:
     for index, text in enumerate(["a: 1\n", "a: 1\n", "a: 2\n", "a: 3\n"]):
-        runs.write_record(tmp_path, Layout(), {"index": index}, text)
+        runs.write_record(tmp_path, {"index": index}, text)
     record = json.loads((tmp_path / "run.json").read_text())
     assert [attempt["index"] for attempt in record["attempts"]] == [0, 1, 2, 3]
     found = {path.name: path.read_text() for path in tmp_path.glob("config*")}
@@ -102,7 +85,7 @@ def test_attempts_are_appended_and_their_configurations_kept(tmp_path: Path) -> 
 def test_a_record_that_is_none_is_begun_again(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
     assert runs.first_resumed(tmp_path) is None
-    runs.write_record(tmp_path, Layout(), {"resumed_from": "there"})
+    runs.write_record(tmp_path, {"resumed_from": "there"})
     assert runs.first_resumed(tmp_path) == "there"
 
 
@@ -127,49 +110,6 @@ def test_clearing_leaves_what_training_has_not_written(tmp_path: Path) -> None:
     kept -= {"run.json", "config.yaml", "config.1.yaml"}
     assert {path.name for path in tmp_path.iterdir()} == kept
     assert not runs.holds_run(tmp_path)
-
-
-def git(*arguments: str) -> str:
-    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-    done = subprocess.run(
-        ["git", *identity, *arguments], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
-def test_the_record_says_which_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.chdir(tmp_path)
-
-    def recorded() -> object:
-        runs.write_record(tmp_path, Layout(), {})
-        return json.loads((tmp_path / "run.json").read_text())["attempts"][-1]["git"]
-
-    assert recorded() is None
-    git("init", "--quiet")
-    (tmp_path / ".gitignore").write_text("run.json\n")
-    git("add", ".gitignore")
-    git("commit", "--quiet", "--message", "first")
-    assert recorded() == {"commit": git("rev-parse", "HEAD"), "dirty": False}
-    (tmp_path / "new.py").touch()
-    assert recorded() == {"commit": git("rev-parse", "HEAD"), "dirty": True}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("abc", {"commit": "abc", "dirty": False}),
-        ("abc-dirty", {"commit": "abc", "dirty": True}),
-        ("", None),
-    ],
-)
-def test_without_git_the_image_tells_the_commit(tmp_path, monkeypatch, given, expected):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("IMAGE_COMMIT", given)
-    runs.write_record(tmp_path, Layout(), {})
-    assert json.loads((tmp_path / "run.json").read_text())["attempts"][0]["git"] == expected
 
 
 def test_a_text_is_replaced_whole(tmp_path: Path) -> None:

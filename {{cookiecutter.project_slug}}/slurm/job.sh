@@ -67,14 +67,20 @@ esac
 # Each job has its own run, the same after each requeue. Options of the user come last and override.
 run_name=job-${job//_/-}
 fit=("$PACKAGE" fit)
-# With GPUs from SLURM, torch must not fall back to CPUs. A config or an option overrides this.
-if [ "${SLURM_GPUS_ON_NODE:-0}" != 0 ] || [ -n "${SLURM_JOB_GPUS-}" ]; then
-    if ! names_devices "$@"; then
-        fit+=(--trainer.accelerator gpu)
-        check_torch "$@"
+if [ "${1-}" = reproduce ]; then
+    # `slurm/train.sh reproduce RUN …`: the config and the devices are those of the run.
+    fit=("$PACKAGE" reproduce "${2-}")
+    shift "$(($# < 2 ? $# : 2))"
+else
+    # With GPUs from SLURM, torch must not fall back to CPUs. A config or an option overrides this.
+    if [ "${SLURM_GPUS_ON_NODE:-0}" != 0 ] || [ -n "${SLURM_JOB_GPUS-}" ]; then
+        if ! names_devices "$@"; then
+            fit+=(--trainer.accelerator gpu)
+            check_torch "$@"
+        fi
     fi
+    if ! option --config "$@" > /dev/null; then fit+=(--config "$CONFIG"); fi
 fi
-if ! option --config "$@" > /dev/null; then fit+=(--config "$CONFIG"); fi
 fit+=(--trainer.run_name "$run_name" --trainer.resume auto "$@")
 # The user's --trainer.resume applies once: after a requeue the job resumes its own run.
 root=$(option --trainer.default_root_dir "$@") || root=runs

@@ -3,6 +3,8 @@
 #
 #   bash slurm/submit.sh --nodes=2 --gpus-per-node=4 slurm/train.sh --config configs/gpt.yaml --trainer.max_epochs 3
 #
+#   bash slurm/submit.sh --nodes=2 --gpus-per-node=4 slurm/train.sh reproduce runs/RUN
+#
 # Options of sbatch override the lines below. For other settings see slurm/settings.sh.
 #
 #SBATCH --job-name={{ cookiecutter.project_slug }}

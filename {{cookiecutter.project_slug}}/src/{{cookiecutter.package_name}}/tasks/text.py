@@ -55,13 +55,17 @@ class TextFiles(DataModule):
         self.context = context
         self.batch_size = batch_size
         self.num_workers = num_workers
-        data = _read(Path(path or sysconfig.get_path("stdlib")), pattern, max_bytes)
+        data, self.files = _read(Path(path or sysconfig.get_path("stdlib")), pattern, max_bytes)
         if len(data) < 20 * (context + 1):
             raise ConfigurationError(
                 f"data.path={path!r}: {len(data)} bytes are too little for sequences of {context}"
             )
         train, val = len(data) * 9 // 10, len(data) * 19 // 20
         self.train, self.val, self.test = data[:train], data[train:val], data[val:]
+
+    def data_files(self) -> list[Path]:
+        """The files that were read, whose hashes a run records."""
+        return self.files
 
     def train_dataloader(self) -> DataLoader[Tensor]:
         return self._loader(self.train)
@@ -80,17 +84,18 @@ class TextFiles(DataModule):
         return DataLoader(sequences, batch_size=self.batch_size, num_workers=self.num_workers)
 
 
-def _read(path: Path, pattern: str, max_bytes: int) -> Tensor:
+def _read(path: Path, pattern: str, max_bytes: int) -> tuple[Tensor, list[Path]]:
     if not path.exists():
         raise ConfigurationError(f"data.path={str(path)!r}: there is no such file or folder")
     files = (
         [path] if path.is_file() else sorted(file for file in path.glob(pattern) if file.is_file())
     )
-    content = bytearray()
+    content, read = bytearray(), []
     for file in files:
         content += file.read_bytes()
+        read.append(file)
         if len(content) >= max_bytes:
             break
     if not content:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(content[:max_bytes], dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8), read
+    return torch.frombuffer(content[:max_bytes], dtype=torch.uint8), read

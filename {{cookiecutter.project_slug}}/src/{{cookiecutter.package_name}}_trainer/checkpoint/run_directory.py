@@ -1,28 +1,20 @@
 """The run directory: its name, record, links to its checkpoints, and the output of its ranks."""
 
 import contextlib
-import functools
 import itertools
 import json
 import os
-import platform
 import re
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
-
-import numpy as np
-import torch
 
 from ..errors import ConfigurationError
 from ..launch import files
-from ..launch.cluster import Layout
-from ..options import redaction
 
 BEST = "best"
 LAST = "last"
@@ -31,7 +23,7 @@ _RECORD = "run.json"
 OVERWRITTEN = "overwritten"
 """Folder of a run that was overwritten, until the new run has saved a checkpoint."""
 _OUTPUTS = (
-    *("metrics.csv", "speed.csv", "tensorboard", "wandb", "mlflow", "profile"),
+    *("metrics.csv", "speed.csv", "hashes", "tensorboard", "wandb", "mlflow", "profile"),
     *("checkpoints", BEST, LAST),
 )
 _RECORDS = (
@@ -145,56 +137,50 @@ def find_link(run: Path, name: str) -> Path:
 
 
 def write_record(
-    directory: Path, layout: Layout, facts: dict[str, Any], configuration: str | None = None
+    directory: Path, attempt: Mapping[str, Any], configuration: str | None = None
 ) -> None:
-    """Add an attempt to ``run.json``, with what is needed to reproduce it.
+    """Add an attempt to ``run.json``; it gets the time as ``started``.
 
-    Environment variables, and options whose name suggests a secret, are not recorded. ``facts``:
-    further entries; ``configuration``: the complete one as YAML, for ``config.yaml``; if it
-    differs, that of an earlier attempt is kept as ``config.N.yaml``.
+    ``configuration``: the complete one as YAML, for ``config.yaml``; if it differs, that of an
+    earlier attempt is kept as ``config.N.yaml``.
     """
-    attempts = _attempts(directory)
+    earlier = attempts(directory)
     if configuration is not None:
         path = directory / "config.yaml"
-        if attempts and path.is_file() and path.read_text() != configuration:
-            path.rename(directory / f"config.{len(attempts)}.yaml")
+        if earlier and path.is_file() and path.read_text() != configuration:
+            path.rename(directory / f"config.{len(earlier)}.yaml")
         files.write_private(path, configuration)
-    attempt = {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": redaction.command(sys.argv),
-        "git": commit(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "cuda": torch.version.cuda,
-        },
-        "layout": asdict(layout),
-        **facts,
-    }
-    _write_attempts(directory, [*attempts, attempt])
+    _write_attempts(directory, [*earlier, {"started": _now(), **attempt}])
 
 
-def record_end(directory: Path, how: str) -> None:
-    """Add to ``run.json`` how the last attempt ended, unless that is known."""
-    if attempts := _attempts(directory):
-        attempts[-1].setdefault("ended", how)
-        with contextlib.suppress(OSError):  # it must not replace the error that ended it
-            _write_attempts(directory, attempts)
+def extend_record(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Add facts to the last attempt in ``run.json``; those that it has are replaced."""
+    if found := attempts(directory):
+        found[-1] |= facts
+        with contextlib.suppress(OSError):  # the directory was removed, or the disk is full
+            _write_attempts(directory, found)
+
+
+def record_end(directory: Path, how: str, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Add to ``run.json`` how the last attempt ended, and when, unless that is known."""
+    if (found := attempts(directory)) and "ended" not in found[-1]:
+        # An OSError must not replace the error that ended it.
+        extend_record(directory, {"ended": how, "ended_at": _now(), **facts})
 
 
 def was_cut_off(directory: Path) -> bool:
     """Whether the last attempt could not record its end: it was killed, or called ``os._exit``."""
-    return any("ended" not in attempt for attempt in _attempts(directory)[-1:])
+    return any("ended" not in attempt for attempt in attempts(directory)[-1:])
 
 
 def first_resumed(directory: Path) -> str | None:
     """The checkpoint from which a run started, according to its record; ``None`` if none."""
-    found = next(iter(_attempts(directory)), {}).get("resumed_from")
+    found = next(iter(attempts(directory)), {}).get("resumed_from")
     return found if isinstance(found, str) else None
 
 
-def _attempts(directory: Path) -> list[dict[str, Any]]:
+def attempts(directory: Path) -> list[dict[str, Any]]:
+    """The attempts in ``run.json``, the first one first; none if there is no valid record."""
     try:
         found = json.loads((directory / _RECORD).read_text())["attempts"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -203,28 +189,13 @@ def _attempts(directory: Path) -> list[dict[str, Any]]:
     return found if is_list else []
 
 
-def _write_attempts(directory: Path, attempts: list[dict[str, Any]]) -> None:
-    text = json.dumps({"attempts": attempts}, indent=2)
+def _write_attempts(directory: Path, written: Sequence[Mapping[str, Any]]) -> None:
+    text = json.dumps({"attempts": written}, indent=2)
     files.write_private(directory / _RECORD, f"{text}\n")
 
 
-def commit() -> dict[str, Any] | None:
-    """The commit of the working directory, and whether it has changes; ``None`` if unknown.
-
-    In a container without git, the commit from which the image was built.
-    """
-    # A repository's own configuration may name programs: a run must not start them.
-    nothing_starts = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-    git = ["git", "--no-optional-locks", *nothing_starts]
-    run = functools.partial(subprocess.run, capture_output=True, text=True, check=True, timeout=10)
-    try:
-        found = run([*git, "rev-parse", "--verify", "HEAD"]).stdout.strip()
-        changes = run([*git, "status", "--porcelain", "--ignore-submodules=dirty"]).stdout
-        return {"commit": found, "dirty": bool(changes)}
-    except (OSError, subprocess.SubprocessError):
-        found = os.environ.get("IMAGE_COMMIT", "")
-        dirty = found.endswith("-dirty")
-        return {"commit": found.removesuffix("-dirty"), "dirty": dirty} if found else None
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 # --- output --------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class ManualOptimization:
         self._losses: list[Tensor] = []
         """Of the current batch."""
         self.first_gradients = FirstGradients(strategy, optimization)
+        self.before_step: Callable[[Optimization], None] = lambda optimization: None
+        """Called before an optimizer steps."""
         self.optimizers = [ManualOptimizer(each, self) for each in optimization.optimizers]
 
     def backward(self, loss: Tensor) -> None:
@@ -107,9 +109,10 @@ class ManualOptimizer:
 
     def step(self) -> None:
         """Step the optimizer."""
-        run = self._optimization
-        with Optimization([self.optimizer], []).rates_multiplied(run.context().rate_factor):
-            run.strategy.step(Optimization([self.optimizer], []), ends=False)
+        run, own = self._optimization, Optimization([self.optimizer], [])
+        run.before_step(own)
+        with own.rates_multiplied(run.context().rate_factor):
+            run.strategy.step(own, ends=False)
         run.has_stepped = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:

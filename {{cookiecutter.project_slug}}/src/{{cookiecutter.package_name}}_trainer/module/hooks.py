@@ -1,5 +1,6 @@
 """Hooks: methods of a module or a data module that each rank calls at moments of a run."""
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -34,6 +35,16 @@ class DataHooks:
 
     def teardown(self, stage: str) -> None:
         """Called on every rank after the command; not if it fails."""
+
+    def data_files(self) -> Iterable[str | os.PathLike[str]]:
+        """The files, or directories of files, that data is read from, to record their hashes.
+
+        Called on rank 0 once the loaders exist. By default: attributes that are paths of existing
+        files and directories. Of a data module also such arguments in the run's config. Relative
+        paths are those of the directory in which the run was started.
+        """
+        values = (each for each in vars(self).values() if isinstance(each, str | os.PathLike))
+        return [each for each in values if each and os.path.exists(each)]  # noqa: PTH110
 
     def train_dataloader(self) -> Loader | None:
         """Loader of training batches."""

@@ -125,6 +125,10 @@ class Options:
     ``"refuse"``, or ``"join"``, so that each sample still counts once."""
     log_every_n_steps: PositiveInt = 50
     """Log every N optimizer steps; the first and the last are logged too."""
+    record_hashes: bool | None = None
+    """Record hashes of each step in the run directory, in which ``reproduce`` finds the first step
+    that differs: True: of all steps; False: of none; default: of the first, the last and every
+    ``log_every_n_steps``-th step, which wait for the device anyway."""
     log_gradient_norm: bool = False
     """Log ``gradient_norm``, the norm over the whole model, also without clipping by norm, which
     computes it anyway."""

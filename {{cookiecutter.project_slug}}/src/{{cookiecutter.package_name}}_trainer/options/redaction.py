@@ -23,6 +23,11 @@ _HEADER = re.compile(
     r"(authorization[\"' ]*[:=][\"' ]*(\w+ +)?|bearer +)[^\s\"',}]+", re.IGNORECASE
 )
 
+# In a diff: `name = "value"` in any file; `name: value` and `name=value` in files of settings.
+_QUOTED = re.compile(r"""(\w[\w.-]*)(["']?\]?\s*[:=]\s*)(["'])[^"'\n]+\3""")
+_SETTING = re.compile(r"""^([-+ ]\W*)(\w[\w.-]*)(["']?\s*[:=]\s*)(?!["'\s])(.+)$""")
+_SETTINGS = (".yaml", ".yml", ".toml", ".ini", ".cfg", ".json", ".sh", ".env")
+
 
 def is_secret(name: str) -> bool:
     """Whether the value of an option with this name, including its sections, is a secret."""
@@ -87,3 +92,21 @@ def value(given: Any) -> Any:
     if isinstance(given, list):
         return [value(each) for each in given]
     return message(given) if isinstance(given, str) else given
+
+
+def diff(given: str) -> str:
+    """The output of ``git diff`` with secrets in its lines redacted: literals with such names."""
+    lines, in_settings = [], False
+    for line in message(given).splitlines(keepends=True):
+        if line.startswith("+++ "):
+            in_settings = line.rstrip().endswith(_SETTINGS)
+        kept = _QUOTED.sub(_without_literal, line)
+        if in_settings and (found := _SETTING.match(kept)) and is_secret(found[2]):
+            kept = f"{found[1]}{found[2]}{found[3]}{HIDDEN}\n"
+        lines.append(kept)
+    return "".join(lines)
+
+
+def _without_literal(found: re.Match[str]) -> str:
+    is_hidden = is_secret(found[1])
+    return f"{found[1]}{found[2]}{found[3]}{HIDDEN}{found[3]}" if is_hidden else found[0]

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ..callbacks import calls_of
 from ..checkpoint import (
@@ -29,11 +30,14 @@ from ..loop import (
     check_validation,
     compilation,
     evaluate,
+    hashes,
     saving,
 )
-from ..module import Loaders, TrainingModule
+from ..module import DataHooks, DataModule, Loaders, TrainingModule
 from ..strategies import sync_batchnorm
 from ..strategies.optimizers import configured
+from . import data_files, record
+from .data_files import DataRecord
 from .plan import Plan, check_created_layers, check_loaders
 from .rank import RankRun
 
@@ -64,7 +68,7 @@ def fit(run: RankRun, module: TrainingModule, data: Data, val_dataloader: Loader
                 loaders = {"": loader}
             check_loaders(plan, validates=bool(loaders), orders=feed.has_plan)
             with compilation.applied(module, options.compile, *run.checkpointing) as compiled:
-                _Fit(run, module, feed, loaders, chosen, compiled).train()
+                _Fit(run, module, data, feed, loaders, chosen, compiled).train()
 
 
 def _choose(plan: Plan, lock: RunLock) -> Selection:
@@ -84,16 +88,19 @@ class _Fit:
         self,
         run: RankRun,
         module: TrainingModule,
+        data: Data,
         feed: Feed,
         loaders: LoadersByName,
         chosen: Selection,
         compiled: compilation.Compiled | None,
     ) -> None:
         self._run, self._plan, self._console = run, run.plan, run.console
-        self._module, self._feed, self._loaders = module, feed, loaders
+        self._module, self._data = module, data
+        self._feed, self._loaders = feed, loaders
         self._chosen, self._directory = chosen, chosen.directory
         self._compiled = compiled
-        self._has_record = False
+        self._data_record: DataRecord | None = None
+        """If this process writes the record."""
         self._check: Validate | None = None
 
     def train(self) -> None:
@@ -107,7 +114,7 @@ class _Fit:
         except BaseException as error:
             if isinstance(error, Exception | Preempted | Interrupted):
                 loop.fit.calls.failed(error)
-            self._record_end(f"failed {type(error).__name__}")
+            self._record_end(f"failed {type(error).__name__}", error)
             self._note_overwritten()
             raise
         self._console.end(loop, self._directory)
@@ -196,20 +203,24 @@ class _Fit:
             self._console.note(f"resumed from {self._plan.shown(chosen.checkpoint)}", *remarks)
         if restarts.expected(layout):
             restarts.count_attempt(self._directory, run.global_step, layout)
+        hosts = record.hosts(self._plan)
         if layout.is_main:
-            self._write_records(loop)
+            self._write_records(loop, hosts)
+        collectives.barrier()  # the hashes of a run that is replaced are removed
+        loop.hashes.open(self._directory, run.total_steps)
         self._console.begin(loop, run.total_steps, self._directory)
         check, self._check = self._check, None  # and its workers
         if chosen.checkpoint is None and check is not None:
             self._console.note_unlogged(loop, check())
 
-    def _write_records(self, loop: FitLoop) -> None:
+    def _write_records(self, loop: FitLoop, hosts: list[dict[str, Any]]) -> None:
         """Write records and open logs: after the last check that can refuse the run."""
         directory, plan, chosen = self._directory, self._plan, self._chosen
         if chosen.checkpoint is not None and chosen.is_same_run:
             aside = set_aside(directory / DIRECTORY, chosen.checkpoint)
             shown = [plan.shown(path) for path in aside]
             self._console.note(*(f"later checkpoint set aside: {path}" for path in shown))
+            hashes.truncate(directory, self._run.global_step)
         elif plan.options.overwrite:
             run_directory.keep_overwritten(directory)
         else:
@@ -217,22 +228,26 @@ class _Fit:
         self._note_overwritten()
         if run_directory.was_cut_off(directory):
             self._console.note("the previous attempt was killed, or a process called os._exit()")
+        configuration = self._run.configuration
         facts = {
+            **record.attempt(plan, hosts),
+            "first_step": self._run.global_step,
             "resumed_from": str(chosen.checkpoint) if chosen.checkpoint else None,
             "weights": plan.options.weights if chosen.checkpoint is None else None,
-            "strategy": plan.strategy_name,
-            "precision": plan.precision.name,
-            "device": str(plan.device),
-            "seed": plan.options.seed,
             "samples_per_step": self._feed.samples_per_step,
             "steps_per_epoch": self._feed.steps,
         }
-        self._has_record = True
-        configuration = self._run.configuration
-        run_directory.write_record(directory, plan.layout, facts, configuration)
+        if (facts["git"] or {}).get("diff_cut"):
+            self._console.note("run.json has only the first MiB of git diff")
+        run_directory.write_record(directory, facts, configuration)
+        paths = data_files.named(self._owners(), configuration, plan.started_in)
+        self._data_record = DataRecord(directory, paths)
         logged = LoggedRun.of(directory, plan.options, configuration)
         resumed_at = self._run.global_step if chosen.is_same_run else None
         loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)
+
+    def _owners(self) -> list[DataHooks]:
+        return [*([self._data] if isinstance(self._data, DataModule) else []), self._module]
 
     def _note_overwritten(self) -> None:
         if (kept := self._directory / run_directory.OVERWRITTEN).is_dir():
@@ -261,7 +276,7 @@ class _Fit:
                 loop.run()
         except Preempted as asked:
             name = asked.signal.name
-            self._write_outcome(f"preempted {name}")
+            self._write_outcome(f"preempted {name}", asked)
             if asked.signal != signal.SIGINT:
                 saved = "not saved" if self._plan.options.fast_dev_run else "saved"
                 step = self._run.global_step
@@ -274,13 +289,15 @@ class _Fit:
             raise UserError(f"{self._directory}: {gone}")
         self._write_outcome("finished")
 
-    def _write_outcome(self, how: str) -> None:
+    def _write_outcome(self, how: str, error: Preempted | None = None) -> None:
         line = f"{how} step {self._run.global_step}"
-        self._record_end(line)
+        self._record_end(line, error)
         if self._plan.layout.is_main:
             restarts.reset(self._directory)
             outcome.write(line)
 
-    def _record_end(self, how: str) -> None:
-        if self._has_record:
-            run_directory.record_end(self._directory, how)
+    def _record_end(self, how: str, error: BaseException | None) -> None:
+        if self._data_record is not None:
+            self._data_record.end(wait=error is None)
+            facts = record.end(self._run.global_step, self._run.metrics, error)
+            run_directory.record_end(self._directory, how, facts)

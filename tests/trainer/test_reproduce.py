@@ -1,0 +1,215 @@
+"""The command ``reproduce``: equal runs are bit-equal, and what was planted is found and named."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from my_project_trainer.cli import command as cli
+from my_project_trainer.tools.reproduce import compare
+from tests.project import PACKAGE, run
+
+import reproduce_subject as subject
+from processes import at_root
+
+OPTIONS = {
+    "model": "reproduce_subject.Line",
+    "data": "reproduce_subject.Bytes",
+    "data.folder": "data",
+    "trainer.accelerator": "cpu",
+    "trainer.max_epochs": "2",
+    "trainer.global_batch_size": "4",
+    "trainer.log_every_n_steps": "3",
+    "trainer.loggers": "[csv]",
+    "trainer.run_name": "run",
+    "trainer.enable_progress_bar": "false",
+}
+RUN = Path("runs/run")
+NO_GIT = "commit: unknown, here and in the record: the code is not compared"
+
+
+def fit(**others: str) -> list[str]:
+    options = OPTIONS | {f"trainer.{name}": value for name, value in others.items()}
+    return ["fit", *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+
+@pytest.fixture
+def recorded(apart: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run of 12 steps in the working directory."""
+    subject.write_data(tmp_path / "data")
+    cli.main(fit(record_hashes="true"))
+    capsys.readouterr()
+    return RUN
+
+
+@pytest.fixture
+def again(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str]]]:
+    """Reproduce the run: the exit code and the lines."""
+
+    def reproduce(*words: str) -> tuple[int, list[str]]:
+        code = 0
+        try:
+            cli.main(["reproduce", str(RUN), *words])
+        except SystemExit as error:
+            code = int(error.code or 0)
+        return code, lines(capsys.readouterr().out)
+
+    return reproduce
+
+
+def lines(printed: str) -> list[str]:
+    starts = "reproduce: "
+    return [line.removeprefix(starts) for line in printed.splitlines() if line.startswith(starts)]
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a YAML or JSON file."""
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_an_equal_run_is_bit_equal(recorded, again):
+    equal = "bit-equal: 12 steps, 1 rank, up to step 12; 12 logged values"
+    assert again() == (0, [NO_GIT, equal])
+    made = RUN.with_name("run-reproduced")
+    assert (made / "metrics.csv").read_bytes() == (RUN / "metrics.csv").read_bytes()
+    # And again, which replaces that one; up to a step, which is not logged.
+    code, (_, last) = again("--at", "5")
+    assert (code, last) == (0, "bit-equal: 5 steps, 1 rank, up to step 5; 4 logged values")
+    assert json.loads((made / "run.json").read_text())["attempts"][-1]["last_step"] == 5
+
+
+def test_what_is_planted_is_found_and_named(recorded, again, tmp_path):
+    """A package's version and a file that is not read change nothing else."""
+    record, config = RUN / "run.json", RUN / "config.yaml"
+    given = {path: path.read_bytes() for path in (record, config, *Path("data").iterdir())}
+
+    def planted(path: Path, change: Callable[[dict[str, Any]], object] | None = None) -> list[str]:
+        if change is None:
+            path.write_bytes(b"\xff" + given[path][1:])
+        else:
+            edit(path, change)
+        code, found = again()
+        path.write_bytes(given[path])
+        assert code == ("bit-equal" not in found[-1])
+        return [line for line in found if line != NO_GIT]
+
+    of_package = planted(
+        record, lambda given: given["attempts"][0]["packages"].update({"torch": "1.0"})
+    )
+    assert re.fullmatch(r"package: torch: [\w.+]+, recorded 1\.0", of_package[0])
+    assert of_package[-1].startswith("bit-equal")
+    unread = planted(Path("data/unread.bin"))
+    assert unread[0] == f"data: {tmp_path}/data/unread.bin: its content differs"
+    assert unread[-1].startswith("bit-equal")
+    read = planted(Path("data/read.bin"))
+    assert read[0] == f"data: {tmp_path}/data/read.bin: its content differs"
+    assert re.match(r"step [1-6], rank 0: data is the first that differs: the batch: ", read[1])
+    rate = planted(config, lambda given: given["model"]["init_args"].update(rate=0.01 + 1e-8))
+    assert rate[0].startswith("step 1, rank 0: options is the first that differs: options of the")
+    seed = planted(config, lambda given: given["trainer"].update(seed=1))
+    assert seed[0] == "seed: 1 in config.yaml, recorded 0"
+    assert seed[1].startswith("before the first step, rank 0: weights is the first that differs")
+    # The value that differs, too.
+    assert seed[2].startswith("metrics.csv differs first at step 1: loss is ")
+
+
+def test_steps_in_which_a_difference_may_have_begun_are_named(recorded, again):
+    """A run has hashes of logged steps by default."""
+    kept = [0, 3, 6]
+    for name in ("run", "run-reproduced"):
+        path = RUN.with_name(name) / "hashes" / "rank-00000.jsonl"
+        if name != "run":
+            assert again()[0] == 0
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(f"{json.dumps(lines[step])}\n" for step in kept))
+    changed = path.read_text().replace(lines[6]["gradients"], "0")
+    path.write_text(changed)
+    (line,) = compare.compare(RUN, RUN.with_name("run-reproduced"), 12).lines
+    assert line.startswith("step 6, rank 0: gradients is the first that differs: the backward pass")
+    assert line.endswith("; steps 4 to 5, in which it may have begun, are recorded with "
+                         "--trainer.record_hashes true only")  # fmt: skip
+
+
+def test_mistakes_are_told_together_and_nothing_runs(recorded, capsys):
+    wrong = ["--trainer.seed", "1", "--model.rate", "2"]
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", "nowhere", *wrong])
+    found = capsys.readouterr().err
+    assert found.count("not an option of reproduce") == 2
+    assert "no run.json there; give a run directory, such as runs/RUN" in found
+    for words, line in [
+        (["--at", "13"], "--at 13: give a step from 1 to 12, the run's last"),
+        (["--trainer.run_name", "run"], "run_name=run: that is the run itself; give another"),
+    ]:
+        with pytest.raises(SystemExit):
+            cli.main(["reproduce", str(RUN), *words])
+        assert line in capsys.readouterr().err
+    (RUN / "config.yaml").unlink()
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", str(RUN)])
+    assert "no config.yaml, because a script has started it" in capsys.readouterr().err
+    assert list(Path("runs").iterdir()) == [RUN]
+
+
+def test_a_run_names_no_class_of_the_working_directory(recorded, again, capsys, tmp_path):
+    (tmp_path / "planted.py").write_text("raise SystemExit('it was imported')\n")
+    edit(RUN / "config.yaml", lambda given: given["model"].update(class_path="planted.Model"))
+    code, _ = again()
+    assert code == 2
+
+
+# --- in processes of their own -------------------------------------------------------------------
+
+
+def command(folder: Path, *words: str, **variables: str) -> Any:
+    return run(["-m", PACKAGE, *words], cwd=folder, extra=at_root() | variables, fresh=True)
+
+
+@pytest.mark.slow
+def test_two_ranks_preempted_and_resumed_equal_one_attempt(tmp_path):
+    subject.write_data(tmp_path / "data")
+    two = fit(devices="2", strategy="ddp", record_hashes="true", resume="auto")
+    stopped = command(tmp_path, *two, PREEMPT_IN="4")
+    assert stopped.returncode == 128 + 10, stopped.stderr
+    done = command(tmp_path, *two)
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads((tmp_path / RUN / "run.json").read_text())["attempts"]
+    assert first["exit_code"] == 128 + 10
+    assert 0 < first["last_step"] == second["first_step"] < 12
+    assert (second["ended"], second["last_step"], second["exit_code"]) == (
+        "finished step 12",
+        12,
+        0,
+    )
+    done = command(tmp_path, "reproduce", str(RUN))
+    equal = "bit-equal: 12 steps, 2 ranks, up to step 12; 12 logged values"
+    assert lines(done.stdout) == [NO_GIT, equal]
+    assert done.returncode == 0, done.stderr
+    # Its first attempt, which had ended early, is compared as far as it came.
+    edit(tmp_path / RUN / "run.json", lambda given: given["attempts"].pop())
+    done = command(tmp_path, "reproduce", str(RUN))
+    assert lines(done.stdout)[-1].startswith(f"bit-equal: {first['last_step']} steps, 2 ranks")
+    # On another number of processes.
+    done = command(tmp_path, "reproduce", str(RUN), "--trainer.devices", "1")
+    found = lines(done.stdout)
+    assert "layout: 1 process on 1 node, recorded 2 processes on 1 node" in found
+    assert found.index(next(each for each in found if each.startswith("step 1, rank 0: data is")))
+    assert done.returncode == 1, done.stderr
+
+
+@pytest.mark.slow
+def test_another_cpu_capability_is_named(tmp_path):
+    subject.write_data(tmp_path / "data")
+    assert command(tmp_path, *fit()).returncode == 0
+    done = command(tmp_path, "reproduce", str(RUN), ATEN_CPU_CAPABILITY="default")
+    found = lines(done.stdout)
+    assert "variable: ATEN_CPU_CAPABILITY: default, recorded none" in found
+    (line,) = [each for each in found if each.startswith("CPU capability: ")]
+    assert re.fullmatch(r"CPU capability: (DEFAULT|NO AVX), recorded \w+", line)
+    # Its kernels may round otherwise.
+    assert done.returncode == ("bit-equal" not in found[-1])

@@ -1,0 +1,85 @@
+"""The commit of the working directory, and what was changed since, for ``run.json``."""
+
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..options import redaction
+
+_MOST_BYTES = 1024 * 1024
+_MOST_FILES = 1000
+_SECONDS = 10
+# A repository's own configuration may name programs: a run must not start them.
+_GIT = (
+    *("git", "--no-optional-locks", "-c", "core.fsmonitor=false"),
+    *("-c", f"core.hooksPath={os.devnull}"),
+)
+_DIFF = (
+    *("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
+    *("--ignore-submodules=dirty", "--full-index"),
+)
+
+
+def commit(directory: Path) -> dict[str, Any] | None:
+    """The commit of a working directory, and its changes; ``None`` if unknown.
+
+    ``diff`` is that of tracked files, cut after 1 MiB (``diff_cut``), without secrets;
+    ``untracked`` names other files that are not ignored. In a container without git, only the
+    commit from which the image was built, and whether it had changes.
+    """
+    try:
+        variables = _variables(directory)
+        found = _output(directory, variables, "rev-parse", "--verify", "HEAD").strip()
+        status = ("status", "--porcelain", "-z", "--ignore-submodules=dirty")
+        changes = _output(directory, variables, *status).split("\0")
+        diff = _output(directory, variables, *_DIFF)
+    except (OSError, subprocess.SubprocessError):
+        found = os.environ.get("IMAGE_COMMIT", "")
+        dirty = found.endswith("-dirty")
+        return {"commit": found.removesuffix("-dirty"), "dirty": dirty} if found else None
+    untracked = [each.removeprefix("?? ") for each in changes if each.startswith("?? ")]
+    return {
+        "commit": found,
+        "dirty": any(changes),
+        "diff": redaction.diff(diff[:_MOST_BYTES]),
+        "diff_cut": len(diff) > _MOST_BYTES,
+        "untracked": untracked[:_MOST_FILES],
+    }
+
+
+def _variables(directory: Path) -> dict[str, str]:
+    """Variables with which git starts no filter that the repository defines, and no transport."""
+    base = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+    listed = ("config", "--show-scope", "--name-only", "-z", "--list")
+    entries = _output(directory, base, *listed).split("\0")
+    names = [
+        name
+        for scope, name in zip(entries[::2], entries[1::2], strict=False)
+        if scope in ("local", "worktree") and re.match(r"filter\..*\.(clean|process)$", name)
+    ]
+    required = {f"{name.rpartition('.')[0]}.required": "false" for name in names}
+    settings = list({**dict.fromkeys(names, ""), **required}.items())
+    variables = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for index, (name, value) in enumerate(settings):
+        variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
+    return base | variables
+
+
+def _output(directory: Path, variables: dict[str, str], *words: str) -> str:
+    """What git prints, at most a little over 1 MiB of it."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*_GIT, *words], cwd=directory, env=variables, **pipes) as git:  # type: ignore[call-overload]
+        timer = threading.Timer(_SECONDS, git.kill)
+        timer.start()
+        try:
+            text: bytes = git.stdout.read(_MOST_BYTES + 1)
+            if len(text) > _MOST_BYTES:
+                git.kill()
+            elif git.wait() != 0:
+                raise subprocess.SubprocessError(f"git {words[0]}: exit code {git.returncode}")
+        finally:
+            timer.cancel()
+    return text.decode(errors="replace")

@@ -1,0 +1,179 @@
+"""Modules and data with planted faults, for `doctor`; a line that waits ends with its number."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from my_project_trainer import DataModule, TrainingModule
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+from torch.utils.data import DataLoader, Dataset
+
+
+class Samples(Dataset[tuple[Tensor, int]]):
+    """Images and labels; ``seconds``: to load one; ``noise``: from a generator without a seed."""
+
+    def __init__(self, seconds: float = 0.0, noise: bool = False) -> None:
+        self.seconds = seconds
+        self.noise = np.random.default_rng() if noise else None
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        time.sleep(self.seconds)
+        image = torch.full((1, 4, 4), index / 64)
+        if self.noise is not None:
+            image += float(self.noise.normal())
+        return image + torch.rand(1), index % 10
+
+
+class Data(DataModule):
+    """Loads samples."""
+
+    def __init__(self, seconds: float = 0.0, noise: bool = False) -> None:
+        self.samples = Samples(seconds, noise)
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        return DataLoader(self.samples, batch_size=8)
+
+
+class Doubled(torch.autograd.Function):
+    """Waits in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return 2 * values
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient if gradient.sum() != 0 else gradient  # 17
+
+
+class Plain(TrainingModule):
+    """Has no fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 10))
+        self.register_buffer("weight", torch.ones(10))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        images, labels = batch
+        return cross_entropy(self(images), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Waits(Plain):
+    """Waits in 17 lines."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        images, labels = batch
+        logits = Doubled.apply(self(images))
+        loss = cross_entropy(logits, labels)
+        self.running = loss.item()  # 1
+        if loss > 1000:  # 2
+            return None
+        self.hard = logits[labels == 1]  # 3
+        self.where = (labels > 3).nonzero()  # 4
+        self.host = logits.detach().cpu()  # 5
+        self.array = logits.detach().numpy()  # 6
+        self.text = f"loss {loss:.3f}"  # 7
+        self.history = labels.tolist()  # 8
+        self.unlike = torch.unique(labels)  # 9
+        self.same = torch.equal(labels, labels)  # 10
+        self.text = str(loss)  # 11
+        torch.cuda.empty_cache()  # 12
+        self.of_host = torch.tensor([1.0], device=self.device)  # 13
+        self.repeated = torch.repeat_interleave(labels, labels)  # 14
+        self.one_hot = one_hot(labels)  # 15
+        self.moved = logits.detach().to("cpu", torch.float64)  # 16
+        return loss + without_waits(self, logits, labels)
+
+
+class WaitsManually(Waits):
+    """Waits in the same lines, in manual optimization."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def without_waits(module: Waits, logits: Tensor, labels: Tensor) -> Tensor:
+    """What looks like waiting, and is not."""
+    fine = torch.where(labels > 3, 1.0, 0.0).mean()
+    fine = fine + logits.masked_fill(logits > 3, 0.0).sum()
+    fine = fine + logits[torch.arange(len(labels)), labels].sum()
+    weight = torch.zeros_like(logits)
+    weight[logits > 0] = 1.0
+    if torch.rand(1) < 0.5:  # a number of the host
+        fine = fine + (weight * module.weight).sum()
+    if module.host.sum() > 1e6 or sum(module.history) < 0:  # what was copied to the host before
+        fine = fine + 1
+    module.log("fine", fine.detach())
+    return 0 * fine
+
+
+class Faulty(Plain):
+    """Has what cannot be pickled, an unused parameter, one rarely used, BatchNorm, tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 10), nn.BatchNorm1d(10))
+        self.unused = nn.Linear(2, 2, bias=False)
+        self.rare = nn.Parameter(torch.zeros(()))
+        self.first, self.second = nn.Linear(10, 10), nn.Linear(10, 10)
+        self.second.weight = self.first.weight
+        self.lock = {"a": threading.Lock()}
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        images, labels = batch
+        logits = self.second(self.first(self(images)))
+        loss = cross_entropy(logits, labels)
+        return loss + self.rare if batch_idx == 1 else loss
+
+
+class Ends(Plain):
+    """Its step ends the process."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        import os
+
+        os._exit(7)
+
+
+class Hangs(Plain):
+    """Its step does not end."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        time.sleep(3600)
+
+
+class Raises(Plain):
+    """Its step raises, with a secret in the message."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        raise ValueError("no such file: https://user:secret@host/file\nsecond line")
+
+
+def planted() -> Iterator[tuple[int, int]]:
+    """Line numbers of this file that wait, with their numbers."""
+    with Path(__file__).open() as source:
+        for line, text in enumerate(source, 1):
+            _, mark, number = text.rstrip().rpartition("  # ")
+            if mark and number.isdecimal():
+                yield line, int(number)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from my_project_trainer.cli import command as cli
 from my_project_trainer.cli.configuration import Work
-from my_project_trainer.tools.doctor import checks, fit, loading, machine
+from my_project_trainer.errors import UserError
+from my_project_trainer.tools.doctor import checks, fit, machine
 from my_project_trainer.tools.doctor.checks import Check
 from tests.project import PACKAGE, ROOT, run
 
@@ -66,16 +67,16 @@ def test_nothing_waits_in_the_examples(name: str) -> None:
 def test_parameters_that_a_step_does_not_use_are_named() -> None:
     (found,) = named(checked("Faulty"), "unused parameters")
     assert found.status == "warning"
-    assert found.found == "rare, unused.weight: not used in each step, 1 of 2 in none"
+    assert found.found == "rare, unused.weight: not used in each step"
     assert "find_unused_parameters" in found.advice
 
 
 def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
-    (found,) = checked("Faulty", fit._pickling)
+    found, data = checked("Faulty", fit._pickling)
+    assert data.status == "ok"
     assert found.status == "warning"
     assert found.found.startswith('model.lock["a"] is of type _thread.lock')
-    (found,) = checked("Plain", fit._pickling)
-    assert found.status == "ok"
+    assert [each.status for each in checked("Plain", fit._pickling)] == ["ok", "ok"]
 
 
 def test_batchnorm_is_a_warning_with_several_replicas() -> None:
@@ -92,10 +93,11 @@ def test_batchnorm_is_a_warning_with_several_replicas() -> None:
 
 
 def test_strategies_say_what_they_refuse() -> None:
-    fits, *refused = checked("WaitsManually", fit._strategies)
-    assert "ddp, " in fits.found
-    assert " dp," not in fits.found
-    (line,) = [each.found for each in refused if each.found.startswith("dp, ddp2: ")]
+    found = [each.found.partition(": ") for each in checked("WaitsManually", fit._strategies)]
+    (fits,) = [names.split(", ") for names, _, line in found if line == "can train the model"]
+    assert "ddp" in fits
+    assert "dp" not in fits
+    (line,) = [line for names, _, line in found if names == "dp, ddp2"]
     assert "manual optimization" in line
 
 
@@ -114,7 +116,7 @@ def test_a_check_that_fails_is_a_line(model: str, status: str, line: str) -> Non
     (found,) = checked(model, seconds=3 if model == "Hangs" else 60)
     assert found.status == status
     assert re.match(f"not checked: {line}", found.found), found.found
-    assert "secret" not in checks.as_json([found]) + checks.as_table([found])
+    assert "secret" not in checks.report([found], is_json=True)
 
 
 # --- data ----------------------------------------------------------------------------------------
@@ -122,24 +124,28 @@ def test_a_check_that_fails_is_a_line(model: str, status: str, line: str) -> Non
 
 def test_an_order_that_is_not_reproducible_is_found() -> None:
     def order(workers: int, *others: str) -> Any:
-        return checks.apart(partial(loading._order, read("Plain", *others), workers), 60)
+        return checks.apart(partial(fit._order, read("Plain", *others), workers), 60)
 
     noisy = ("--data.noise", "true")
-    found = loading._compare("two runs", order(0, *noisy), order(0, *noisy))
+    found = fit.compare("two runs", order(0, *noisy), order(0, *noisy))
     assert found.status == "warning"
-    assert found.found.endswith("batch 1 differs in part 1 of 2 (float32 tensor (8, 1, 4, 4))")
+    assert found.found.endswith("batch 1 differs in part 1, torch.float32 (8, 1, 4, 4)")
     first = order(0)
     assert len(first) == 4
     for workers in (0, 2):
-        assert loading._compare("two runs", first, order(workers)).status == "ok"
+        assert fit.compare("two runs", first, order(workers)).status == "ok"
+
+
+def suggested(work: Work) -> list[Check]:
+    return [fit._workers(work)]
 
 
 def test_more_workers_are_suggested_for_a_slow_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_SECONDS_EACH", 0.3)
+    monkeypatch.setattr(fit, "_SECONDS_EACH", 0.3)
     reads = partial(read, "Plain", "--data.seconds", "0.02")
-    (found,) = checks.run("workers", partial(loading._workers, reads), 100)
+    (found,) = checks.run("workers", partial(suggested, reads()), 100)
     assert found.status == "warning", found
-    assert int(found.advice.removeprefix("use num_workers=")) > 0
+    assert int(re.match(r"use num_workers=(\d+)", found.advice)[1]) > 0
 
 
 @pytest.mark.parametrize(
@@ -149,15 +155,15 @@ def test_more_workers_are_suggested_for_a_slow_loader(monkeypatch: pytest.Monkey
         (0, {0: 1.5, 1: 1.5, 2: 0.8}, "warning", "use num_workers=2"),
         (0, {0: 0.5, 1: 0.9, 2: 3.0}, "warning", "use num_workers=1"),
         (4, {0: 1.5, 1: 1.5, 2: 0.8}, "ok", ""),
-        (2, {0: 9.0, 1: 8.0, 2: 5.0}, "warning", ""),
+        (2, {0: 9.0, 1: 8.0, 2: 5.0}, "warning", "use num_workers=2"),
         (8, {0: 9.0, 1: 8.0, 2: 5.0}, "warning", "use num_workers=2"),
     ],
 )
 def test_the_fewest_workers_that_keep_a_step_fed(
     given: int, measured: dict[int, float], status: str, advice: str
 ) -> None:
-    found = loading.suggest(given, measured, 1.0, "cpu")
-    assert (found.status, found.advice) == (status, advice)
+    found = fit.suggest(given, measured, 1.0, "cpu")
+    assert (found.status, found.advice.split(",")[0]) == (status, advice)
 
 
 # --- the machine ---------------------------------------------------------------------------------
@@ -173,14 +179,14 @@ def test_a_driver_that_is_too_old_for_torch() -> None:
     assert machine.driver("535.1", table, "12.8").status == "ok"
     old = machine.driver("535.1", table, "13.0")
     assert old.status == "warning"
-    assert old.advice.endswith("make setup VARIANT=cu122")
+    assert "make setup VARIANT=" in old.advice
 
 
 def test_a_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.disk("runs", tmp_path / "new" / "runs").status != "fails"
+    assert machine.disk("runs", tmp_path / "new" / "runs", "X").status != "fails"
     monkeypatch.setattr(machine.os, "access", lambda *_: False)
-    found = machine.disk("runs", tmp_path / "runs")
-    assert (found.status, found.advice) == ("fails", "set --trainer.default_root_dir")
+    found = machine.disk("runs", tmp_path / "runs", "X")
+    assert (found.status, found.advice) == ("fails", "set X")
 
 
 def test_a_program_that_hangs_or_fails_is_named(tmp_path: Path, monkeypatch: Any) -> None:
@@ -188,9 +194,9 @@ def test_a_program_that_hangs_or_fails_is_named(tmp_path: Path, monkeypatch: Any
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(checks.CheckError, match="hangs did not answer within"):
+    with pytest.raises(UserError, match=r"hangs: .* timed out"):
         checks.output("hangs", seconds=0.5)
-    with pytest.raises(checks.CheckError, match="refuses: no permission"):
+    with pytest.raises(UserError, match="refuses: no permission"):
         checks.output("refuses")
     assert checks.output("missing-program") is None
 

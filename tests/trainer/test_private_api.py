@@ -90,7 +90,7 @@ OF_FOLDERS = {
         "_linalg_check_errors",
     },
 }
-PUBLIC = {"_exit", "_replace"}  # of os and of named tuples
+PUBLIC = {"_exit", "_asdict", "_replace"}  # of os and of named tuples
 
 
 def is_private(name: str) -> bool:

@@ -1,37 +1,27 @@
-"""``doctor``: what this machine can run, and what is wrong with a configuration; nothing is kept.
+"""``doctor``: what this machine can run, and what is wrong with a configuration.
 
-``checks.py`` runs each check in a process of its own, with a time limit. ``machine.py`` has those
-of the machine, ``fit.py`` and ``loading.py`` those of a configuration, for which ``waits.py`` finds
-where a step waits for its device.
+``checks.py`` runs each check in a process of its own. ``machine.py`` has those of the machine,
+``fit.py`` those of a configuration, with ``waits.py`` for its step.
 """
 
-HELP = "Check what this machine can run; with --config: the model and its data too."
+HELP = "Check what this machine can run; with --config, the model and its data too."
 
 
 def run(program: str, words: list[str]) -> None:
-    """Print the result of each check; exit 1 if a ``fit`` cannot start.
+    """Print what each check finds; exit 1 if a ``fit`` cannot start.
 
     Args:
         program: The name of the program.
-        words: ``--json``, and the options of ``fit``; without options only the machine is checked.
-
-    Raises:
-        ConfigurationError: One line per error in the options.
-        SystemExit: A check fails; or after ``--help``.
+        words: ``--json`` and the options of ``fit``; without these, only the machine is checked.
     """
-    import sys
-
     from . import checks, fit, machine
 
     given = [word for word in words if word != "--json"]
-    if set(given) & {"-h", "--help"}:
-        print(f"usage: {program} doctor [--json] [--config FILE and all options of fit]\n\n{HELP}")
+    if {"-h", "--help"} & {*given}:
+        print(f"usage: {program} doctor [--json] [--config FILE, and all options of fit]\n\n{HELP}")
         return
-    # Errors in the configuration are reported before the checks, which take seconds.
     work = fit.read(program, given) if given else None
-    found = machine.check(work)
-    if work is not None:
-        found += fit.check(work, program, given)
-    print(checks.as_json(found) if len(given) < len(words) else checks.as_table(found))
-    if not checks.can_start(found):
-        sys.exit(1)
+    found = machine.check(work) + (fit.check(work, program, given) if work else [])
+    print(checks.report(found, is_json=len(given) < len(words)))
+    if any(each.status == "fails" for each in found):
+        raise SystemExit(1)

@@ -51,7 +51,7 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return 2 * gradient if gradient.sum() != 0 else gradient  # 17
+        return 2 * gradient if gradient.sum() != 0 else gradient  # 37
 
 
 class Plain(TrainingModule):
@@ -74,7 +74,7 @@ class Plain(TrainingModule):
 
 
 class Waits(Plain):
-    """Waits in 17 lines."""
+    """Waits in 37 lines."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         images, labels = batch
@@ -97,7 +97,34 @@ class Waits(Plain):
         self.repeated = torch.repeat_interleave(labels, labels)  # 14
         self.one_hot = one_hot(labels)  # 15
         self.moved = logits.detach().to("cpu", torch.float64)  # 16
+        self.more(logits.detach(), labels, loss)
         return loss + without_waits(self, logits, labels)
+
+    def more(self, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+        """More lines that wait, and two that doctor misses."""
+        mask = logits > 0
+        self.number = float(loss)  # 17
+        self.number = int(labels[0])  # 18
+        self.largest = max(loss, 2 * loss)  # 19
+        self.array = np.asarray(logits)  # 20
+        print(logits)  # 21
+        self.where = torch.where(labels > 3)  # 22
+        self.where = torch.argwhere(labels)  # 23
+        self.counts = torch.bincount(labels)  # 24
+        assert (labels >= 0).all()  # 25
+        self.numbers = range(labels[0])  # 26
+        logits.clone()[mask] = logits[mask]  # 27
+        self.drawn = torch.multinomial(logits.softmax(-1), 1)  # 28
+        self.factor = torch.linalg.cholesky(logits.T @ logits + torch.eye(10))  # 29
+        self.inverse = torch.linalg.inv(logits.T @ logits + torch.eye(10))  # 30
+        torch.empty(logits.shape).copy_(logits)  # 31
+        self.chosen = torch.masked_select(logits, mask)  # 32
+        self.runs = torch.unique_consecutive(labels)  # 33
+        self.close = torch.allclose(logits, logits)  # 34
+        self.ones = torch.from_numpy(np.ones(3)).to(self.device)  # 35
+        torch.cuda.synchronize()  # 36
+        self.histogram = torch.histc(logits)  # missed
+        self.moved = logits.to(torch.device("cpu"))  # missed
 
 
 class WaitsManually(Waits):
@@ -124,6 +151,11 @@ def without_waits(module: Waits, logits: Tensor, labels: Tensor) -> Tensor:
         fine = fine + (weight * module.weight).sum()
     if module.host.sum() > 1e6 or sum(module.history) < 0:  # what was copied to the host before
         fine = fine + 1
+    fine = fine + torch.arange(4, device=labels.device).sum() + torch.isnan(logits).any()
+    fine = fine + one_hot(labels, 10).sum() + one_hot(labels, num_classes=10).sum()
+    fine = fine + logits[labels % 2].sum() + logits[:, [0, 2]].sum() + logits.topk(2).values.sum()
+    fine = fine + logits.argmax(-1).eq(labels).float().mean() + torch.rand(1).item()
+    fine = fine + logits.scatter(1, labels[:, None], 1.0).sum() + len(torch.rand(3).tolist())
     module.log("fine", fine.detach())
     return 0 * fine
 

@@ -47,7 +47,7 @@ def test_each_planted_wait_is_found_by_its_line_and_nothing_else(model: str) -> 
     found = named(checked(model), "waits")
     lines = {int(each.found.split(":")[1]) for each in found}
     expected = dict(doctor_subject.planted())
-    assert {expected.get(line, f"line {line}") for line in lines} == set(range(1, 18))
+    assert {expected.get(line, f"line {line}") for line in lines} == set(range(1, 38))
     assert {each.status for each in found} == {"warning"}
 
 

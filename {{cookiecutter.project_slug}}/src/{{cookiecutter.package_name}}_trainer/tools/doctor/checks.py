@@ -16,6 +16,7 @@ import torch
 
 from ...errors import UserError, one_line
 from ...options import redaction
+from .waits import LIBRARIES
 
 Status = Literal["ok", "warning", "fails"]
 Work = Callable[[], Iterable[Any]]
@@ -118,7 +119,9 @@ def _send(work: Work, sender: Any, seconds: float, how: str) -> None:
     except UserError as error:
         problem = "; ".join(error.problems)
     except BaseException as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)[::-1]
+        users = (each for each in frames if not each.filename.startswith(LIBRARIES))
+        last = next(users, frames[0])
         place = f"{Path(last.filename).name}:{last.lineno}"
         problem = f"{type(error).__name__} in {place}: {one_line(error)}"
     sender.send_bytes(json.dumps([found, problem]).encode())

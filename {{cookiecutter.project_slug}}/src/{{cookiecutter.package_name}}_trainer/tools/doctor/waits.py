@@ -33,6 +33,7 @@ _WAITS = {
     **dict.fromkeys((_aten.nonzero.default, _aten.masked_select.default), "selects by a mask"),
     **dict.fromkeys((_aten._unique2.default, _aten.unique_dim.default), "unique"),
     **dict.fromkeys((_aten.unique_consecutive.default, _aten.bincount.default), "counts values"),
+    _aten.multinomial.default: "multinomial checks its values",
     _aten._linalg_check_errors.default: "a check of torch.linalg: use its _ex function",
 }
 _INDEXES = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default)
@@ -42,7 +43,9 @@ _READS = dict.fromkeys(("numpy", "__array__", "tolist"), _TO_HOST)
 _READS |= dict.fromkeys(("__repr__", "__format__"), "prints or formats a tensor")
 _TRAINER = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _PATHS = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-_LIBRARIES = tuple(f"{each}{os.sep}" for each in (*_PATHS, Path(torch.__file__).parent))
+_FOLDERS = (*_PATHS, Path(torch.__file__).parent)
+LIBRARIES = (_TRAINER, "<", *(f"{each}{os.sep}" for each in _FOLDERS))
+"""With what the names of files begin that are not the user's."""
 
 
 class Waits:
@@ -54,7 +57,7 @@ class Waits:
 
     def __init__(self, owner: str) -> None:
         self.found: dict[str, tuple[str, set[int]]] = {}
-        self.batch = 0
+        self.batch, self.is_paused = 0, False
         self._owner = f"{Path(owner).parent}{os.sep}"
         self.storages: Any = WeakIdKeyDictionary()  # which views share
 
@@ -79,13 +82,13 @@ class Waits:
 
     def note(self, what: str) -> None:
         """Note that the user's line that is running waits; not what the trainer does itself."""
-        frame = inspect.currentframe()
+        frame = None if self.is_paused else inspect.currentframe()
         while frame is not None:
             file = frame.f_code.co_filename
             is_own = file.startswith(self._owner)
             if not is_own and file.startswith(_TRAINER) and file != __file__:
                 return
-            if is_own or not file.startswith((*_LIBRARIES, _TRAINER, "<")):
+            if is_own or not file.startswith(LIBRARIES):
                 text = linecache.getline(file, frame.f_lineno).strip()
                 place = f"{files.shown(Path(file), Path.cwd())}:{frame.f_lineno}: {text}"
                 self.found.setdefault(place, (what, set()))[1].add(self.batch)
@@ -140,7 +143,10 @@ class _Functions(TorchFunctionMode):
             return copied
         if name in _READS and waits.has(given):
             waits.note(_READS[name])
+        # Only a CPU checks the values then.
+        waits.is_paused = name == "one_hot" and (len(args) > 1 or "num_classes" in kwargs)
         result = func(*args, **kwargs)
+        waits.is_paused = False
         if isinstance(target, torch.device):
             is_moved = name == "to" and isinstance(given, Tensor) and not waits.has(given)
             if name in ("tensor", "as_tensor") or (is_moved and not kwargs.get("non_blocking")):

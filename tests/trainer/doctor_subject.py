@@ -15,10 +15,15 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
-    """Images and labels; ``seconds``: to load one; ``noise``: from a generator without a seed."""
+    """Images and labels; ``seconds``: to load one; ``noise``: from a generator without a seed.
 
-    def __init__(self, seconds: float = 0.0, noise: bool = False) -> None:
+    ``by_set``: labels are numbered in the order of a set, which is another one in each interpreter.
+    """
+
+    def __init__(self, seconds: float = 0.0, noise: bool = False, by_set: bool = False) -> None:
         self.seconds = seconds
+        names = {str(label) for label in range(10)}
+        self.labels = [int(name) for name in (names if by_set else sorted(names))]
         self.noise = np.random.default_rng() if noise else None
 
     def __len__(self) -> int:
@@ -29,14 +34,14 @@ class Samples(Dataset[tuple[Tensor, int]]):
         image = torch.full((1, 4, 4), index / 64)
         if self.noise is not None:
             image += float(self.noise.normal())
-        return image + torch.rand(1), index % 10
+        return image + torch.rand(1), self.labels[index % 10]
 
 
 class Data(DataModule):
     """Loads samples."""
 
-    def __init__(self, seconds: float = 0.0, noise: bool = False) -> None:
-        self.samples = Samples(seconds, noise)
+    def __init__(self, seconds: float = 0.0, noise: bool = False, by_set: bool = False) -> None:
+        self.samples = Samples(seconds, noise, by_set)
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         return DataLoader(self.samples, batch_size=8)

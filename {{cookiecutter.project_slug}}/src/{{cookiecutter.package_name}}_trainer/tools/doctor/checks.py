@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -59,20 +60,23 @@ def _plain(text: str) -> str:
 def run(
     name: str, check: Work, seconds: float, failing: Status = "warning", how: str = "fork"
 ) -> list[Check]:
-    """Run a check as :func:`apart` does; if it does not come to its end, a line says why.
+    """Run a check as :func:`apart` does; if it does not come to its end, a last line says why.
 
     ``failing``: status of this line, unless there was too little time or memory.
     """
+    found = []
     try:
-        return [Check(*line) for line in apart(check, seconds, how)]
+        for line in apart(check, seconds, how):
+            found.append(Check(*line))
     except TimeoutError as error:
-        return [Check(name, "warning", f"not checked: {error}")]
+        found.append(Check(name, "warning", f"not checked: {error}"))
     except UserError as error:
-        return [Check(name, failing, f"not checked: {error}")]
+        found.append(Check(name, failing, f"not checked: {error}"))
+    return found
 
 
-def apart(work: Work, seconds: float, how: str = "fork") -> list[Any]:
-    """Return what a function yields in a process of its own, as JSON.
+def apart(work: Work, seconds: float, how: str = "fork") -> Iterator[Any]:
+    """Yield what a function yields in a process of its own, as JSON.
 
     Args:
         work: The function; with ``"spawn"`` it is pickled.
@@ -88,21 +92,24 @@ def apart(work: Work, seconds: float, how: str = "fork") -> list[Any]:
     process = context.Process(target=_send, args=(work, sender, seconds, how))
     process.start()
     sender.close()
+    ends = time.monotonic() + seconds
     try:
-        if not receiver.poll(seconds):
-            raise TimeoutError(f"it took longer than {seconds:g} s")
-        found, problem = json.loads(receiver.recv_bytes())
+        while receiver.poll(max(0.0, ends - time.monotonic())):
+            kind, value = json.loads(receiver.recv_bytes())
+            if kind == "problem":
+                raise UserError(value)
+            if kind == "end":
+                return
+            yield value
+        raise TimeoutError(f"it took longer than {seconds:g} s")
     except EOFError:
         process.join()
-        kind = TimeoutError if process.exitcode == -signal.SIGKILL else UserError
-        raise kind(f"its process ended with exit code {process.exitcode}") from None
+        error = TimeoutError if process.exitcode == -signal.SIGKILL else UserError
+        raise error(f"its process ended with exit code {process.exitcode}") from None
     finally:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)  # and what it has started
         process.kill()
-    if problem:
-        raise UserError(problem)
-    return list(found)
 
 
 def _send(work: Work, sender: Any, seconds: float, how: str) -> None:
@@ -113,18 +120,22 @@ def _send(work: Work, sender: Any, seconds: float, how: str) -> None:
         os.dup2(nothing.fileno(), 2)
     if how == "fork":
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-    found, problem = list[Any](), ""
+
+    def send(kind: str, value: Any) -> None:
+        sender.send_bytes(json.dumps([kind, value]).encode())
+
     try:
-        found = list(work())
+        for each in work():
+            send("line", each)
+        send("end", None)
     except UserError as error:
-        problem = "; ".join(error.problems)
+        send("problem", "; ".join(error.problems))
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)[::-1]
         users = (each for each in frames if not each.filename.startswith(LIBRARIES))
-        last = next(users, frames[0])
-        place = f"{Path(last.filename).name}:{last.lineno}"
-        problem = f"{type(error).__name__} in {place}: {one_line(error)}"
-    sender.send_bytes(json.dumps([found, problem]).encode())
+        at = next(users, frames[0])
+        place = f"{Path(at.filename).name}:{at.lineno}"
+        send("problem", f"{type(error).__name__} in {place}: {one_line(error)}")
 
 
 def output(*command: str, seconds: float = 10) -> str | None:

@@ -42,8 +42,7 @@ _SECONDS, _SECONDS_TO_MEASURE, _SECONDS_EACH = 180.0, 20.0, 3.0
 _STEPS, _SAMPLES, _COMPARED, _MEASURED = 4, 4, 4, 64
 _BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ORDER = "draw from the global generators of torch, NumPy or Python, and sort sets and files"
-Order = list[list[str]]
-"""For each batch, what each of its parts is, with a hash of its values."""
+Order = list[list[str]]  # for each batch, what each of its parts is, with a hash of its values
 
 
 def read(program: str, given: Sequence[str]) -> Work:
@@ -59,12 +58,12 @@ def check(work: Work, program: str, given: Sequence[str]) -> list[Check]:
     for name, each in named.items():
         found += run(name, partial(each, work), _SECONDS)
     try:
-        first: Order = apart(partial(_order, work, 0), _SECONDS)
+        first: Order = list(apart(partial(_order, work, 0), _SECONDS))
     except (TimeoutError, UserError) as error:
         return [*found, Check("data order", "warning", f"not checked: {error}")]
     # A new interpreter is as another run: with all threads, and other hashes of strings.
     again = partial(_data, partial(read, program, list(given)), first)
-    return found + run("data order", again, _SECONDS, how="spawn")
+    return found + run("data", again, _SECONDS, how="spawn")
 
 
 def _replicas(work: Work) -> int:
@@ -94,9 +93,6 @@ def _fit(work: Work, **options: Any) -> Trainer:
 
 def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
-
-
-# --- the model -----------------------------------------------------------------------------------
 
 
 class _Watched(SingleDevice):
@@ -196,9 +192,6 @@ def _problems(name: str, work: Work) -> list[str]:
         return error.problems
 
 
-# --- the data ------------------------------------------------------------------------------------
-
-
 def _data(read_again: Callable[[], Work], first: Order) -> Iterator[Check]:
     with imports.checked():
         yield compare("two runs with one seed", first, _order(read_again(), 0))
@@ -268,19 +261,15 @@ def _workers(work: Work) -> Check:
         with _batches(work, workers) as (given, batches):
             if not isinstance(given, int):
                 return Check("num_workers", "ok", "not measured: the loader is no DataLoader")
-            measured[workers] = _seconds(batches)
+            next(batches)
+            started, passed, number = time.perf_counter(), 0.0, 0
+            while number < _MEASURED and passed < _SECONDS_EACH:
+                next(batches)
+                passed, number = time.perf_counter() - started, number + 1
+        measured[workers] = passed / number
         if time.monotonic() > ends or _is_fed(workers, measured[workers], step):
             break
     return suggest(given, measured, step, device)
-
-
-def _seconds(batches: Iterator[MicroBatch]) -> float:
-    next(batches)
-    started, passed, number = time.perf_counter(), 0.0, 0
-    while number < _MEASURED and passed < _SECONDS_EACH:
-        next(batches)
-        passed, number = time.perf_counter() - started, number + 1
-    return passed / number
 
 
 def _is_fed(workers: int, batch: float, step: float) -> bool:

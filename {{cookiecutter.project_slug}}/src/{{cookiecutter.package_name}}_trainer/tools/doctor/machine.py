@@ -18,15 +18,14 @@ import torch.distributed as dist
 
 from ... import launch, strategies
 from ...cli.configuration import Work
-from ...errors import ConfigurationError, UserError
+from ...errors import Problems, UserError
 from ...launch import cluster, collectives, devices, rendezvous
 from ...loop import compilation
 from ...options import Options
 from ...strategies.precision import Precision
 from .checks import Check, output, run
 
-_GIB = 2**30
-_SECONDS = 30.0
+_GIB, _SECONDS = 2**30, 30.0
 _SHARED_MEMORY, _INFINIBAND = Path("/dev/shm"), Path("/sys/class/infiniband")  # noqa: S108
 _NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
 _CONTAINERS = {
@@ -39,7 +38,7 @@ _CONTAINERS = {
 def check(work: Work | None) -> list[Check]:
     """Run all checks; ``work``: that of a configuration, whose run directory is used."""
     root = Path(Options.default_root_dir) if work is None else work.trainer.default_root_dir
-    named = {"Python": _versions, "GPU": _gpus, "network": _network, "limits": _limits}
+    named = {"versions": _versions, "GPU": _gpus, "network": _network, "limits": _limits}
     named |= {"disk": partial(_disks, root), "compilers": _compilers, "engine": _engines}
     named |= {"container": _containers, "SLURM": _slurm}
     found = [line for name, each in named.items() for line in run(name, each, _SECONDS)]
@@ -136,13 +135,11 @@ def disk(name: str, folder: Path, option: str) -> Check:
 
 
 def _compilers() -> Iterator[Check]:
-    lines: list[str] = []
-    try:
+    problems = Problems()
+    with problems:
         compilation.check_compiler(True)
-    except ConfigurationError as error:
-        lines = error.problems
-    found = "g++ and Python's headers" if not lines else "cannot compile"
-    yield Check.either("torch.compile", found, not lines, "; ".join(lines))
+    found = "cannot compile" if problems.lines else "g++ and Python's headers"
+    yield Check.either("torch.compile", found, not problems.lines, "; ".join(problems.lines))
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     nvcc = shutil.which("nvcc") or shutil.which(f"{home}/bin/nvcc")
     if nvcc or torch.version.cuda:
@@ -161,7 +158,7 @@ def _engines() -> Iterator[Check]:
 def _containers() -> Iterator[Check]:
     installed = [name for name in _CONTAINERS if shutil.which(name)]
     for name in installed:
-        found, advice = "", "start its daemon, or join the group docker" * (name == "docker")
+        advice = "start its daemon, or join the group docker" * (name == "docker")
         try:
             found = output(*_CONTAINERS[name]) or ""
             if name != "docker" and _NAMESPACES.is_file() and not int(_NAMESPACES.read_text()):

@@ -1,0 +1,278 @@
+"""`doctor`: planted faults are found, each by its place; nothing is found in the examples."""
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from my_project_trainer.cli import command as cli
+from my_project_trainer.cli.configuration import Work
+from my_project_trainer.errors import UserError
+from my_project_trainer.tools.doctor import checks, fit, machine
+from my_project_trainer.tools.doctor.checks import Check
+from tests.project import PACKAGE, ROOT, run
+
+import doctor_subject
+
+CPU = ("--trainer.accelerator", "cpu", "--trainer.max_steps", "4")
+
+
+def words(model: str, *others: str) -> list[str]:
+    """Options of a fit."""
+    return ["--model", f"doctor_subject.{model}", "--data", "doctor_subject.Data", *CPU, *others]
+
+
+def read(model: str, *others: str) -> Work:
+    return fit.read("project", words(model, *others))
+
+
+def checked(model: str, check: Any = fit._step, *others: str, seconds: float = 60) -> list[Check]:
+    """The result of one check."""
+    return checks.run("step", partial(check, read(model, *others)), seconds, "fails")
+
+
+def named(found: list[Check], name: str) -> list[Check]:
+    return [each for each in found if each.name == name]
+
+
+pytestmark = pytest.mark.usefixtures("apart")
+
+# --- waits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["Waits", "WaitsManually"])
+def test_each_planted_wait_is_found_by_its_line_and_nothing_else(model: str) -> None:
+    found = named(checked(model), "waits")
+    lines = {int(each.found.split(":")[1]) for each in found}
+    expected = dict(doctor_subject.planted())
+    assert {expected.get(line, f"line {line}") for line in lines} == set(range(1, 38))
+    assert {each.status for each in found} == {"warning"}
+
+
+@pytest.mark.parametrize("name", ["digits", "gan", "gpt"])
+def test_nothing_waits_in_the_examples(name: str) -> None:
+    config = ROOT / "configs" / f"{name}.yaml"
+    if not config.exists():
+        pytest.skip(f"{config.name} was deleted")
+    work = fit.read("project", ["--config", str(config), *CPU])
+    found = checks.run("step", partial(fit._step, work), 100, "fails")
+    assert [each.status for each in found] == ["ok", "ok", "ok"], found
+
+
+# --- other faults of a module --------------------------------------------------------------------
+
+
+def test_parameters_that_a_step_does_not_use_are_named() -> None:
+    (found,) = named(checked("Faulty"), "unused parameters")
+    assert found.status == "warning"
+    assert found.found == "rare, unused.weight: not used in each step"
+    assert "find_unused_parameters" in found.advice
+
+
+def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
+    found, data = checked("Faulty", fit._pickling)
+    assert data.status == "ok"
+    assert found.status == "warning"
+    assert found.found.startswith('model.lock["a"] is of type _thread.lock')
+    assert [each.status for each in checked("Plain", fit._pickling)] == ["ok", "ok"]
+
+
+def test_batchnorm_is_a_warning_with_several_replicas() -> None:
+    for devices, status in (("1", "ok"), ("2", "warning")):
+        found = checked("Faulty", fit._layers, "--trainer.devices", devices)
+        (norm,) = named(found, "BatchNorm")
+        assert (norm.status, norm.found.split(":")[0]) == (status, "layers.2")
+        assert "sync_batchnorm true" in norm.advice
+        assert "parameter_server" in norm.advice
+        (tied,) = named(found, "tied parameters")
+        assert tied.found.startswith("first.weight = second.weight")
+    sync = ("--trainer.sync_batchnorm", "true", "--trainer.devices", "2")
+    assert named(checked("Faulty", fit._layers, *sync), "BatchNorm") == []
+
+
+def test_strategies_say_what_they_refuse() -> None:
+    found = [each.found.partition(": ") for each in checked("WaitsManually", fit._strategies)]
+    (fits,) = [names.split(", ") for names, _, line in found if line == "can train the model"]
+    assert "ddp" in fits
+    assert "dp" not in fits
+    (line,) = [line for names, _, line in found if names == "dp, ddp2"]
+    assert "manual optimization" in line
+
+
+# --- a check that does not come to a result ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "line"),
+    [
+        ("Raises", "fails", r"ValueError in doctor_subject.py:\d+: no such file: https://\S+"),
+        ("Ends", "fails", "its process ended with exit code 7"),
+        ("Hangs", "warning", "it took longer than 3 s"),
+    ],
+)
+def test_a_check_that_fails_is_a_line(model: str, status: str, line: str) -> None:
+    (found,) = checked(model, seconds=3 if model == "Hangs" else 60)
+    assert found.status == status
+    assert re.match(f"not checked: {line}", found.found), found.found
+    assert "secret" not in checks.report([found], is_json=True)
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def test_an_order_that_is_not_reproducible_is_found() -> None:
+    def order(workers: int, *others: str) -> Any:
+        return list(checks.apart(partial(fit._order, read("Plain", *others), workers), 60))
+
+    noisy = ("--data.noise", "true")
+    found = fit.compare("two runs", order(0, *noisy), order(0, *noisy))
+    assert found.status == "warning"
+    assert found.found.endswith("batch 1 differs in part 1, torch.float32 (8, 1, 4, 4)")
+    first = order(0)
+    assert len(first) == 4
+    for workers in (0, 2):
+        assert fit.compare("two runs", first, order(workers)).status == "ok"
+
+
+def suggested(work: Work) -> list[Check]:
+    return [fit._workers(work)]
+
+
+def test_more_workers_are_suggested_for_a_slow_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "_SECONDS_EACH", 0.3)
+    reads = partial(read, "Plain", "--data.seconds", "0.02")
+    (found,) = checks.run("workers", partial(suggested, reads()), 100)
+    assert found.status == "warning", found
+    assert int(re.match(r"use num_workers=(\d+)", found.advice)[1]) > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "measured", "status", "advice"),
+    [
+        (0, {0: 0.01}, "ok", ""),
+        (0, {0: 1.5, 1: 1.5, 2: 0.8}, "warning", "use num_workers=2"),
+        (0, {0: 0.5, 1: 0.9, 2: 3.0}, "warning", "use num_workers=1"),
+        (4, {0: 1.5, 1: 1.5, 2: 0.8}, "ok", ""),
+        (2, {0: 9.0, 1: 8.0, 2: 5.0}, "warning", "use num_workers=2"),
+        (8, {0: 9.0, 1: 8.0, 2: 5.0}, "warning", "use num_workers=2"),
+    ],
+)
+def test_the_fewest_workers_that_keep_a_step_fed(
+    given: int, measured: dict[int, float], status: str, advice: str
+) -> None:
+    found = fit.suggest(given, measured, 1.0, "cpu")
+    assert (found.status, found.advice.split(",")[0]) == (status, advice)
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+def test_little_shared_memory_is_a_warning() -> None:
+    assert machine.shared_memory(64 * 2**20).status == "warning"
+    assert machine.shared_memory(8 * 2**30).status == "ok"
+
+
+def test_a_driver_that_is_too_old_for_torch() -> None:
+    table = "| NVIDIA-SMI 535.1    Driver Version: 535.1    CUDA Version: 12.2 |"
+    assert machine.driver("535.1", table, "12.8").status == "ok"
+    old = machine.driver("535.1", table, "13.0")
+    assert old.status == "warning"
+    assert "make setup VARIANT=" in old.advice
+
+
+def test_a_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.disk("runs", tmp_path / "new" / "runs", "X").status != "fails"
+    monkeypatch.setattr(machine.os, "access", lambda *_: False)
+    found = machine.disk("runs", tmp_path / "runs", "X")
+    assert (found.status, found.advice) == ("fails", "set X")
+
+
+def test_a_program_that_hangs_or_fails_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    for name, script in (("hangs", "sleep 60"), ("refuses", "echo no permission >&2; exit 3")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(UserError, match=r"hangs: .* timed out"):
+        checks.output("hangs", seconds=0.5)
+    with pytest.raises(UserError, match="refuses: no permission"):
+        checks.output("refuses")
+    assert checks.output("missing-program") is None
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_machine_alone_without_any_program(tmp_path: Path) -> None:
+    done = run(["-m", PACKAGE, "doctor", "--json"], cwd=tmp_path, extra={"PATH": str(tmp_path)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["can_start"] is True
+    lines = {each["name"]: each for each in found["checks"]}
+    assert lines["all-reduce"]["found"].startswith("1 + 2 = 3 on two processes")
+    assert lines["torch.compile"]["status"] == "warning"
+    assert "SLURM" not in lines
+    assert {each["status"] for each in found["checks"]} <= {"ok", "warning"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def doctor(*given: str) -> int:
+    """Run the command in this process, and return its exit code."""
+    try:
+        cli.main(["doctor", *given])
+    except SystemExit as ended:
+        return int(str(ended.code))
+    return 0
+
+
+def test_a_table_and_json_have_the_same_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Check("step", "ok", "fine"), Check("disk", "warning", "full", "free it")]
+    monkeypatch.setattr(machine, "check", lambda work: found)
+    assert doctor() == 0
+    table = capsys.readouterr().out.splitlines()
+    assert doctor("--json") == 0
+    lines = json.loads(capsys.readouterr().out)["checks"]
+    assert [each["name"] for each in lines] == [line.split()[1] for line in table[:2]]
+    assert table[1].split(maxsplit=2)[2] == "full -> free it"
+    assert table[-1] == "a fit can start: 0 fails, 1 warnings"
+    found.append(Check("all-reduce", "fails", "3 + 3 = 7"))
+    assert doctor() == 1
+    assert capsys.readouterr().out.endswith("a fit cannot start: 1 fails, 1 warnings\n")
+
+
+def test_all_errors_of_the_options_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = words("Plain", "--trainer.max_step", "3", "--data.second", "1")
+    assert doctor("--json", *wrong) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 2
+    assert "max_steps" in err
+    assert "seconds" in err
+
+
+@pytest.mark.slow
+def test_all_checks_of_an_example(tmp_path: Path) -> None:
+    config = ["--config", ROOT / "configs" / "digits.yaml", *CPU]
+    done = run(["-m", PACKAGE, "doctor", "--json", *config], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [Check(**each) for each in json.loads(done.stdout)["checks"]]
+    assert [each.status for each in named(found, "data order")] == ["ok", "ok"]
+    assert len(named(found, "num_workers")) == 1
+    for name in ("step", "waits", "unused parameters", "pickling"):
+        assert {each.status for each in named(found, name)} == {"ok"}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_faulty_module_can_start_and_a_step_that_raises_cannot(tmp_path: Path) -> None:
+    for model, code in (("Faulty", 0), ("Raises", 1)):
+        given = words(model, "--data.by_set", "true")
+        # Not forked: a fork would have the same hashes of strings.
+        done = run(["-m", PACKAGE, "doctor", *given], cwd=tmp_path, fresh=True)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+        assert ("a fit cannot start" in done.stdout) == bool(code)
+        assert "two runs with one seed: batch 1 differs in part 2, torch.int64 (8,)" in done.stdout

@@ -1,0 +1,27 @@
+"""``doctor``: what this machine can run, and what is wrong with a configuration.
+
+``checks.py`` runs each check in a process of its own. ``machine.py`` has those of the machine,
+``fit.py`` those of a configuration, with ``waits.py`` for its step.
+"""
+
+HELP = "Check what this machine can run; with --config, the model and its data too."
+
+
+def run(program: str, words: list[str]) -> None:
+    """Print what each check finds; exit 1 if a ``fit`` cannot start.
+
+    Args:
+        program: The name of the program.
+        words: ``--json`` and the options of ``fit``; without these, only the machine is checked.
+    """
+    from . import checks, fit, machine
+
+    given = [word for word in words if word != "--json"]
+    if {"-h", "--help"} & {*given}:
+        print(f"usage: {program} doctor [--json] [--config FILE, and all options of fit]\n\n{HELP}")
+        return
+    work = fit.read(program, given) if given else None
+    found = machine.check(work) + (fit.check(work, program, given) if work else [])
+    print(checks.report(found, is_json=len(given) < len(words)))
+    if any(each.status == "fails" for each in found):
+        raise SystemExit(1)

@@ -1,0 +1,291 @@
+"""Checks of a configuration: its step, model and data, and what each strategy refuses."""
+
+import contextlib
+import hashlib
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, count, islice
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ... import strategies
+from ...callbacks import Callback
+from ...cli import configuration, imports
+from ...cli.configuration import Work
+from ...data import MicroBatch, scaling, sources
+from ...data.first_batches import fingerprint
+from ...data.moving import leaves
+from ...data.samples import Splitter, batch_length
+from ...errors import ConfigurationError, UserError
+from ...launch.pickling import find_unpicklable
+from ...loop.problems import problems_of
+from ...module import TrainingModule
+from ...run.rank import RankRun
+from ...strategies import Requested, SingleDevice
+from ...strategies.base import Stage
+from ...strategies.gradients.same_use import OPTION, trained
+from ...strategies.optimizers import Optimization
+from ...trainer import Trainer
+from .checks import Check, apart, run
+from .waits import Waits
+
+_SECONDS, _SECONDS_TO_MEASURE, _SECONDS_EACH = 180.0, 20.0, 3.0
+_STEPS, _SAMPLES, _COMPARED, _MEASURED = 4, 4, 4, 64
+_BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_ORDER = "draw from the global generators of torch, NumPy or Python, and sort sets and files"
+Order = list[list[str]]  # for each batch, what each of its parts is, with a hash of its values
+
+
+def read(program: str, given: Sequence[str]) -> Work:
+    """Parse options as ``fit`` does, and create the objects that they name."""
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        return configuration.read_work(program, "fit", given)
+
+
+def check(work: Work, program: str, given: Sequence[str]) -> list[Check]:
+    """Run all checks of a configuration; ``given``: its options."""
+    named = {"pickling": _pickling, "layers": _layers, "strategies": _strategies}
+    found = run("step", partial(_step, work), _SECONDS, "fails")
+    for name, each in named.items():
+        found += run(name, partial(each, work), _SECONDS)
+    try:
+        first: Order = list(apart(partial(_order, work, 0), _SECONDS))
+    except (TimeoutError, UserError) as error:
+        return [*found, Check("data order", "warning", f"not checked: {error}")]
+    # A new interpreter is as another run: with all threads, and other hashes of strings.
+    again = partial(_data, partial(read, program, list(given)), first)
+    return found + run("data", again, _SECONDS, how="spawn")
+
+
+def _replicas(work: Work) -> int:
+    plan = work.trainer._plan
+    return plan.strategy.replicas(len(plan.node_devices), plan.layout.num_nodes)
+
+
+def _alone(work: Work, **others: Any) -> Trainer:
+    """A trainer on one device that reads the same batches as a replica of the run."""
+    given = work.trainer._plan.options
+    if size := given.global_batch_size:
+        size = scaling.device_batch_size(size, _replicas(work), given.accumulate_grad_batches)
+    names = ("seed", "meta_device", "use_distributed_sampler", "precision", "accelerator")
+    kept: dict[str, Any] = {name: getattr(given, name) for name in names}
+    kept |= {"strategy": "single_device", "devices": 1, "global_batch_size": size}
+    return Trainer(**kept | others)
+
+
+def _fit(work: Work, **options: Any) -> Trainer:
+    """Train some steps on one device, and validate as many batches; nothing is kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        options |= {"default_root_dir": folder, "enable_progress_bar": False}
+        trainer = _alone(work, fast_dev_run=_STEPS, **options)
+        trainer.fit(work.model, work.data)
+    return trainer
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
+
+
+class _Watched(SingleDevice):
+    """Trains on some samples of each batch; notes the parameters that each batch uses."""
+
+    def __init__(self, waits: Waits) -> None:
+        self.waits, self.batches = waits, set[int]()
+        self.uses: dict[str, set[int]] = {}
+
+    def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
+        made = super().setup(module, configure)
+        for name, each in trained(module):
+            use = self.uses[name] = set()
+            each.register_post_accumulate_grad_hook(lambda _, use=use: use.add(self.waits.batch))
+        return made
+
+    def forward(self, stage: Stage, batch: Any, batch_idx: int) -> Any:
+        if stage != "training":
+            return super().forward(stage, batch, batch_idx)
+        self.batches.add(batch_idx)
+        self.waits.batch = batch_idx
+        if (more := batch_length(batch) - _SAMPLES) > 0:
+            with contextlib.suppress(UserError):  # it cannot be split by samples
+                batch = Splitter().split(batch, [_SAMPLES, more])[0]
+        own = [*self.module.parameters(), *self.module.buffers()]
+        self.waits.mark([leaves(batch), own, [each.grad for each in own]])
+        with self.waits.watching():
+            return super().forward(stage, batch, batch_idx)
+
+    def backward(self, loss: Tensor, *, synchronize: bool) -> None:
+        with self.waits.watching():
+            super().backward(loss, synchronize=synchronize)
+
+
+def _step(work: Work) -> Iterator[Check]:
+    """Train on the CPU; find what waits, and parameters that are not used."""
+    file = getattr(sys.modules[type(work.model).__module__], "__file__", None) or __file__
+    watched = _Watched(Waits(file))
+    _fit(work, accelerator="cpu", precision="32-true", strategy=watched)
+    steps = len(watched.batches)
+    yield Check("step", "ok", f"{steps} steps of at most {_SAMPLES} samples on the CPU")
+    # A wait in one batch only, such as every 50th, costs little.
+    waits = [(at, how) for at, (how, in_) in watched.waits.found.items() if len(in_) > (steps > 1)]
+    for place, does in waits:
+        advice = "keep values on the device, and log tensors with self.log"
+        yield Check("waits", "warning", f"{place}: {does}", advice)
+    if not waits:
+        yield Check("waits", "ok", "no line of the training step waits for the device")
+    rare = [name for name, batches in watched.uses.items() if len(batches) < steps]
+    found = f"{_shown(rare)}: not used in each step" if rare else "each step uses all parameters"
+    advice = f"freeze or remove them, or {OPTION}"
+    yield Check.either("unused parameters", found, not rare, advice)
+
+
+def _pickling(work: Work) -> Iterator[Check]:
+    for name, each in (("model", work.model), ("data", work.data)):
+        line = find_unpicklable(each, name)
+        yield Check.either("pickling", line or f"{name} can be pickled", line is None)
+
+
+def _layers(work: Work) -> Iterator[Check]:
+    model, options = work.model, work.trainer._plan.options
+    norms = [name for name, each in model.named_modules() if isinstance(each, _BATCHNORM)]
+    if norms and not options.sync_batchnorm:
+        limits = {name: strategies.find(name).limits for name in strategies.names()}
+        refusing = [name for name, each in limits.items() if "sync_batchnorm" in each.refused]
+        found = f"{_shown(norms)}: each replica normalizes with its own part of a batch"
+        advice = f"--trainer.sync_batchnorm true, which {', '.join(refusing)} refuse"
+        yield Check("BatchNorm", "warning" if _replicas(work) > 1 else "ok", found, advice)
+    names = defaultdict(list)
+    for name, each in model.named_parameters(remove_duplicate=False):
+        names[each].append(name)
+    for tied in (each for each in names.values() if len(each) > 1):
+        yield Check("tied parameters", "ok", f"{' = '.join(tied)}: see what strategies refuse")
+
+
+def _strategies(work: Work) -> Iterator[Check]:
+    """What each strategy would refuse of this module and these options."""
+    refused = defaultdict(list)
+    for name in strategies.names():
+        for line in _problems(name, work) or ["can train the model"]:
+            refused[line.replace(repr(name), "…")].append(name)
+    for line, names in refused.items():
+        yield Check("strategies", "ok", f"{', '.join(names)}: {line}")
+
+
+def _problems(name: str, work: Work) -> list[str]:
+    plan, module = work.trainer._plan, work.model
+    features = {each for each in ("sync_batchnorm", "compile") if getattr(plan.options, each)}
+    asked = Requested(plan.device.type, str(plan.options.precision), 1, 1, frozenset(features))
+    try:
+        made = strategies.create(name, {})
+        lines = made.limits.problems(name, asked) + made.problems(plan.options, None)
+        lines += problems_of(module, name, made, plan.options)
+        return lines + made.problems(plan.options, module)
+    except ConfigurationError as error:
+        return error.problems
+
+
+def _data(read_again: Callable[[], Work], first: Order) -> Iterator[Check]:
+    with imports.checked():
+        yield compare("two runs with one seed", first, _order(read_again(), 0))
+        yield compare("0 and 2 workers", first, _order(read_again(), 2))
+        yield _workers(read_again())
+
+
+@contextlib.contextmanager
+def _batches(work: Work, workers: int) -> Iterator[tuple[Any, Iterator[MicroBatch]]]:
+    """The number of workers of the training loader, and its batches, with so many workers."""
+    trainer = _alone(work, accelerator="cpu", precision="32-true", max_steps=1)
+    rank = RankRun(trainer._plan, None, is_started=False)
+    rank.connect()
+    with rank.attached(work.model, "fit", work.data):
+        loader = sources.training_loader(work.data, work.model)
+        given = getattr(loader, "num_workers", None)
+        if isinstance(loader, DataLoader):
+            loader.num_workers, loader.timeout = workers, loader.timeout if workers else 0
+            loader.prefetch_factor = (loader.prefetch_factor or 2) if workers else None
+        feed = rank.training_feed(loader)
+        yield given, chain.from_iterable(feed.epoch(epoch, 0) for epoch in count())
+
+
+def _order(work: Work, workers: int) -> Order:
+    with _batches(work, workers) as (_, batches):
+        return [[_hash(part) for part in leaves(b.data)] for b in islice(batches, _COMPARED)]
+
+
+def _hash(value: Any) -> str:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return f"{type(value).__name__}: {fingerprint(value)}"
+    values = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{value.dtype} {tuple(value.shape)}: {hashlib.sha256(values).hexdigest()}"
+
+
+def compare(what: str, first: Order, second: Order) -> Check:
+    """Compare the first batches of two runs, and say which part of which batch differs."""
+    for number, (one, other) in enumerate(zip(first, second, strict=False), 1):
+        for part, (old, new) in enumerate(zip(one, other, strict=False), 1):
+            if old != new:
+                found = f"{what}: batch {number} differs in part {part}, {old.rpartition(':')[0]}"
+                return Check("data order", "warning", found, _ORDER)
+    return Check("data order", "ok", f"{what}: the first {len(first)} batches are equal")
+
+
+class _Clock(Callback):
+    """Measures steps, with what the device does in them."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.seconds.append(-time.perf_counter())
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.seconds[-1] += time.perf_counter()
+
+
+def _workers(work: Work) -> Check:
+    clock, measured = _Clock(), dict[int, float]()
+    device = _fit(work, callbacks=[clock])._plan.device.type
+    step, ends = median(clock.seconds[1:] or clock.seconds), time.monotonic() + _SECONDS_TO_MEASURE
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    for workers in (0, *(2**power for power in range((cores or 1).bit_length() + 1))):
+        with _batches(work, workers) as (given, batches):
+            if not isinstance(given, int):
+                return Check("num_workers", "ok", "not measured: the loader is no DataLoader")
+            next(batches)
+            started, passed, number = time.perf_counter(), 0.0, 0
+            while number < _MEASURED and passed < _SECONDS_EACH:
+                next(batches)
+                passed, number = time.perf_counter() - started, number + 1
+        measured[workers] = passed / number
+        if time.monotonic() > ends or _is_fed(workers, measured[workers], step):
+            break
+    return suggest(given, measured, step, device)
+
+
+def _is_fed(workers: int, batch: float, step: float) -> bool:
+    return batch < (step if workers else step / 10)  # without workers, a step waits for each batch
+
+
+def suggest(given: int, measured: dict[int, float], step: float, device: str) -> Check:
+    """Suggest the smallest number of workers that keeps a step fed, or else the fastest.
+
+    ``given``: workers of the loader. ``measured``: seconds for a batch by number of workers.
+    ``step``: seconds for a step, on a type of device.
+    """
+    times = ", ".join(f"{1e3 * each:.3g} ms with {number}" for number, each in measured.items())
+    found = f"a step takes {1e3 * step:.3g} ms on {device}, a batch {times} workers; it has {given}"
+    fed = [number for number, each in measured.items() if _is_fed(number, each, step)]
+    best = min(fed) if fed else min(measured, key=lambda number: measured[number])
+    slow = "" if fed else ", and make samples cheaper: a step waits for them even then"
+    is_good = bool(fed) and given >= best
+    return Check.either("num_workers", found, is_good, f"use num_workers={best}{slow}")

@@ -9,8 +9,10 @@ from .costs import Spent
 from .reading import Run
 from .traces import Trace
 
-_DATA, _CHECKPOINT, _RANK, _IDLE, _BUSY = 0.20, 0.05, 0.20, 0.50, 90.0
+_DATA, _CHECKPOINT, _RANK, _IDLE, _BUSY = 0.20, 0.05, 0.20, 0.30, 90.0
 _CHECKPOINT_GOAL = 0.02
+_LEAST_SECONDS = 10.0
+_FLOOR = f", and {_LEAST_SECONDS:.0f} s: less is not worth a change"
 _NO_PROFILE = "not examined: no profile; train with the callback Profile"
 
 
@@ -38,7 +40,7 @@ def _loader(run: Run, spent: Spent) -> Check:
     cause = "Slow loader"
     threshold = (
         f"{_percent(_DATA)} of the steps' time: below, steps without any wait would be less than "
-        f"{1 / (1 - _DATA):.2f} times as fast; not while the GPU is at least {_BUSY:.0f} % busy"
+        f"{1 / (1 - _DATA):.2f} times as fast{_FLOOR}; not while the GPU is {_BUSY:.0f} % busy"
     )
     # The first row has the start of the workers.
     rows = run.speed.get("speed/data_wait", [])[1:]
@@ -49,7 +51,8 @@ def _loader(run: Run, spent: Spent) -> Check:
     busy = [value for _, value in run.speed.get("system/gpu_percent", [])]
     if busy:
         measured += f"; the GPU was {statistics.median(busy):.0f} % busy"
-    if wait < _DATA or (busy and statistics.median(busy) >= _BUSY):
+    is_busy = bool(busy) and statistics.median(busy) >= _BUSY
+    if wait < _DATA or spent.data < _LEAST_SECONDS or is_busy:
         return Check(cause, measured, threshold)
     workers = run.config.get("data.init_args.num_workers")
     advice = (
@@ -63,12 +66,13 @@ def _loader(run: Run, spent: Spent) -> Check:
 
 def _checkpoints(run: Run, spent: Spent) -> Check:
     cause = "Checkpoints too often"
-    threshold = f"{_percent(_CHECKPOINT)} of the time of steps, validation and checkpoints"
+    share_of = "the time of steps, validation and checkpoints"
+    threshold = f"{_percent(_CHECKPOINT)} of {share_of}{_FLOOR}"
     if not spent.measured:
         return Check(cause, "not examined: speed.csv has no step", threshold)
     share = spent.checkpoint / spent.measured
     measured = f"saving took {_percent(share)} of the time ({spent.checkpoint:.1f} s)"
-    if share < _CHECKPOINT:
+    if share < _CHECKPOINT or spent.checkpoint < _LEAST_SECONDS:
         return Check(cause, measured, threshold)
     advice = f"Saving checkpoints took {_percent(share)} of the time. "
     every = run.config.get("trainer.checkpoint_every_n_steps", "")
@@ -97,14 +101,15 @@ def _waits(run: Run, spent: Spent) -> Check:
     allowed = 1 if run.facts.get("precision") == "16-mixed" else 0
     fewest = min(each.waits for each in trace.steps)
     seconds = statistics.fmean(each.waited for each in trace.steps)
-    measured = f"at least {fewest} waits in each step of rank {trace.rank}, {seconds * 1e3:.3g} ms"
+    many = f"{fewest} time{'s' * (fewest != 1)}"
+    measured = f"rank {trace.rank} waits at least {many} in each step ({seconds * 1e3:.3g} ms)"
     if fewest <= allowed:
         return Check(cause, measured, threshold)
     places = Counter(place for each in trace.steps for place in each.places).most_common(3)
     where = f" Most are in {', '.join(place for place, _ in places)}." if places else ""
     hint = "" if places else " Profile with with_stack: true names the lines."
     advice = (
-        f"The host waits for the device at least {fewest} times in each step, "
+        f"The host waits for the device at least {many} in each step, "
         f"{seconds * 1e3:.3g} ms together.{where} Leave .item(), .cpu(), print of a tensor and "
         f"`if tensor:` out of the step, and log tensors as they are.{hint}"
     )
@@ -119,7 +124,7 @@ def _ranks(run: Run, spent: Spent) -> Check:
     )
     if len(run.traces) < 2:
         ranks = "one rank trains"
-        if dict(run.facts.get("layout") or {}).get("world_size", 1) > 1:
+        if run.world_size > 1:
             ranks = "fewer than two ranks have a profile; train with Profile, ranks: null"
         return Check(cause, f"not examined: {ranks}", threshold)
     slowest, delay, step = _slowest(run.traces)
@@ -153,21 +158,23 @@ def _slowest(traces: list[Trace]) -> tuple[int | None, float, float]:
 def _batch(run: Run, spent: Spent) -> Check:
     cause = "Small batch"
     threshold = (
-        f"{_percent(_IDLE)} of a step in which neither computation, data, copies, communication "
-        "nor the trainer is active: Python and the launch of kernels take most of it"
+        f"{_percent(_IDLE)} of a step in which there is no computation, data, copy, communication, "
+        "checkpoint or validation: Python, and the launch of kernels, whose time does not depend "
+        "on the size of the batch"
     )
     if not run.traces:
         return Check(cause, _NO_PROFILE, threshold)
-    trace = run.traces[0]
-    share = trace.mean("other") / trace.step_seconds
-    measured = f"nothing is computed in {_percent(share)} of a step of rank {trace.rank}"
+    steps = run.traces[0].steps
+    # Not the mean: another program may have interrupted one of the few steps.
+    share = statistics.median(each.seconds["other"] / each.total for each in steps)
+    measured = f"nothing is computed in {_percent(share)} of a step of rank {run.traces[0].rank}"
     if share < _IDLE:
         return Check(cause, measured, threshold)
     batch = run.facts.get("samples_per_step")
     advice = (
         f"Nothing is computed in {_percent(share)} of a step: Python and the launch of kernels "
-        f"take it, however small the batch is. Train with larger batches"
-        f"{f' (now {batch} samples a step)' if batch else ''}; `find_batch_size` says what fits. "
-        "Otherwise try compile: true."
+        f"take it. Train with larger batches{f' (now {batch} samples a step)' if batch else ''}: "
+        "find_batch_size says what fits. Otherwise try compile: true, and move Python code out of "
+        "training_step."
     )
     return Check(cause, measured, threshold, advice)

@@ -54,6 +54,12 @@ class Run:
         """What the record says of the last attempt."""
         return self.attempts[-1].facts if self.attempts else {}
 
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the last attempt; 1 if it is unknown."""
+        layout = self.facts.get("layout")
+        return _count(layout.get("world_size")) or 1 if isinstance(layout, Mapping) else 1
+
 
 def read(directory: Path) -> Run:
     """Read a run directory."""

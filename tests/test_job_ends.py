@@ -150,11 +150,15 @@ def test_the_outcome_of_an_earlier_attempt_is_removed(folder: Path) -> None:
     [
         ("none", 0, "-m my_project report runs/job-1"),
         ("none", 1, "-m my_project report runs/job-1"),
-        ("apptainer", 0, "exec --bind {0} --pwd {0} fit.sif python -m my_project report runs/job-1"),
+        (
+            *("apptainer", 0),
+            "exec --bind {0} --pwd {0} fit.sif python -m my_project report runs/job-1",
+        ),
         (
             *("pyxis", 1),
-            "--nodes=1 --ntasks=1 --export=ALL --container-image=fit.sif --container-mounts={0}:{0} "
-            "--container-workdir={0} python -m my_project report runs/job-1",
+            "--nodes=1 --ntasks=1 --export=ALL --container-image=fit.sif "
+            "--container-mounts={0}:{0} --container-workdir={0} python -m my_project report "
+            "runs/job-1",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Fits with a fault that makes them slow, of which a report must find the cause; and a healthy one."""
+"""Fits with a fault that makes them slow, whose cause a report must find; and a healthy one."""
 
 import time
 from pathlib import Path

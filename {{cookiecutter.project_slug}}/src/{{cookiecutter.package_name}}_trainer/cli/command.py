@@ -127,8 +127,9 @@ def _show_next(program: str, run: Path | None, started_in: Path) -> None:
     """Print the line of each tool that has one for a run that has ended: ``AFTER_FIT``."""
     if run is not None:
         quoted = shlex.quote(str(files.shown(started_in / run, started_in)))
-        lines = [getattr(_tool(name), "AFTER_FIT", "") for name in _tools()]
-        closed_output.show(*(each.format(program=program, run=quoted) for each in lines if each))
+        for name in _tools():
+            if line := getattr(_tool(name), "AFTER_FIT", None):
+                closed_output.show(line.format(program=program, run=quoted))
 
 
 def _usage(program: str) -> str:

@@ -30,8 +30,9 @@ def run(program: str, words: Sequence[str]) -> None:
     parser.add_argument("--out", metavar="FILE.html", help=where)
     given = parser.parse_args(words)
     paths = list(dict.fromkeys(Path(each) for each in given.runs))
-    file = paths[0] / _NAME if given.out is None else Path(given.out)
-    _check(paths, file)
+    out = None if given.out is None else Path(given.out)
+    _check(paths, out)
+    file = out or paths[0] / _NAME
     text = page.written([reading.read(path) for path in paths])
     try:
         files.write_atomically(file, text)
@@ -40,7 +41,7 @@ def run(program: str, words: Sequence[str]) -> None:
     print(f"report written to {files.shown(file, Path.cwd())}", flush=True)
 
 
-def _check(paths: Sequence[Path], file: Path) -> None:
+def _check(paths: Sequence[Path], out: Path | None) -> None:
     problems = Problems()
     if importlib.util.find_spec(_PACKAGE) is None:
         problems.add("report needs vl-convert-python: pip install vl-convert-python")
@@ -48,8 +49,8 @@ def _check(paths: Sequence[Path], file: Path) -> None:
         if not run_directory.is_run(path):
             what = "is no run directory" if path.exists() else "does not exist"
             problems.add(f"RUN={shown(str(path))}: {what}; name one such as runs/RUN")
-    if file.suffix != ".html":
-        problems.add(f"--out={shown(str(file))}: name a file that ends in .html")
-    elif not file.parent.is_dir() and file.parent not in paths:
-        problems.add(f"--out={shown(str(file))}: the directory {file.parent} does not exist")
+    if out is not None and out.suffix != ".html":
+        problems.add(f"--out={shown(str(out))}: name a file that ends in .html")
+    if out is not None and not out.parent.is_dir():
+        problems.add(f"--out={shown(str(out))}: the directory {out.parent} does not exist")
     problems.raise_any()

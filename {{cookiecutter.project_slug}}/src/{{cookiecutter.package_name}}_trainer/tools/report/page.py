@@ -153,8 +153,8 @@ def _time(runs: Sequence[Run], times: Sequence[costs.Spent], drawn: list[Plot]) 
 def _attempts(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
-        costs_of = [(None, None), *costs.restarts(run)]
-        for index, (each, (gap, lost)) in enumerate(zip(run.attempts, costs_of, strict=True)):
+        costs_of = [(None, None), *costs.restarts(run)]  # of the first, none
+        for index, (each, (gap, lost)) in enumerate(zip(run.attempts, costs_of, strict=False)):
             known = "unknown" if index else ""
             rows.append([run.name, str(each.facts.get("started", "unknown")), each.outcome])
             rows[-1] += ["unknown" if each.first_step is None else str(each.first_step)]
@@ -190,10 +190,11 @@ def _environment_of(run: Run) -> dict[str, str]:
             found |= {f"{section} {key}": value for key, value in kept.items()}
     if isinstance(layout := facts.get("layout"), Mapping):
         found |= {key: layout.get(key) for key in ("world_size", "num_nodes")}
-    for index, host in enumerate(facts.get("hosts") or []):
+    hosts, command = facts.get("hosts"), facts.get("command")
+    for index, host in enumerate(hosts if isinstance(hosts, list) else []):
         if isinstance(host, Mapping):
             found |= {f"host {index} {key}": host[key] for key in _HOST if host.get(key)}
-    if isinstance(command := facts.get("command"), list):
+    if isinstance(command, list):
         found["command"] = " ".join(map(str, command))
     return {name: shorten(str(value), _LONGEST) for name, value in found.items()}
 

@@ -148,9 +148,9 @@ def _config(path: Path, notes: list[str]) -> dict[str, str]:
         notes.append("config.yaml: does not exist; a run of the command line has one")
         return {}
     try:
-        content = redaction.value(config_files.read(str(path)))
+        content = redaction.value(config_files.read_file(path.name, path))
     except ConfigurationError as error:
-        notes.append(f"config.yaml: {str(error).partition(': ')[2]}")
+        notes.append(str(error))
         return {}
     return dict(_flat("", content))
 

@@ -7,11 +7,14 @@ import base64
 import itertools
 import json
 import os
+import select
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.project import PATIENCE
 
 
 class Browser:
@@ -51,8 +54,9 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            part = os.read(self._answers, 1 << 20)
-            assert part, "the browser has ended"
+            ready = select.select([self._answers], [], [], PATIENCE)[0]
+            part = os.read(self._answers, 1 << 20) if ready else b""
+            assert part, "the browser has ended, or does not answer"
             self._rest += part
         first, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(first)
@@ -72,10 +76,11 @@ class Browser:
         self.run("Promise.all([...document.querySelectorAll('.plot')].map(drawn))")
 
     def run(self, expression: str) -> Any:
-        """The value of an expression; ``drawn(plot)`` waits until a plot has its marks."""
+        """The value of an expression; ``drawn(plot)`` waits until a plot, or its error, is there."""
         helper = (
             "globalThis.drawn ??= (plot) => new Promise((done) => { const look = () => "
-            "plot.querySelector('svg') ? done(1) : setTimeout(look, 20); look(); });"
+            "plot.querySelector('svg') || plot.textContent ? done(1) : setTimeout(look, 20); "
+            "look(); });"
         )
         asked = {"expression": helper + expression, "awaitPromise": True, "returnByValue": True}
         found = self.send("Runtime.evaluate", **asked)

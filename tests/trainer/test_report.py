@@ -190,7 +190,9 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
     assert page.row("last loss") == ["nan"]
 
 
-def test_mistakes_are_refused_in_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_refused_in_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command, "_PACKAGE", "not_installed")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(trainer.ConfigurationError) as caught:

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from report_subject import Model, fit
 
-LOADER, CHECKPOINTS, WAITS = "Slow loader", "Checkpoints too often", "Step that waits for the device"
-RANK, BATCH = "Slow rank", "Small batch"
+LOADER, CHECKPOINTS, RANK, BATCH = "Slow loader", "Checkpoints too often", "Slow rank", "Small batch"
+WAITS = "Step that waits for the device"
 
 
 def examined(run_directory: Path) -> dict[str, checks.Check]:

@@ -1,6 +1,6 @@
 """The page in a real browser: what is drawn, asked for and reached by keyboard; by sizes and modes.
 
-REPORT_SCREENSHOTS=FOLDER also writes the screenshots of the documentation (`make docs`).
+REPORT_SCREENSHOTS=FOLDER keeps the screenshots of the documentation (`make docs-screenshots`).
 """
 
 import os
@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from my_project_trainer.tools import report
+
+from tests.project import fit as project_fit
+from tests.project import run
 
 from browser import Browser, opened
 from report_subject import Model, fit
@@ -139,10 +142,27 @@ def test_a_plot_that_cannot_be_drawn_says_where_its_numbers_are(
     assert "its numbers are in the table" in browser.run("document.body.innerText")
 
 
-@pytest.mark.skipif("REPORT_SCREENSHOTS" not in os.environ, reason="REPORT_SCREENSHOTS is not set")
-def test_screenshots_of_the_documentation(browser: Browser) -> None:
-    folder = Path(os.environ["REPORT_SCREENSHOTS"])
-    file = folder / "report.html"
+def test_screenshots_of_the_documentation(browser: Browser, tmp_path: Path) -> None:
+    """Of two runs of the digits, one of which has a slow loader."""
+    folder = Path(os.environ.get("REPORT_SCREENSHOTS") or tmp_path)
+    profile = '[{"class_path": "Profile", "init_args": {"ranks": null, "wait": 30}}]'
+    options = ["--trainer.default_root_dir", tmp_path, "--trainer.callbacks", profile]
+    options += ["--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+    for name, rate in (("rate-0.003", "0.003"), ("rate-0.0005", "0.0005")):
+        given = ["--trainer.run_name", name, "--model.learning_rate", rate]
+        done = run(project_fit("--trainer.max_epochs", "12", *options, *given), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    # What twenty seconds of waiting would leave.
+    slow = tmp_path / "rate-0.0005" / "speed.csv"
+    rows = [line.split(",") for line in slow.read_text().splitlines()]
+    scaled = {"speed/data_wait": lambda value: 0.4, "speed/seconds_per_step": lambda value: 0.2}
+    scaled["speed/samples_per_second"] = lambda value: 64 / 0.2
+    for row in rows[1:]:
+        row[3] = repr(scaled.get(row[2], float)(float(row[3])))
+    slow.write_text("".join(",".join(row) + "\n" for row in rows))
+    report.run("my-project", [str(tmp_path / name) for name in ("rate-0.003", "rate-0.0005")])
     for scheme in ("light", "dark"):
-        browser.open(file, 1180, 1500, scheme)
-        browser.screenshot(folder / f"report-{scheme}.png")
+        browser.open(tmp_path / "rate-0.003" / "report.html", 1100, 1500, scheme)
+        file = folder / f"report-{scheme}.png"
+        browser.screenshot(file)
+        assert 20_000 < file.stat().st_size < 200_000

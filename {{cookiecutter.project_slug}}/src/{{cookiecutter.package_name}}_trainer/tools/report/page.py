@@ -43,7 +43,8 @@ def written(runs: Sequence[Run]) -> str:
     }
     sections = {title: content for title, content in sections.items() if content}
     parts = {title: f"section-{number}" for number, title in enumerate(sections)}
-    library, script = (_inline(each) for each in (vl_convert.javascript_bundle(), _file("page.js")))
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    library, script = _inline(bundle), _inline(_file("page.js"))
     return Template(_file("page.html")).substitute(
         title=escape(f"Report of {', '.join(names)}"),
         style=_file("style.css"),

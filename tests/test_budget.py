@@ -37,7 +37,7 @@ LINES = {
     "strategies/replicated": 584,
     "strategies/xla": 350,
     "tools/__init__.py": 6,
-    "tools/report": 1096,
+    "tools/report": 956,
     "trainer.py": 348,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.

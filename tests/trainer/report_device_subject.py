@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from my_project_trainer.callbacks import Profile
 from torch.profiler import record_function
 
 import emulated_gpu
@@ -34,9 +33,8 @@ def main(folder: Path) -> None:
             ("healthy", False, "32-true"),
             ("scaled", False, "16-mixed"),
         ):
-            options = {"accelerator": "gpu", "precision": precision}
-            profile = Profile(with_stack=name == "reads")
-            fit(folder / name, Model(reads=reads), 64, callbacks=[profile], **options)
+            model = Model(reads=reads)
+            fit(folder / name, model, 64, accelerator="gpu", precision=precision)
 
 
 if __name__ == "__main__":

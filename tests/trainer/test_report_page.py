@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from my_project_trainer.tools import report
-
 from tests.project import fit as project_fit
 from tests.project import run
 
@@ -63,7 +62,7 @@ def test_curves_are_drawn_without_an_error_or_a_request(
     browser.open(page, *size, scheme)
     assert browser.problems() == []
     assert browser.requests() == []
-    plots = browser.run("Object.values(JSON.parse(document.all.specs.textContent)).length")
+    plots = browser.run("JSON.parse(document.all.plots.textContent).length")
     assert browser.run("document.querySelectorAll('.plot svg').length") == plots
     # One line for each run that has the value: of the loss, three.
     of_loss = "[...document.querySelectorAll('figure')].find((e) => /^loss/.test(e.textContent))"
@@ -136,8 +135,8 @@ def test_a_plot_that_cannot_be_drawn_says_where_its_numbers_are(
 ) -> None:
     broken = tmp_path / "broken.html"
     text = page.read_text()
-    assert '"type":"line"' in text
-    broken.write_text(text.replace('"type":"line"', '"type":"no mark"'))
+    assert '"domain":[' in text
+    broken.write_text(text.replace('"domain":[', '"domain":[{"signal":"("},'))
     browser.open(broken, *DESKTOP)
     assert "its numbers are in the table" in browser.run("document.body.innerText")
 

@@ -1,11 +1,12 @@
 """The page: sections of tables and plots, with everything that they need inside."""
 
 import base64
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -19,14 +20,19 @@ from .traces import CATEGORIES
 _FACTS = ("strategy", "precision", "device", "samples_per_step", "steps_per_epoch", "seed")
 _HOST = ("name", "cpu", "gpus", "driver", "cuda", "nccl")
 _LONGEST = 400
-_PROFILE = """'[{"class_path": "Profile", "init_args": {"ranks": null}}]'"""
+_ABOUT_TIME = (
+    "Effective training time is the share of the wall time, since the first start, in which steps "
+    "were trained that no restart has lost; with their waits for data. “other” of the wall time is "
+    "start-up, and what follows the last logged step."
+)
+_NO_PROFILE = (
+    "Without a profile, computation, copies, communication and the optimizer are not told apart: "
+    "train with the callback Profile, for example with ranks: null."
+)
 
 
 def written(runs: Sequence[Run]) -> str:
     """The page of runs, as HTML."""
-    import vl_convert
-
-    runs = _named_apart(runs)
     names = [run.name for run in runs]
     times = [costs.spent(run) for run in runs]
     drawn: list[Plot] = []
@@ -43,8 +49,7 @@ def written(runs: Sequence[Run]) -> str:
     }
     sections = {title: content for title, content in sections.items() if content}
     parts = {title: f"section-{number}" for number, title in enumerate(sections)}
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    library, script = _inline(bundle), _inline(_file("page.js"))
+    library, script = _inline(_library()), _inline(_file("page.js"))
     return Template(_file("page.html")).substitute(
         title=escape(f"Report of {', '.join(names)}"),
         style=_file("style.css"),
@@ -54,20 +59,19 @@ def written(runs: Sequence[Run]) -> str:
             f"</h2>\n{content}</section>"
             for title, content in sections.items()
         ),
-        specs=_json({f"plot-{number}": each.spec for number, each in enumerate(drawn)}),
+        plots=_json([each.data for each in drawn]),
         library=library,
         script=script,
         hashes=" ".join(f"'sha256-{_hash(each)}'" for each in (library, script)),
     )
 
 
-def _named_apart(runs: Sequence[Run]) -> list[Run]:
-    """Runs of the same name in different folders get numbers."""
-    names = [run.name for run in runs]
-    return [
-        replace(run, name=f"{run.name} ({number})") if names.count(run.name) > 1 else run
-        for number, run in enumerate(runs, 1)
-    ]
+@functools.cache
+def _library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, which takes two seconds to make."""
+    import vl_convert
+
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
 def _file(name: str) -> str:
@@ -91,21 +95,20 @@ def _json(value: object) -> str:
 
 
 def _summary(runs: Sequence[Run], times: Sequence[costs.Spent]) -> str:
-    rows: dict[str, list[str]] = {"ended": [], "steps": [], "wall time": []}
-    rows |= {"effective training time": []}
-    names = dict.fromkeys(name for run in runs for name in run.metrics)
-    rows |= {f"last {name}": [] for name in names}
+    columns = []
     for run, time in zip(runs, times, strict=True):
-        last = max((row[-1][0] for row in run.metrics.values()), default=0)
-        effective = "unknown" if time.effective is None else f"{time.effective:.1%}"
-        wall = "unknown" if time.wall is None else _seconds(time.wall)
-        rows["ended"].append(run.attempts[-1].outcome if run.attempts else "unknown")
-        rows["steps"].append(str(last) if last else "none logged")
-        rows["wall time"].append(wall)
-        rows["effective training time"].append(effective)
-        for name in names:
-            rows[f"last {name}"].append(plots.number(run.metrics.get(name)))
-    return _table(["", *(run.name for run in runs)], [[name, *row] for name, row in rows.items()])
+        last = max((row[-1][0] for row in run.metrics.values()), default=None)
+        steps = time.training + time.data
+        columns.append(
+            {
+                "ended": run.attempts[-1].outcome if run.attempts else "unknown",
+                "steps": "none logged" if last is None else str(last),
+                "wall time": _seconds(time.wall) if time.wall else "unknown",
+                "effective training time": f"{time.effective:.1%}" if steps else "unknown",
+                **{f"last {name}": repr(row[-1][1]) for name, row in run.metrics.items()},
+            }
+        )
+    return _table(["", *(run.name for run in runs)], _rows(columns, "not logged"))
 
 
 def _advice(runs: Sequence[Run], times: Sequence[costs.Spent]) -> str:
@@ -123,31 +126,20 @@ def _advice(runs: Sequence[Run], times: Sequence[costs.Spent]) -> str:
 
 
 def _time(runs: Sequence[Run], times: Sequence[costs.Spent], drawn: list[Plot]) -> str:
-    walls = [(run.name, time.parts()) for run, time in zip(runs, times, strict=True) if time.wall]
-    ranks = [
-        (
-            f"{run.name} rank {trace.rank}" if len(runs) > 1 else f"rank {trace.rank}",
-            {name: trace.mean(name) * 1e3 for name in CATEGORIES},
-        )
+    walls = {run.name: asdict(time) for run, time in zip(runs, times, strict=True) if time.wall}
+    ranks = {
+        f"{run.name} rank {trace.rank}" if len(runs) > 1 else f"rank {trace.rank}": {
+            name: trace.mean(name) * 1e3 for name in CATEGORIES
+        }
         for run in runs
         for trace in run.traces
-    ]
+    }
     found = []
     if walls:
         found.append(plots.bars("Wall time by what it was spent on, in seconds", walls))
     if ranks:
         found.append(plots.bars("A recorded step of each rank, in milliseconds", ranks))
-    text = (
-        "<p>Effective training time is the share of the wall time, since the first start, in which "
-        "steps were trained that count: not lost by a restart. Steps include their waits for data. "
-        "“other” of the wall time is start-up, and what follows the last logged step.</p>"
-    )
-    if not ranks:
-        text += (
-            "<p>There is no profile, so that computation, copies, communication and the optimizer "
-            "are not told apart: train some steps with <code>--trainer.callbacks "
-            f"{escape(_PROFILE)}</code>.</p>"
-        )
+    text = f"<p>{_ABOUT_TIME}</p>" if ranks else f"<p>{_ABOUT_TIME} {_NO_PROFILE}</p>"
     return text + _plots(found, drawn)
 
 
@@ -166,20 +158,21 @@ def _attempts(runs: Sequence[Run]) -> str:
 
 
 def _differences(runs: Sequence[Run]) -> str:
-    if len(runs) < 2:
-        return ""
-    keys = sorted({key for run in runs for key in run.config})
-    values = {key: [run.config.get(key, "not set") for run in runs] for key in keys}
-    rows = [[key, *found] for key, found in values.items() if len(set(found)) > 1]
-    heads = ["option", *(run.name for run in runs)]
-    return _table(heads, rows) if rows else "<p>The configurations are equal.</p>"
+    rows = [row for row in _rows([run.config for run in runs], "not set") if len(set(row[1:])) > 1]
+    if len(runs) < 2 or not rows:
+        return "" if len(runs) < 2 else "<p>The configurations are equal.</p>"
+    return _table(["option", *(run.name for run in runs)], sorted(rows))
 
 
 def _environment(runs: Sequence[Run]) -> str:
-    columns = [_environment_of(run) for run in runs]
-    names = dict.fromkeys(name for column in columns for name in column)
-    rows = [[name, *(column.get(name, "unknown") for column in columns)] for name in names]
+    rows = _rows([_environment_of(run) for run in runs], "unknown")
     return _table(["", *(run.name for run in runs)], rows) if rows else ""
+
+
+def _rows(columns: Sequence[Mapping[str, str]], missing: str) -> list[list[str]]:
+    """Rows of a table whose columns are runs, from their values by name."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [[name, *(column.get(name, missing) for column in columns)] for name in names]
 
 
 def _environment_of(run: Run) -> dict[str, str]:
@@ -201,9 +194,8 @@ def _environment_of(run: Run) -> dict[str, str]:
 
 
 def _remarks(runs: Sequence[Run]) -> str:
-    lines = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    items = "".join(f"<li>{escape(each)}</li>" for each in lines)
-    return f"<ul>{items}</ul>" if items else ""
+    items = [f"<li>{escape(f'{run.name}: {note}')}</li>" for run in runs for note in run.notes]
+    return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
 # --- parts of a section --------------------------------------------------------------------------
@@ -212,7 +204,7 @@ def _remarks(runs: Sequence[Run]) -> str:
 def _plots(found: Iterable[Plot], drawn: list[Plot]) -> str:
     figures = []
     for each in found:
-        wide = ' class="wide"' if each.is_wide else ""
+        wide = ' class="wide"' if each.data["kind"] == "bars" else ""
         table = _table(each.heads, each.rows)
         figures.append(
             f"<figure{wide}><figcaption>{escape(each.title)}</figcaption>"

@@ -3,7 +3,6 @@
 import csv
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -67,7 +66,7 @@ def read(directory: Path) -> Run:
     metrics, speed = (_series(directory / f"{name}.csv", notes) for name in ("metrics", "speed"))
     logs = [path for path in directory.glob("*.csv") if path.is_file()]
     return Run(
-        name=directory.resolve().name,
+        name=str(directory),
         attempts=_attempts(directory / "run.json", notes),
         config=_config(directory / "config.yaml", notes),
         metrics=metrics,
@@ -162,8 +161,3 @@ def _flat(prefix: str, value: object) -> Iterator[tuple[str, str]]:
             yield from _flat(f"{prefix}.{key}".lstrip("."), each)
     else:
         yield prefix, value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def finite(value: float) -> float | None:
-    """The value, or ``None``: JSON has neither infinity nor NaN."""
-    return value if math.isfinite(value) else None

@@ -3,7 +3,7 @@
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,11 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded step: seconds by category; its waits for the device, and where they are."""
+    """One recorded step: seconds by category; number and seconds of its waits for the device."""
 
     seconds: dict[str, float]
     waits: int
     waited: float
-    places: list[str]
 
     @property
     def total(self) -> float:
@@ -153,8 +152,7 @@ def _step(
         if _WAIT.match(each["name"]) and window[0] <= each["ts"] < window[1]
         if not any(first <= each["ts"] < last for first, last in paused)
     ]
-    places = [place for each in waits for place in _place(events, each)]
-    return Step(seconds, len(waits), sum(each["dur"] for each in waits) / 1e6, places)
+    return Step(seconds, len(waits), sum(each["dur"] for each in waits) / 1e6)
 
 
 def _covered(spans: Any, window: tuple[float, float]) -> float:
@@ -163,16 +161,3 @@ def _covered(spans: Any, window: tuple[float, float]) -> float:
     inside = inside[np.argsort(inside[:, 0])]
     reached = np.maximum.accumulate(np.concatenate([[window[0]], inside[:-1, 1]]))
     return float(np.maximum(0, inside[:, 1] - np.maximum(inside[:, 0], reached)).sum()) / 1e6
-
-
-def _place(events: Sequence[Event], wait: Event) -> Iterator[str]:
-    """The innermost function around a wait that is not torch's, if stacks were recorded."""
-    around = [
-        each
-        for each in events
-        if each.get("cat") == "python_function" and each["tid"] == wait["tid"]
-        if each["ts"] <= wait["ts"] <= each["ts"] + each["dur"]
-        if not re.search(r"<|\btorch/|^nn\.Module", each["name"])
-    ]
-    if around:
-        yield max(around, key=lambda each: each["ts"])["name"]

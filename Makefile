@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
+.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-pipeline bench-checkpoints docs docs-screenshots lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -210,6 +210,9 @@ bench-memory: $(TOOLS)  ## measure the memory of a rank under sharded strategies
 docs: $(TOOLS)  ## update the generated parts of the docs: the table of options and the maps of the trainer
 	$(BIN)/python tests/options_table.py
 	PYTHONPATH=. $(BIN)/python tests/structure_table.py
+
+docs-screenshots: project  ## take the screenshots of the report in docs/ again; needs chromium
+	REPORT_SCREENSHOTS='$(CURDIR)/docs' $(PROJECT_VENV)/bin/python -m pytest -k screenshots tests/trainer/test_report_page.py
 
 # torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -154,3 +154,43 @@ def test_the_outcome_of_an_earlier_attempt_is_removed(folder: Path) -> None:
     (folder / "runs").mkdir()
     (folder / "runs" / ".outcome-1").write_text("finished step 9", encoding="utf-8")
     assert conclude(folder, Job("", 1)) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("container", "code", "expected"),
+    [
+        ("none", 0, "-m my_project report runs/job-1"),
+        ("none", 1, "-m my_project report runs/job-1"),
+        (
+            *("apptainer", 0),
+            "exec --bind {0} --pwd {0} fit.sif python -m my_project report runs/job-1",
+        ),
+        (
+            *("pyxis", 1),
+            "--nodes=1 --ntasks=1 --export=ALL --container-image=fit.sif "
+            "--container-mounts={0}:{0} --container-workdir={0} python -m my_project report "
+            "runs/job-1",
+        ),
+    ],
+)
+def test_a_finished_job_writes_a_report_and_does_not_fail_with_it(
+    folder: Path, container: str, code: int, expected: str
+) -> None:
+    """Only if the project still has the command; and its errors are not the run's outcome."""
+    text = f'#!/bin/sh\necho "$*${{TRAINER_OUTCOME-unset}}" > "$CALLS.report"\nexit {code}\n'
+    for path in ("venv/bin/python", "tools/apptainer", "tools/srun"):
+        (folder / path).unlink(missing_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+        (folder / path).chmod(0o755)
+    (folder / "runs" / "job-1").mkdir(parents=True)
+    (folder / "runs" / "job-1" / "run.json").touch()
+    job = Job("finished step 9", variables={"CONTAINER": container, "IMAGE": "fit.sif"})
+    assert conclude(folder, job) == (0, [])
+    assert not (folder / "calls.report").exists()
+    (folder / "src" / "my_project_trainer" / "tools" / "report").mkdir(parents=True)
+    assert conclude(folder, job) == (0, [])
+    called = (folder / "calls.report").read_text(encoding="utf-8")
+    assert called == expected.format(folder) + "\n"
+    (folder / "calls.report").unlink()
+    assert conclude(folder, Job("failed rank 1: ValueError: bad", 1))[0] == 1
+    assert not (folder / "calls.report").exists()

@@ -69,6 +69,7 @@ def test_the_metadata_name_what_the_project_needs(project: Path) -> None:
         "tensorboard",
         "torch>=2.10",
         "torchmetrics",
+        "vl-convert-python<2,>=1.7",
     ]
     assert built["Requires-Python"] == ">=3.11"
     assert built["Author"] == "Your Name"

@@ -88,7 +88,7 @@ def fit(module: Any, folder: Path, **options: Any) -> trainer.Trainer:
 
 
 FIVE: dict[str, Any] = {"global_batch_size": 4, "max_steps": 5, "log_every_n_steps": 2}
-PEAK = "speed/peak_memory_mib"
+PEAK, CHECKPOINT = "speed/peak_memory_mib", "speed/checkpoint_seconds"
 
 
 def rows(folder: Path, file: str, run_name: str = "run") -> list[tuple[int, str, float]]:
@@ -96,6 +96,11 @@ def rows(folder: Path, file: str, run_name: str = "run") -> list[tuple[int, str,
     with (folder / run_name / file).open(newline="") as opened:
         found = list(csv.reader(opened))[1:]
     return [(int(step), name, float(value)) for step, _, name, value in found if name != PEAK]
+
+
+def validation(count: int) -> dict[str, float]:
+    """What is written of so many validations, of six batches."""
+    return {"speed/validation_seconds": 600.0 * count + 6.0 * 2 * count}
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -111,11 +116,18 @@ def test_the_speed_of_steps_without_validations_and_checkpoints(
         "speed/data_wait": 0.25,
         "speed/samples_per_second": 0.25,
     }
-    found = rows(tmp_path, "speed.csv")
-    assert found == [(step, *pair) for step in (1, 2, 4, 5) for pair in expected.items()]
+    # What follows a step is written with the next one; the last step, when training has ended.
+    since = {1: {}, 2: validation(1), 4: validation(2), 5: validation(2)}
+    by_step = {step: expected | more for step, more in since.items()}
+    found = [row for row in rows(tmp_path, "speed.csv") if row[1] != CHECKPOINT]
+    assert found == [(step, *pair) for step, each in by_step.items() for pair in each.items()]
+    saves = [row for row in rows(tmp_path, "speed.csv") if row[1] == CHECKPOINT]
+    assert saves == [(step, CHECKPOINT, 0.0) for step in (2, 4, 5)]
     own = [(step, dict(values)) for step, _, values in bare.kept if "speed/data_wait" in values]
     assert all(values.pop(PEAK) > 0 for _, values in own)
-    assert own == [(step, expected) for step in (1, 2, 4, 5)]
+    assert [(step, {**values, CHECKPOINT: 0.0}) for step, values in own] == [
+        (step, {**each, CHECKPOINT: 0.0}) for step, each in by_step.items()
+    ]
     names = {name for _, name, _ in rows(tmp_path, "metrics.csv")}
     assert names - {"loss_epoch"} == {"loss", "lr"}
     assert made.metrics.keys() - {"loss_epoch"} == {"loss", "lr"}

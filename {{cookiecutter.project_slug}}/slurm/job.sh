@@ -139,6 +139,7 @@ conclude() { # EXIT_CODE
     case $outcome in
         finished*)
             echo "$run_name: $outcome"
+            write_report
             exit 0
             ;;
         "preempted SIGUSR1"*) if [ "$signal" != TERM ]; then requeue "$outcome"; fi ;;
@@ -150,6 +151,19 @@ conclude() { # EXIT_CODE
     echo "$run_name: ${outcome:-ended without reporting a reason (exit code $code)}" >&2
     if [ "$code" = 0 ]; then code=1; fi
     exit "$code"
+}
+
+# Write a page about the run, if the project has the command. The job has succeeded, even if this fails.
+write_report() {
+    local command=("${python[@]}" -m "$PACKAGE" report "$root/$own")
+    if ! [ -d "src/${PACKAGE}_trainer/tools/report" ] || ! [ -e "$root/$own/run.json" ]; then return; fi
+    # This shell is not in pyxis' container.
+    if [ "$CONTAINER" = pyxis ]; then
+        command=(srun --nodes=1 --ntasks=1 --export=ALL "${srun_options[@]}" "${command[@]}")
+    fi
+    # Its errors are not the run's outcome.
+    TRAINER_OUTCOME='' timeout --kill-after=10 300 "${command[@]}" < /dev/null ||
+        echo "$run_name: note: the report was not written; later: ${command[*]}" >&2
 }
 
 # SLURM's controller may be unavailable for a moment, for example while it restarts.

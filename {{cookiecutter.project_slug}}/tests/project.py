@@ -97,6 +97,7 @@ _PROGRAMS = {
     "mpirun": "apt install openmpi-bin",
     "mpiexec.hydra": "apt install mpich",
     "g++": "apt install g++",
+    "chromium": "apt install chromium",
 }
 
 

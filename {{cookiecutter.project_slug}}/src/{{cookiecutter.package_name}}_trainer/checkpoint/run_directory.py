@@ -27,7 +27,7 @@ _OUTPUTS = (
     *("checkpoints", BEST, LAST),
 )
 _RECORDS = (
-    *(_RECORD, "config.yaml", "config.*.yaml", "restarts.json", "test-step-*.json"),
+    *(_RECORD, "config.yaml", "config.*.yaml", "restarts.json", "report.html", "test-step-*.json"),
     *("validation-step-*.json", "predictions-step-*.safetensors", "exported-step-*"),
 )
 

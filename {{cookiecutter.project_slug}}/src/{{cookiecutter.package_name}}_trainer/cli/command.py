@@ -1,6 +1,7 @@
 """The command line: ``fit``, ``validate``, ``test``, ``predict``, ``find_…``, ``export``."""
 
 import importlib
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,10 +15,12 @@ from ..launch import (
     cluster,
     describe,
     drop_inherited_variables,
+    files,
     is_reported,
     outcome,
     signals,
 )
+from ..logging import closed_output
 from . import configuration, export, imports, strategy_help
 from .configuration import Work
 from .imports import PACKAGE
@@ -78,7 +81,10 @@ def _run(words: list[str]) -> None:
     if command == export.COMMAND:
         export.run(program, rest)
         return
-    _COMMANDS[command](configuration.read_work(program, command, rest))
+    work, started_in = configuration.read_work(program, command, rest), Path.cwd()
+    _COMMANDS[command](work)
+    if command == "fit" and work.shows_progress and work.trainer.global_rank == 0:
+        _show_next(program, work.trainer.run_directory, started_in)
 
 
 def _score(work: Work, evaluate: Callable[..., dict[str, float]], stage: str) -> None:
@@ -115,6 +121,15 @@ def _tools() -> list[str]:
 
 def _tool(command: str) -> Any:
     return importlib.import_module(f"..tools.{command}", __package__)
+
+
+def _show_next(program: str, run: Path | None, started_in: Path) -> None:
+    """Print the line of each tool that has one for a run that has ended: ``AFTER_FIT``."""
+    if run is not None:
+        quoted = shlex.quote(str(files.shown(started_in / run, started_in)))
+        for name in _tools():
+            if line := getattr(_tool(name), "AFTER_FIT", None):
+                closed_output.show(line.format(program=program, run=quoted))
 
 
 def _usage(program: str) -> str:

@@ -29,13 +29,16 @@ class _NotYAMLError(ConfigurationError):
 
 
 def read(path: str) -> dict[Any, Any]:
-    """Read the sections of a file.
+    """Read the sections of a file that ``--config`` names, as :func:`read_file`."""
+    return read_file(f"--config {shorten(path)}", Path(paths.expand("--config", path)))
+
+
+def read_file(name: str, file: Path) -> dict[Any, Any]:
+    """Read the sections of a file; errors begin with ``name``.
 
     Raises:
         ConfigurationError: It cannot be read, is not YAML, is too large, or repeats a key.
     """
-    name = f"--config {shorten(path)}"
-    file = Path(paths.expand("--config", path))
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             what = "is a directory" if file.is_dir() else "is not a regular file"

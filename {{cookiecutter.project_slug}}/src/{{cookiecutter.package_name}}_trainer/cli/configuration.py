@@ -48,6 +48,7 @@ class Work:
     weights: Mapping[str, Any]
     """Which weights are evaluated: ``checkpoint`` and ``averaged`` of :meth:`Trainer.test`."""
     results: Results
+    shows_progress: bool
 
 
 class _Parser(ArgumentParser):
@@ -200,7 +201,8 @@ def _create(parser: ArgumentParser, command: str, checked: _Checked, problems: P
     root, path = made["trainer"].default_root_dir.absolute(), checked.checkpoint
     weights = {"checkpoint": str(path) if path else None, "averaged": checked.averaged}
     results = Results(path, root, checked.trainer.get("run_name"))
-    return Work(**made, weights=weights, results=results)
+    shows = bool(checked.trainer.get("enable_progress_bar", Options.enable_progress_bar))
+    return Work(**made, weights=weights, results=results, shows_progress=shows)
 
 
 def _resolved(parser: ArgumentParser, checked: _Checked, without: Sequence[str] = ()) -> str:

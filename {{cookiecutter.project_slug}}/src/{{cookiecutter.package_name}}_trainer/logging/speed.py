@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 _MEBIBYTE = 2**20
 
 
 class Speed:
-    """Measures steps, and the time that they wait for data; not validation and checkpoints.
+    """Measures steps, the time that they wait for data, and validation and checkpoints apart.
 
     ``waited`` and ``tokens``: seconds of waiting for batches, and their tokens, since the last
     values; added to by who reads them.
@@ -38,21 +39,28 @@ class Speed:
     def start(self, step: int) -> None:
         """Measure from a step on."""
         self.since = step
-        self.waited, self._paused, self.tokens = 0.0, 0.0, 0
+        self.waited, self.tokens = 0.0, 0
+        self._paused: dict[str, float] = {}
         self._started = time.perf_counter()
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not count the time in this context."""
+    def paused(self, what: str) -> Iterator[None]:
+        """Count the time in this context not as that of steps, but of ``"checkpoint"``, say.
+
+        In a profiler's trace it is marked as ``trainer:checkpoint``.
+        """
         started = time.perf_counter()
         try:
-            yield
+            with record_function(f"trainer:{what}"):
+                yield
         finally:
-            self._paused += time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            self._paused[what] = self._paused.get(what, 0.0) + seconds
 
     def take(self, step: int) -> dict[str, float]:
         """Values of the steps since the last call, of which this one is the last."""
-        seconds = max(time.perf_counter() - self._started - self._paused, 1e-9)
+        paused = self._paused
+        seconds = max(time.perf_counter() - self._started - sum(paused.values()), 1e-9)
         steps, waited, tokens = max(1, step - self.since), self.waited, self.tokens
         self.start(step)
         values = {"speed/seconds_per_step": seconds / steps, "speed/data_wait": waited / seconds}
@@ -62,7 +70,7 @@ class Speed:
                 values["speed/mfu"] = rate / self._peak_samples
         if self.count_tokens is not None:
             values["speed/tokens_per_second"] = tokens / seconds
-        return values
+        return values | {f"speed/{what}_seconds": each for what, each in paused.items()}
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:

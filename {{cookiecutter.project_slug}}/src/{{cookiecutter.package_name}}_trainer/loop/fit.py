@@ -388,7 +388,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             self._nonfinite.check()
             position.validated_at = position.global_step
             outputs.recorder.enter(BatchContext(level="none"))
-            with self._speed.paused():
+            with self._speed.paused("validation"):
                 for call in self.fit.calls.on_validation_start:
                     call()
                 outputs.validated = self.validate()
@@ -404,7 +404,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
     def _save_if_requested(self) -> None:
         if self.after_save:
             self._save_once()
-            with self._speed.paused():
+            with self._speed.paused("checkpoint"):
                 self.checkpoints.wait()
             actions, self.after_save = self.after_save, []
             for action in [] if self.fit.options.fast_dev_run else actions:
@@ -415,7 +415,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         if position.saved_at == position.global_step:
             return
         self._nonfinite.check()
-        with self._speed.paused():
+        with self._speed.paused("checkpoint"):
             state = saving.state(self.fit)
             if self._nonfinite.check_weights(state["model"]):
                 state = saving.state(self.fit)

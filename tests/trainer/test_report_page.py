@@ -1,0 +1,167 @@
+"""The page in a real browser: what is drawn, asked for and reached by keyboard; by sizes and modes.
+
+REPORT_SCREENSHOTS=FOLDER keeps the screenshots of the documentation (`make docs-screenshots`).
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from my_project_trainer.tools import report
+from tests.project import fit as project_fit
+from tests.project import run
+
+from browser import Browser, opened
+from report_subject import Model, fit
+from test_report import EVIL, made
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
+
+DESKTOP, PHONE = (1280, 1600), (390, 844)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with opened(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two runs with profiles; one has a hostile name and saves too often, by its log."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, width in (("wide", 64), ("narrow", 8)):
+        fit(folder / name, Model(width=width), 4, log_every_n_steps=1)
+        (folder / name / "config.yaml").write_text(f"model: {{width: {width}, evil: '{EVIL}'}}")
+    with (folder / "narrow" / "speed.csv").open("a") as file:
+        file.write("8,0,speed/checkpoint_seconds,70.0\n")
+    hostile = made(folder / EVIL.replace("/", ""), {}, metrics=f'1,0,"{EVIL}",1\n2,0,loss,2\n')
+    (hostile / "config.yaml").write_text("model: {width: 1}")
+    report.run("my-project", [*map(str, (folder / "wide", folder / "narrow", hostile))])
+    return folder / "wide" / "report.html"
+
+
+def test_the_browser_itself_reports_what_it_must_not_find(browser: Browser, tmp_path: Path) -> None:
+    """So that none of the tests below passes because nothing is seen."""
+    bad = tmp_path / "bad.html"
+    script = "console.error('said'); setTimeout(() => { throw new Error('thrown'); })"
+    bad.write_text(f"<script>{script}</script><img src=missing.png>")
+    browser.open(bad, *DESKTOP)
+    browser.run("new Promise((done) => setTimeout(done, 100))")
+    assert "said" in str(browser.problems())
+    assert "thrown" in str(browser.problems())
+    assert [Path(url).name for url in browser.requests()] == ["missing.png"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_curves_are_drawn_without_an_error_or_a_request(
+    browser: Browser, page: Path, size: tuple[int, int], scheme: str
+) -> None:
+    browser.open(page, *size, scheme)
+    assert browser.problems() == []
+    assert browser.requests() == []
+    plots = browser.run("JSON.parse(document.all.plots.textContent).length")
+    assert browser.run("document.querySelectorAll('.plot svg').length") == plots
+    # One line for each run that has the value: of the loss, three.
+    of_loss = "[...document.querySelectorAll('figure')].find((e) => /^loss/.test(e.textContent))"
+    assert browser.run(f"{of_loss}.querySelectorAll('.mark-line path').length") == 3
+    assert browser.run(f"{of_loss}.querySelectorAll('.mark-symbol path[aria-label]').length") >= 17
+    assert browser.run("document.querySelectorAll('.mark-rect path').length") > 10
+    # As wide as their place, and the page as wide as the window.
+    assert browser.run("document.documentElement.scrollWidth") == size[0]
+    widths = "[...document.querySelectorAll('.plot')].map((each) => "
+    widths += "each.querySelector('svg').getBoundingClientRect().width / each.clientWidth)"
+    assert all(0.9 < each <= 1.01 for each in browser.run(widths))
+    # Text is seen on what is behind it.
+    colors = browser.run(
+        "[getComputedStyle(document.body).backgroundColor, "
+        "getComputedStyle(document.querySelector('.plot text')).fill]"
+    )
+    page_color, text_color = (sum(map(int, each[4:-1].split(","))) for each in colors)
+    assert (page_color > 600 > 200 > text_color) is (scheme == "light")
+    assert (page_color < 200 < 600 < text_color) is (scheme == "dark")
+    # What runs are named stays text.
+    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert browser.run("document.body.textContent.includes('onerror=alert(1)')")
+
+
+def test_everything_is_reached_by_keyboard(browser: Browser, page: Path) -> None:
+    browser.open(page, *DESKTOP)
+    reached = []
+    focus = "((each) => each.getAttribute('href') ?? each.className ?? '')(document.activeElement)"
+    tag = "document.activeElement.tagName"
+    browser.press("Tab")
+    assert browser.run(focus) == "#content"
+    browser.press("Enter")
+    assert browser.run("document.activeElement.id") == "content"
+    browser.run("document.activeElement.blur(); scrollTo(0, 0)")
+    browser.open(page, *DESKTOP)
+    for _ in range(200):
+        browser.press("Tab")
+        if browser.run(tag) == "BODY":
+            break
+        reached.append(f"{browser.run(tag)} {browser.run(focus)}")
+    # In the order of the page: the links to its sections, then tables and summaries.
+    sections = browser.run("document.querySelectorAll('h2').length")
+    assert reached[: sections + 1] == ["A #content"] + [
+        f"A #section-{number}" for number in range(sections)
+    ]
+    assert reached.count("SUMMARY ") == browser.run("document.querySelectorAll('summary').length")
+    shown = "[...document.querySelectorAll('.table')].filter((each) => each.checkVisibility())"
+    assert reached.count("DIV table") == browser.run(f"{shown}.length")
+    # A plot's numbers open by keyboard.
+    browser.run("document.querySelector('figure summary').focus()")
+    browser.press("Enter")
+    assert browser.run("document.querySelector('figure details').open")
+
+
+def test_it_is_printed_on_white_in_dark_mode_too(browser: Browser, page: Path) -> None:
+    browser.open(page, *DESKTOP, "dark")
+    assert browser.pdf().startswith(b"%PDF")
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.send("Emulation.setEmulatedMedia", media="print", features=[dark])
+    look = "getComputedStyle(document.querySelector('{}')).{}"
+    assert browser.run(look.format("body", "backgroundColor")) == "rgb(255, 255, 255)"
+    assert browser.run(look.format(".plot text", "fill")) == "rgb(0, 0, 0)"
+    assert browser.run(look.format("nav", "display")) == "none"
+    assert browser.problems() == []
+    browser.send("Emulation.setEmulatedMedia", media="")
+
+
+def test_a_plot_that_cannot_be_drawn_says_where_its_numbers_are(
+    browser: Browser, page: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.html"
+    text = page.read_text()
+    assert '"domain":[' in text
+    broken.write_text(text.replace('"domain":[', '"domain":[{"signal":"("},'))
+    browser.open(broken, *DESKTOP)
+    assert "its numbers are in the table" in browser.run("document.body.innerText")
+
+
+def test_screenshots_of_the_documentation(browser: Browser, tmp_path: Path) -> None:
+    """Of two runs of the digits, one of which has a slow loader."""
+    folder = Path(os.environ.get("REPORT_SCREENSHOTS") or tmp_path)
+    profile = '[{"class_path": "Profile", "init_args": {"ranks": null, "wait": 30}}]'
+    options = ["--trainer.default_root_dir", tmp_path, "--trainer.callbacks", profile]
+    options += ["--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+    for name, rate in (("rate-0.003", "0.003"), ("rate-0.0005", "0.0005")):
+        given = ["--trainer.run_name", name, "--model.learning_rate", rate]
+        done = run(project_fit("--trainer.max_epochs", "12", *options, *given), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    # What twenty seconds of waiting would leave.
+    slow = tmp_path / "rate-0.0005" / "speed.csv"
+    rows = [line.split(",") for line in slow.read_text().splitlines()]
+    scaled = {"speed/data_wait": lambda value: 0.4, "speed/seconds_per_step": lambda value: 0.2}
+    scaled["speed/samples_per_second"] = lambda value: 64 / 0.2
+    for row in rows[1:]:
+        row[3] = repr(scaled.get(row[2], float)(float(row[3])))
+    slow.write_text("".join(",".join(row) + "\n" for row in rows))
+    report.run("my-project", [str(tmp_path / name) for name in ("rate-0.003", "rate-0.0005")])
+    for scheme in ("light", "dark"):
+        browser.open(tmp_path / "rate-0.003" / "report.html", 1100, 1500, scheme)
+        file = folder / f"report-{scheme}.png"
+        browser.screenshot(file)
+        assert 20_000 < file.stat().st_size < 200_000

@@ -25,7 +25,7 @@ LINES = {
     "memory": 407,
     "module": 668,
     "options": 856,
-    "run": 1792,
+    "run": 1793,
     "strategies/*.py": 2013,
     "strategies/asynchronous": 845,
     "strategies/deepspeed": 1673,

@@ -25,7 +25,7 @@ LINES = {
     "memory": 407,
     "module": 668,
     "options": 859,
-    "run": 1797,
+    "run": 1798,
     "strategies/*.py": 2021,
     "strategies/asynchronous": 845,
     "strategies/deepspeed": 1673,

@@ -1,5 +1,6 @@
 """The files that a run reads its data from: their sizes and hashes, computed while it trains."""
 
+import itertools
 import os
 import stat
 import threading
@@ -39,7 +40,7 @@ def files_in(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
     ``sha256`` yet.
     """
     seen: set[Path] = set()
-    for path in (each for path in paths for each in _below(path)):
+    for path in itertools.chain.from_iterable(map(_below, paths)):
         if path in seen:
             continue
         seen.add(path)

@@ -8,7 +8,7 @@ cache. OPTIONS are the trainer's.
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import my_project_trainer as trainer
 import torch
@@ -83,7 +83,7 @@ class Gather(nn.Module):
 class Sliced(trainer.TrainingModule):
     """A sharded layer, whose output a compiled module gathers."""
 
-    parallelize_plan = {"layer": ColwiseParallel(use_local_output=False)}
+    parallelize_plan: ClassVar = {"layer": ColwiseParallel(use_local_output=False)}
 
     def __init__(self) -> None:
         super().__init__()

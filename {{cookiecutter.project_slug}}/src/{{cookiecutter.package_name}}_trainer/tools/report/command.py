@@ -9,7 +9,7 @@ from typing import NoReturn
 from ...checkpoint import run_directory
 from ...errors import ConfigurationError, Problems, UserError, one_line, shown
 from ...launch import files
-from . import HELP, page, reading
+from . import page, reading
 
 _NAME = "report.html"
 _PACKAGE = "vl_convert"
@@ -22,9 +22,9 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"report: {message}")
 
 
-def run(program: str, words: Sequence[str]) -> None:
+def run(program: str, words: Sequence[str], description: str) -> None:
     """Write the page; see :func:`..report.run`."""
-    parser = _Parser(prog=f"{program} report", description=HELP, allow_abbrev=False)
+    parser = _Parser(prog=f"{program} report", description=description, allow_abbrev=False)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories, such as runs/RUN")
     where = f"the page; default: {_NAME} in the first run"
     parser.add_argument("--out", metavar="FILE.html", help=where)

@@ -83,9 +83,9 @@ class DDPSharded(ProcessGroupStrategy):
         share = sizes.largest_share(in_order=True)
         own = divided(sizes, gradients=share, optimizer=share)
         # How many gradients wait to be reduced depends on the network: all of them at most.
-        work = sizes.gradients + sizes.activations
         step = own.gradients + sizes.step_of(share)
-        return memory(own, work=work, step=step, note="at most: gradients wait for the network")
+        note = "at most: gradients wait for the network"
+        return memory(own, work=sizes.work(), step=step, note=note)
 
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision

@@ -7,10 +7,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...launch import hangs, rendezvous
 from ...strategies.fsdp import state as sharded_state
@@ -18,27 +16,6 @@ from ...strategies.gradients.same_use import SameUse
 
 _ATEN: Any = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
-
-
-class Bounds(TorchDispatchMode):
-    """Answers what depends on data by a bound: ``item()`` is 1, ``if tensor:`` is false.
-
-    An index by a mask keeps all. ``asked`` has the operators that were answered so.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: set[str] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        # Meshes read real tensors meanwhile.
-        answer = _ANSWERS.get(func) if active_fake_mode() is not None else None
-        if answer is None or (found := answer(*args, **(kwargs or {}))) is None:
-            return func(*args, **(kwargs or {}))
-        self.asked.add(str(func).removesuffix(".default").removeprefix("aten.").strip("_"))
-        return found
 
 
 def _item(x: Tensor) -> Any:
@@ -62,7 +39,7 @@ def _selected(x: Tensor, mask: Tensor) -> Any:
     return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape).numel())
 
 
-_ANSWERS: dict[Any, Any] = {
+ANSWERS: dict[Any, Any] = {
     _ATEN._local_scalar_dense.default: _item,
     _ATEN.equal.default: lambda *_: True,
     _ATEN.nonzero.default: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
@@ -70,14 +47,16 @@ _ANSWERS: dict[Any, Any] = {
     _ATEN._unique2.default: _unique,
     _ATEN.index.Tensor: _masked,
 }
+"""Bounds for what depends on data: ``item()`` is 1, ``if tensor:`` is false, a mask keeps all."""
 
 
-def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+def _deepcopy(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
     # torch's own sets a storage, which corrupts memory if it is fake.
     copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, nn.Parameter):
         copy = nn.Parameter(copy.detach(), tensor.requires_grad)
-    return memo.setdefault(id(tensor), copy)
+    memo[id(tensor)] = copy
+    return copy
 
 
 def _apply(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:

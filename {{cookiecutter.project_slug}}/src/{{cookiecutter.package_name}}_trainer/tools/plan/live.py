@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,19 +12,23 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_WAIT = torch.ops._c10d_functional.wait_tensor.default  # type: ignore[attr-defined]
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 _COLLECTIVES = ("c10d", "_c10d_functional")
 
 
 class Live(TorchDispatchMode):
     """Counts each storage once, from the operator that makes it until nothing refers to it.
 
+    ``answers`` gives the results of operators that fake tensors cannot compute; ``asked`` has the
+    names of those that it was asked for.
+
     FSDP frees what it has gathered by ``storage.resize_``, which no operator shows, so that this
     method is replaced while the mode is on.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, answers: Mapping[Any, Callable[..., Any]] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._answers, self.asked = answers or {}, set[str]()
         self.total = self.gradients = 0
         """Bytes that are alive; and of them, those that are gradients."""
         self.most = 0
@@ -88,22 +92,27 @@ class Live(TorchDispatchMode):
         self._mode, self._resize = active_fake_mode(), torch.UntypedStorage.resize_
         replaced: Any = torch.UntypedStorage
         replaced.resize_ = lambda storage, size: self._resized(storage, size)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         replaced: Any = torch.UntypedStorage
         replaced.resize_ = self._resize
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it calls operators on its own tensors, which come here
         if func is _WAIT and self._mode is not None:
             return args[0]  # a fake one would be a new tensor
-        result = func(*args, **(kwargs or {}))
+        result = None
+        # Meshes read real tensors meanwhile.
+        if func in self._answers and active_fake_mode() is not None:
+            result = self._answers[func](*args, **(kwargs or {}))
+            if result is not None:
+                self.asked.add(str(func).partition(".")[2].partition(".")[0].strip("_"))
+        if result is None:
+            result = func(*args, **(kwargs or {}))
         if func.namespace in _COLLECTIVES:  # between two of them, FSDP sets gradients
             self.find_gradients()
         if active_fake_mode() is self._mode:  # DTensor computes shapes in a mode of its own

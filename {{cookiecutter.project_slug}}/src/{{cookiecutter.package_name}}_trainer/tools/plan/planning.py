@@ -25,13 +25,10 @@ from .request import Request
 from .trace import Job, PlannedRun, Trace, quiet, trace
 
 # In this order the simplest of those that fit is named; others follow as they are registered.
-_SIMPLE = (
-    *("single_device", "ddp", "ddp_zero1", "ddp_sharded", "fsdp", "hsdp", "fairscale_fsdp"),
-    *("deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3", "mesh", "tensor_parallel"),
-)
+_SIMPLE = ("single_device", "ddp", "ddp_zero1", "fsdp", "hsdp")
 MARGIN = 0.1
 GPU_RESERVED, CPU_RESERVED = 3 * 2**29, 2**29
-_MOST_BATCHES = 2**20
+_MOST_BATCHES, _MOST_CHILDREN = 2**20, 8
 
 
 @dataclass(frozen=True)
@@ -103,6 +100,7 @@ class _Planning:
         self.devices, self.nodes = devices, nodes
         self.options = plan.options
         self.replicas = plan.strategy.replicas(devices, nodes)
+        self.flops_per_sample: float | None = None
         self.notes: list[str] = []
 
     def planned(self) -> Planned:
@@ -111,12 +109,12 @@ class _Planning:
             bare = self._bare()
             plans.check_module(self.plan, bare)
             sample, feed = self._data(bare)
-        samples = batch_length(sample)
+        samples, self.flops_per_sample = batch_length(sample), bare.flops_per_sample
         able, left_out = self._strategies(bare)
         traces = self._traces(able, sample, samples)
         rows = []
         for name, (plan, also) in able.items():
-            row = self._row(name, also, plan.strategy, traces, samples)
+            row = self._row(name, also, plan, traces, samples)
             if isinstance(row, str):
                 left_out.setdefault(row, []).extend([name, *also])
             else:
@@ -136,7 +134,7 @@ class _Planning:
             disagreements=sbatch.disagreements(Path.cwd(), self.devices, self.nodes, on_gpus),
         )
 
-    # --- the module and its data -------------------------------------------------------------------
+    # --- the module and its data -----------------------------------------------------------------
 
     def _bare(self) -> TrainingModule:
         """A fake module in this process, to ask for its properties and its loaders."""
@@ -162,7 +160,7 @@ class _Planning:
         bare.trainer_state = replace(bare.trainer_state, run=None)
         return sample, feed
 
-    # --- strategies --------------------------------------------------------------------------------
+    # --- strategies ------------------------------------------------------------------------------
 
     def _strategies(
         self, bare: TrainingModule
@@ -201,11 +199,11 @@ class _Planning:
         """Traces by strategy, ``""`` of a process alone; in child processes, some at a time."""
         waiting: dict[str, Job] = {"": self._job(self.plan, sample, samples, is_alone=True)}
         for name, (plan, _) in able.items():
-            if isinstance(plan.strategy, FSDP) and plan.layout.world_size > 1:
+            if isinstance(plan.strategy, FSDP) and self._is_traced(plan):
                 waiting[name] = self._job(plan, sample, samples)
         found: dict[str, Trace] = {}
         running: dict[str, Child] = {}
-        most = max(1, min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 8))
+        most = max(1, min(os.cpu_count() or 1, _MOST_CHILDREN))
         names = list(waiting)
         for place, name in enumerate(names):
             for later in names[place : place + most]:
@@ -221,6 +219,13 @@ class _Planning:
                     return found
                 self.notes.append(f"{name} was not traced ({failure}): a formula instead")
         return found
+
+    def _is_traced(self, plan: Plan) -> bool:
+        """Whether a strategy with shards runs under a fake process group."""
+        strategy: Any = plan.strategy
+        offloads = strategy.offload and self.asked.accelerator != "cpu"
+        shards = getattr(strategy, "has_units", True) or strategy.sizes.tensor != 1
+        return plan.layout.world_size > 1 and shards and not offloads
 
     def _job(self, plan: Plan, sample: Any, samples: int, *, is_alone: bool = False) -> Job:
         if is_alone:
@@ -248,11 +253,13 @@ class _Planning:
         one, two = (extrapolated(found.one, found.two, each * job.samples) for each in (1, 2))
         return replace(found, one=one, two=two)
 
-    # --- rows --------------------------------------------------------------------------------------
+    # --- rows ------------------------------------------------------------------------------------
 
     def _row(
-        self, name: str, also: Sequence[str], strategy: Strategy, traces: dict[str, Trace], size: int
+        self, name: str, also: Sequence[str], plan: Plan, traces: dict[str, Trace], size: int
     ) -> Row | str:
+        """A strategy's row, or why it has none; ``size``: samples of the traced micro-batch."""
+        strategy = plan.strategy
         try:
             replicas = strategy.replicas(self.devices, self.nodes)
         except ConfigurationError as error:
@@ -298,7 +305,7 @@ class _Planning:
             low, high = (middle, high) if self._fits(memory(middle)) else (low, middle)
         return low
 
-    # --- facts -------------------------------------------------------------------------------------
+    # --- facts -----------------------------------------------------------------------------------
 
     def _facts(self, single: Trace, feed: Feed, samples: int) -> dict[str, Any]:
         options, plan = self.options, self.plan
@@ -340,14 +347,10 @@ class _Planning:
 
     def _seconds(self, samples: int) -> float | None:
         """The time that the operations of a step need at the peak of the device."""
-        peak, flops = self.options.peak_flops, self._flops
+        peak, flops = self.options.peak_flops, self.flops_per_sample
         if not peak or not flops:
             return None
         return float(flops * samples * self.options.accumulate_grad_batches / peak)
-
-    @property
-    def _flops(self) -> float:
-        return 0.0
 
     def _note(self, single: Trace, feed: Feed) -> None:
         if single.asked:

@@ -103,9 +103,7 @@ def planned(request: Request, options: Options, problems: Problems) -> tuple[Opt
     return options, devices or 1, nodes
 
 
-def finder(
-    request: Request, devices: int, nodes: int
-) -> Callable[[Options, Problems], Placement]:
+def finder(request: Request, devices: int, nodes: int) -> Callable[[Options, Problems], Placement]:
     """What finds where a run will be, in :func:`~...run.plan.make`."""
 
     def find(options: Options, problems: Problems) -> Placement:

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ...data import batch_length
 from ...data.moving import mapped
 from ...loop import ManualOptimization
 from ...memory import activation_checkpointing
@@ -88,7 +87,9 @@ class PlannedRun(RankRun):
 def trace(job: Job) -> Trace:
     """Trace training steps; the first ones let optimizers create their states."""
     torch.set_num_threads(1)
-    plan, strategy, live, bounds = job.plan, job.plan.strategy, Live(), fake.Bounds()
+    gc.collect()
+    gc.freeze()  # so that later collections are quick
+    plan, strategy, live = job.plan, job.plan.strategy, Live(fake.ANSWERS if job.is_fake else None)
     options, layout = plan.options, plan.layout
     precision = Precision(str(options.precision), "cpu")
     precision.scaler = None  # a scale, whose value would say that steps are skipped
@@ -100,8 +101,6 @@ def trace(job: Job) -> Trace:
         if job.is_fake:
             stack.enter_context(fake.tensors())
         stack.enter_context(live)
-        if job.is_fake:
-            stack.enter_context(bounds)
         module = job.build()
         module.train()
         run = PlannedRun(plan, strategy.data.replicas, job.batches[0])
@@ -116,7 +115,7 @@ def trace(job: Job) -> Trace:
                  for group in each.param_groups if "lr" in group]  # fmt: skip
         parameters = sum(each.numel() for each in module.parameters())
         module.trainer_state = replace(module.trainer_state, run=None)
-    return Trace(*found, sorted(bounds.asked), rates, parameters)
+    return Trace(*found, sorted(live.asked), rates, parameters)
 
 
 def _counted(module: TrainingModule, plan: Plan) -> tuple[list[int], int]:
@@ -170,20 +169,21 @@ class _Steps:
         first, second = self.job.batches
         gc.collect()
         parameters = self.live.total
-        for number in range(1 if self.manual is None else 4):
+        # Modules with manual optimization may step in some of the batches only.
+        for number in range(0 if self.manual is None else 4):
             self._step(first, number)
+        steps = [self._step(size, 4 + number) for number, size in enumerate((first, second))]
         gc.collect()
         optimizer = self.live.total - parameters
         found = []
-        for number, size in enumerate((first, second)):
-            seen, gradients, step = self._step(size, 4 + number)
+        for seen, gradients, _ in steps:
             found.append(
                 Sizes(
                     parameters=parameters,
                     gradients=gradients,
                     optimizer=optimizer,
                     moments=moments(seen),
-                    step=step,
+                    step=steps[1][2],  # the first one makes states
                     numels=numels,
                     unit=unit,
                     devices=self.run.plan.layout.local_world_size,

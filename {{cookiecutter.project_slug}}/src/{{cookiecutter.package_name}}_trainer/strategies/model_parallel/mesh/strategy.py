@@ -5,6 +5,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -137,6 +138,9 @@ class Mesh(OnMesh, FSDP):
         part = 1 / found.tensor
         own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part)
         own = own.computing(part / found.context)
+        if not self.has_units:
+            step = replace(own, step=round(sizes.step * part))
+            return memory.memory(step, mark="unverified")
         return self._sharded_memory(own, found.shard * (found.context if self.has_units else 1))
 
     def make_mesh(self) -> DeviceMesh:

@@ -91,7 +91,11 @@ class Live(TorchDispatchMode):
     def __enter__(self) -> "Live":
         self._mode, self._resize = active_fake_mode(), torch.UntypedStorage.resize_
         replaced: Any = torch.UntypedStorage
-        replaced.resize_ = lambda storage, size: self._resized(storage, size)
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            return self._resized(storage, size)
+
+        replaced.resize_ = resize_
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

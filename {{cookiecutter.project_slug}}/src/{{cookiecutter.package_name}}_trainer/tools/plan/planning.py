@@ -11,9 +11,8 @@ from typing import Any
 from ...cli import classes, configuration
 from ...data import Feed, batch_length, scaling, seed_everything, sources
 from ...errors import ConfigurationError, Problems, UserError
-from ...launch.cluster import Layout
 from ...module import DataHooks, DataModule, TrainingModule, is_overridden
-from ...options import Options, reading
+from ...options import reading
 from ...run import plan as plans
 from ...run.plan import Plan
 from ...strategies import SingleDevice, Strategy, registry
@@ -69,15 +68,11 @@ def make(asked: Request, problems: Problems, program: str) -> Planned:
         given = reading.read(checked.trainer, problems)
         options, devices, nodes = request.planned(asked, given, problems)
         find = request.finder(asked, devices, nodes)
-        plan: Plan | None = None
-        with problems:
-            plan = plans.make(options, problems, find)
         data: DataModule | None = None
         if "data" in checked.classes:
             with problems:
                 data = classes.create("data", *checked.classes["data"])
-        problems.raise_any()
-        assert plan is not None
+        plan = plans.make(options, problems, find)  # raises all problems
         seed_everything(options.seed)
         build = partial(classes.create, "model", *checked.classes["model"])
         return _Planning(asked, plan, find, build, data, devices, nodes).planned()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...cli import arguments
-from ...errors import ConfigurationError, Problems, nearest, shown
+from ...errors import Problems, nearest, shown
 from ...launch.cluster import Layout
 from ...launch.devices import ADDED
 from ...options import Options
@@ -128,8 +128,3 @@ def finder(request: Request, devices: int, nodes: int) -> Callable[[Options, Pro
         return Placement(request.accelerator, layout, tuple(range(devices)), nodes, name, made)
 
     return find
-
-
-def refused(error: ConfigurationError) -> str:
-    """The reason of an error in one line."""
-    return "; ".join(error.problems)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from memory_subject import Block
+from memory_subject import GPT, SIZE, Block, Tokens
 
 SAMPLES = 4096
 
@@ -62,6 +62,14 @@ class Subject(TrainingModule):
         if self.loader is not None:
             return self.loader()
         return DataLoader(Samples(self, SAMPLES, lambda: None), batch_size=1)
+
+
+class MemoryGPT(GPT):
+    """The GPT of docs/memory.md."""
+
+    def __init__(self) -> None:
+        samples = Tokens(SAMPLES, lambda: None)
+        super().__init__(SIZE, lambda: DataLoader(samples, batch_size=1))
 
 
 class LongGPT(Subject):

@@ -22,6 +22,7 @@ SIZES = Sizes(
     optimizer=80 * MiB,
     moments=[(0, 30 * MiB), (20 * MiB, 20 * MiB), (40 * MiB, 10 * MiB)],
     step=8 * MiB,
+    flat_step=2.0,
     numels=[MiB] * 10,
     unit=4 * MiB,
     devices=4,
@@ -175,6 +176,7 @@ def test_the_memory_of_zero():
     # gloo gathers the parameters in a copy.
     assert memory("deepspeed_stage_2").gathered == 40 * MiB
     assert memory("deepspeed_stage_3").parameters == 10 * MiB
+    assert peak("deepspeed_stage_2") == 40 + 30 + 40
     on_gpus = Sizes(**{**vars(SIZES), "accelerator": "cuda"})
     offloaded = memory("deepspeed_stage_3_offload", on_gpus)
     assert (offloaded.parameters, offloaded.optimizer) == (0, 0)

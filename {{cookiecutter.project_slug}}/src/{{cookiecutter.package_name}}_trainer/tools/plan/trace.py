@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.optim import Optimizer
 
 from ...data.moving import mapped
 from ...loop import ManualOptimization
@@ -23,6 +24,7 @@ from ...strategies.memory import Sizes, moments
 from ...strategies.optimizers import Optimization, configured
 from ...strategies.precision import Precision
 from ...strategies.process_group import ProcessGroupStrategy
+from ...strategies.sharded_optimizers import constructor_options
 from . import fake
 from .live import Live
 
@@ -175,6 +177,7 @@ class _Steps:
         steps = [self._step(size, 4 + number) for number, size in enumerate((first, second))]
         gc.collect()
         optimizer = self.live.total - parameters
+        flat = max(map(self._flat_step, self.optimization.optimizers), default=0.0)
         found = []
         for seen, gradients, _ in steps:
             found.append(
@@ -184,6 +187,7 @@ class _Steps:
                     optimizer=optimizer,
                     moments=moments(seen),
                     step=steps[1][2],  # the first one makes states
+                    flat_step=flat,
                     numels=numels,
                     unit=unit,
                     devices=self.run.plan.layout.local_world_size,
@@ -192,6 +196,19 @@ class _Steps:
                 )
             )
         return found[0], found[1]
+
+    def _flat_step(self, optimizer: Optimizer) -> float:
+        """What an optimizer needs for a single parameter, for each byte of its gradient."""
+        one = torch.nn.Parameter(torch.zeros(2**16))
+        same = type(optimizer)([one], **constructor_options(optimizer))
+        most = 0
+        for _ in range(2):  # the first one makes states
+            one.grad = torch.zeros(2**16)
+            self.live.begin()
+            held = self.live.total
+            same.step()
+            most = self.live.most - held
+        return most / (4 * 2**16)
 
     def _step(self, size: int, number: int) -> tuple[list[tuple[int, int]], int, int]:
         """Make a step; its moments, its gradients, and the temporary results of optimizers."""

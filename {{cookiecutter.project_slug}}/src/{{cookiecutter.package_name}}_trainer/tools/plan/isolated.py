@@ -28,7 +28,7 @@ class Child:
         # Forked: torch and the user's modules are imported already, and no thread was started.
         context = multiprocessing.get_context("fork")
         self._results, results = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run, args=(function, results))
+        self._process = context.Process(target=_run, args=(function, results, seconds))
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
         self._process.start()
         results.close()
@@ -70,8 +70,10 @@ class Child:
         self._results.close()
 
 
-def _run(function: Callable[[], Any], results: Connection) -> None:
+def _run(function: Callable[[], Any], results: Connection, seconds: float) -> None:
     os.setpgid(0, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(int(seconds) + 2)  # it ends also if its parent was killed
     found: tuple[str, Any]
     try:
         found = "result", function()

@@ -18,7 +18,7 @@ from ...run.plan import Plan
 from ...strategies import SingleDevice, Strategy, registry
 from ...strategies.fsdp.fsdp import FSDP
 from ...strategies.memory import Memory, Sizes, extrapolated
-from . import request, sbatch
+from . import fake, request, sbatch
 from .isolated import Child, Failure
 from .request import Request
 from .trace import Job, PlannedRun, Trace, quiet, trace
@@ -101,7 +101,8 @@ class _Planning:
     def planned(self) -> Planned:
         """Read the data, trace, and compute."""
         with quiet():
-            bare = self._bare()
+            with fake.tensors():
+                bare = self.build()
             plans.check_module(self.plan, bare)
             sample, feed = self._data(bare)
         samples, self.flops_per_sample = batch_length(sample), bare.flops_per_sample
@@ -131,13 +132,6 @@ class _Planning:
 
     # --- the module and its data -----------------------------------------------------------------
 
-    def _bare(self) -> TrainingModule:
-        """A fake module in this process, to ask for its properties and its loaders."""
-        from . import fake
-
-        with fake.tensors():
-            return self.build()
-
     def _data(self, bare: TrainingModule) -> tuple[Any, Feed]:
         """A micro-batch of rank 0, and the feed that gives it, as in a fit."""
         run = PlannedRun(self.plan, self.replicas, 1)
@@ -164,7 +158,7 @@ class _Planning:
         able: dict[str, tuple[Plan, list[str]]] = {}
         left_out: dict[str, list[str]] = {}
         kinds: dict[Any, str] = {}
-        chosen = self.plan.strategy_name
+        chosen, given = self.plan.strategy_name, self.options.strategy
         for name in dict.fromkeys([chosen, *registry.names()]):
             plan = self.plan
             if name != chosen:
@@ -177,10 +171,10 @@ class _Planning:
                     reason = "; ".join(error.problems).replace(f"strategy={name!r} ", "")
                     left_out.setdefault(reason, []).append(name)
                     continue
-            entry = registry.find(name) if isinstance(self.options.strategy, str) or (
-                name != chosen
-            ) else None  # fmt: skip
-            kind = (entry.cls, str(entry.preset)) if entry else name
+            kind: Any = name
+            if name != chosen or (isinstance(given, str) and not self.options.strategy_options):
+                entry = registry.find(name)
+                kind = (entry.cls, str(entry.preset))
             if kind in kinds:
                 able[kinds[kind]][1].append(name)
             else:
@@ -226,18 +220,16 @@ class _Planning:
         if is_alone:
             layout = replace(plan.layout, source="plan")
             plan = replace(plan, strategy=SingleDevice(), layout=layout)
-        has_peers = not is_alone
         sizes = samples, 2 * samples
-        return Job(plan, self.build, sample, samples, sizes, has_peers=has_peers)
+        return Job(plan, self.build, sample, samples, sizes, has_peers=not is_alone)
 
     def _real(self, job: Job, failure: Failure) -> Trace:
         """Real steps of small batches, where fake tensors do not work."""
-        sizes = (1, 2) if job.samples > 1 else (1, 1)
         self.notes.append(
-            f"fake tensors do not work here ({failure}): two real steps of {sizes[0]} and "
-            f"{sizes[1]} samples on this CPU instead"
+            f"fake tensors do not work here ({failure}): two real steps of 1 and 2 samples on this "
+            "CPU instead"
         )
-        real = replace(job, is_fake=False, batches=sizes)
+        real = replace(job, is_fake=False, batches=(1, 2))
         try:
             found: Trace = Child(partial(trace, real), self.asked.seconds).result()
         except Failure as second:

@@ -114,7 +114,8 @@ class Live(TorchDispatchMode):
         if func in self._answers and active_fake_mode() is not None:
             result = self._answers[func](*args, **(kwargs or {}))
             if result is not None:
-                self.asked.add(str(func).partition(".")[2].partition(".")[0].strip("_"))
+                name = str(func).partition(".")[2].partition(".")[0].strip("_")
+                self.asked.add("item" if name == "local_scalar_dense" else name)
         if result is None:
             result = func(*args, **(kwargs or {}))
         if func.namespace in _COLLECTIVES:  # between two of them, FSDP sets gradients

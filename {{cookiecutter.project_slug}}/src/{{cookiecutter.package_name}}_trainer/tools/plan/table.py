@@ -51,7 +51,9 @@ def _size(number: int) -> str:
         return f"{number / 2**30:,.0f} G"
     if abs(number) >= 2**30:
         return f"{number / 2**30:.2f} G"
-    return f"{number / 2**20:.1f} M" if number else "0"
+    if abs(number) >= 2**20:
+        return f"{number / 2**20:.1f} M"
+    return f"{number / 2**10:.1f} K" if number else "0"
 
 
 def _rows(planned: Planned) -> Iterator[str]:

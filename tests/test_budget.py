@@ -37,7 +37,7 @@ LINES = {
     "strategies/replicated": 614,
     "strategies/xla": 356,
     "tools/__init__.py": 5,
-    "tools/plan": 1280,
+    "tools/plan": 1288,
     "trainer.py": 348,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.

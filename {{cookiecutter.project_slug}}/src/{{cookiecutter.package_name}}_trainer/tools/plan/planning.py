@@ -266,6 +266,7 @@ class _Planning:
                 sizes, devices=self.devices, nodes=self.nodes, accelerator=self.asked.accelerator
             )
             if name in traces:
+                sizes = _with_copies(sizes)
                 found = Strategy.memory(strategy, sizes)
                 return replace(found, mark="measured", gathered=_gathered(sizes, traces[""].one))
             return strategy.memory(sizes)
@@ -353,6 +354,13 @@ class _Planning:
                 f"each process creates the whole model on its host: {whole / 2**30:.1f} GiB, "
                 f"{whole * self.devices / 2**30:.1f} GiB a node; meta_device=True creates shards"
             )
+
+
+def _with_copies(sizes: Sizes) -> Sizes:
+    """On CPUs, gloo gathers a unit in a copy, which no trace sees."""
+    if not sizes.is_on_host:
+        return sizes
+    return replace(sizes, moments=[(own, other + sizes.unit) for own, other in sizes.moments])
 
 
 def _gathered(own: Sizes, whole: Sizes) -> int:

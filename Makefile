@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-pipeline bench-checkpoints docs docs-screenshots lock clean
+.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -206,6 +206,12 @@ bench-memory: $(TOOLS)  ## measure the memory of a rank under sharded strategies
 	$(RENDER) build/bench-memory
 	$(IN_PROJECT) build/bench-memory/my-project setup VENV=$(PROJECT_VENV)
 	$(PROJECT_VENV)/bin/python benchmarks/memory.py $(ARGS)
+
+bench-plan: $(TOOLS)  ## compare what `plan` says of memory with measurements (an hour)
+	rm -rf build/bench-plan
+	$(RENDER) build/bench-plan
+	$(IN_PROJECT) build/bench-plan/my-project setup VENV=$(PROJECT_VENV)
+	$(PROJECT_VENV)/bin/python benchmarks/plan.py $(ARGS)
 
 docs: $(TOOLS)  ## update the generated parts of the docs: the table of options and the maps of the trainer
 	$(BIN)/python tests/options_table.py

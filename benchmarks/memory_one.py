@@ -19,6 +19,7 @@ from my_project_trainer import Trainer
 from torch.utils.data import DataLoader
 
 import memory_meter
+import plan_subject
 from memory_subject import GPT, Size, Tokens
 from meter import Reading, read
 
@@ -29,7 +30,10 @@ WARMUP = 2
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured: a strategy, the size of the model, and timed steps after `WARMUP`."""
+    """What is measured: a strategy, a model and its size, and timed steps after `WARMUP`.
+
+    `model`: of plan_subject; by default the GPT of memory_subject, of `width` and `depth`.
+    """
 
     strategy: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -37,6 +41,9 @@ class Job:
     width: int = 1024
     depth: int = 8
     steps: int = 5
+    model: str = ""
+    precision: str = "32-true"
+    checkpointing: tuple[str, ...] = ()
 
 
 class Probe:
@@ -47,7 +54,7 @@ class Probe:
         result: file for what was found.
     """
 
-    module: GPT
+    module: Any
 
     def __init__(self, job: Job, result: Path) -> None:
         self.job, self.result = job, result
@@ -61,7 +68,10 @@ class Probe:
         self.base = memory_meter.resident()
         memory_meter.forget_peak()
         steps = WARMUP + self.job.steps + 3
-        return DataLoader(Tokens(steps * WORLD_SIZE, self.fetched), batch_size=1)
+        samples: Any = Tokens(steps * WORLD_SIZE, self.fetched)
+        if self.job.model:
+            samples = plan_subject.Samples(self.module, steps * WORLD_SIZE, self.fetched)
+        return DataLoader(samples, batch_size=1)
 
     def fetched(self) -> None:
         """Before the first step, after the last one, and between any two."""
@@ -105,6 +115,8 @@ def main() -> None:
         devices=WORLD_SIZE,
         strategy=job.strategy,
         strategy_options=job.options,
+        precision=job.precision,
+        activation_checkpointing=job.checkpointing,
         max_steps=WARMUP + job.steps + 2,
         loggers=[],
         enable_progress_bar=False,
@@ -116,7 +128,12 @@ def main() -> None:
     memory_meter.load_lazily_loaded()
     probe = Probe(job, Path(sys.argv[2]))
     with trainer.building():
-        module = GPT(Size(job.width, job.depth), probe.loader)
+        module: Any
+        if job.model:
+            module = getattr(plan_subject, job.model)()
+            module.loader = probe.loader
+        else:
+            module = GPT(Size(job.width, job.depth), probe.loader)
     probe.module = module
     trainer.fit(module)
 

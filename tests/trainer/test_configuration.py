@@ -182,8 +182,8 @@ def test_help_lists_every_option_of_the_trainer(capsys: pytest.CaptureFixture[st
         (
             ["--config", "x"],
             [
-                "error: '--config' is not a command; known: export, find_batch_size, "
-                "find_learning_rate, fit, predict, test, validate"
+                "error: '--config' is not a command; known: "
+                + ", ".join(sorted([*cli.HELP, *cli._tools()]))
             ],
         ),
         (

@@ -5,8 +5,8 @@ defaults and creates the objects.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def make_parser(program: str, command: str) -> ArgumentParser:
 
 
 @dataclass
-class _Checked:
+class Checked:
     """What is right in the sections: the trainer's options, classes, and which weights are used."""
 
     trainer: dict[str, Any]
@@ -107,13 +107,32 @@ def read_work(program: str, command: str, given: Sequence[str]) -> Work:
         ConfigurationError: One line per error, in all sections.
         SystemExit: After ``--help`` or ``--print_config``.
     """
-    parser = make_parser(program, command)
+    parser, problems = make_parser(program, command), Problems()
+    with read_sections(parser, command, given, problems) as checked:
+        return _create(parser, command, checked, problems)
+
+
+@contextmanager
+def read_sections(
+    parser: ArgumentParser, command: str, given: Sequence[str], problems: Problems
+) -> Iterator[Checked]:
+    """Parse and check the arguments of a command; in the context, its objects may be created.
+
+    Args:
+        parser: Of :func:`make_parser`.
+        command: One of :data:`COMMANDS`.
+        given: The words after the command.
+        problems: Collects one line per error.
+
+    Raises:
+        ConfigurationError: A file cannot be read.
+        SystemExit: After ``--help`` or ``--print_config``.
+    """
     # On the command line only: a configuration cannot say that it is trusted.
     words = [word for word in given if word != imports.TRUST]
     for position, word in enumerate(words):
         if word == "-h" or word.partition("=")[0].endswith(("--help", ".help")):
             parser.parse_args(words[position : position + 2])  # prints, and exits
-    problems = Problems()
     options = list(arguments.split(words, problems))
     evaluation = ("checkpoint", "averaged") if command in _WITH_CHECKPOINT else ()
     sections = arguments.gather(options, ["trainer", *classes.BASES, *evaluation], problems)
@@ -128,7 +147,7 @@ def read_work(program: str, command: str, given: Sequence[str]) -> Work:
             problems.raise_any()
             sys.stdout.write(_resolved(parser, checked))
             sys.exit(0)
-        return _create(parser, command, checked, problems)
+        yield checked
 
 
 def _is_in_run(option: tuple[str, str]) -> bool:
@@ -160,7 +179,7 @@ def _add_classes_of(checkpoint: Path | None, sections: dict[str, Any]) -> bool:
     return bool(saved)
 
 
-def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Problems) -> _Checked:
+def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Problems) -> Checked:
     found = {}
     # First, because the modules of these classes may register the trainer's strategy.
     for name in classes.BASES:
@@ -177,10 +196,10 @@ def _check(sections: Mapping[str, Any], checkpoint: Path | None, problems: Probl
         line.startswith(("model:", "checkpoint")) for line in problems.lines
     ):
         problems.add(_NO_MODEL)
-    return _Checked(trainer, found, checkpoint, averaged)
+    return Checked(trainer, found, checkpoint, averaged)
 
 
-def _create(parser: ArgumentParser, command: str, checked: _Checked, problems: Problems) -> Work:
+def _create(parser: ArgumentParser, command: str, checked: Checked, problems: Problems) -> Work:
     # After an error, a model that may take minutes to create is not.
     names = [name for name in ("data", "model") if name == "data" or not problems.lines]
     made: dict[str, Any] = {"data": None}
@@ -205,7 +224,7 @@ def _create(parser: ArgumentParser, command: str, checked: _Checked, problems: P
     return Work(**made, weights=weights, results=results, shows_progress=shows)
 
 
-def _resolved(parser: ArgumentParser, checked: _Checked, without: Sequence[str] = ()) -> str:
+def _resolved(parser: ArgumentParser, checked: Checked, without: Sequence[str] = ()) -> str:
     """The whole configuration with defaults, in today's spelling."""
     sections = {name: section for name, (_, section) in checked.classes.items()}
     parsed = parser.parse_object({"trainer": older.translate(checked.trainer), **sections})

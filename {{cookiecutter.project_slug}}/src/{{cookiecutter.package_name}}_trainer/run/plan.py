@@ -4,7 +4,7 @@ Each concern checks its own options; here all errors are collected and raised at
 changes global state: environment variables are set where a run starts (``trainer.py``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,14 +90,22 @@ class Plan:
         return meta_device.building() if self.options.meta_device else nullcontext()
 
 
-def make(given: Options, problems: Problems) -> Plan:
+Find = Callable[[Options, Problems], Placement]
+
+
+def make(given: Options, problems: Problems, find: Find = placement.find) -> Plan:
     """Check the options of a trainer, and plan its run.
 
+    Args:
+        given: The options.
+        problems: Those of reading them; more are added.
+        find: Finds where the run will be; default: on this machine, in this launch.
+
     Raises:
-        ConfigurationError: One line per error; ``problems`` has those of reading the options.
+        ConfigurationError: One line per error.
     """
     options, notes = reading.shortened(given, problems)
-    where = placement.find(options, problems)
+    where = find(options, problems)
     is_placed = not problems.lines
     _check_options(options, where, problems)
     callbacks = create_callbacks(options.callbacks, problems)

@@ -24,6 +24,7 @@ from ..module import TrainingModule
 from ..options import Options
 from .clipping import clip_gradients
 from .limits import Limits
+from .memory import Memory, Sizes, memory
 from .optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from .optimizers import Optimization
 from .precision import Precision
@@ -123,6 +124,15 @@ class Strategy:
             ConfigurationError: The number of processes does not fit the strategy's options.
         """
         return self.limits.local_processes(devices) * nodes
+
+    def memory(self, sizes: Sizes) -> Memory:
+        """The memory of the rank that needs the most, before any process is started.
+
+        Args:
+            sizes: What a training step needs in one process without peers; gradients are freed
+                after each step.
+        """
+        return memory(sizes)
 
     # --- before the first step -----------------------------------------------------------------
 

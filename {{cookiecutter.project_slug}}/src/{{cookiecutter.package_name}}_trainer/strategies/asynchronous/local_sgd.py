@@ -20,6 +20,7 @@ from ...module import TrainingModule
 from ...options.fields import Below1, NonNegativeInt, PositiveInt, PositiveNumber
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
+from ..memory import Memory, Sizes, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 
@@ -69,6 +70,13 @@ class LocalSGD(ProcessGroupStrategy):
         """Whether ranks have stepped since their parameters were last equal."""
         self._starts: dict[str, Tensor] = {}
         """The parameters when they were last equal on all ranks."""
+
+    _copies = 1
+    """How many copies of the parameters a rank keeps: those with which the period began."""
+
+    def memory(self, sizes: Sizes) -> Memory:
+        kept = self._copies * sizes.parameters
+        return memory(sizes, buckets=kept, mark="unverified")
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
@@ -264,6 +272,8 @@ class DiLoCo(LocalSGD):
         outer_momentum: From 0 to below 1.
         timeout_seconds: Timeout of collectives: if a rank does not join, they fail on its peers.
     """
+
+    _copies = 2  # and the momentum of the outer optimizer
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from ...options.fields import NonNegativeInt
 from ..base import StepOutput
 from ..gradients import sparse
 from ..limits import Limits
+from ..memory import Memory, Sizes, memory
 from ..optimizer_state import load_optimizer_state, optimizer_state, parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
@@ -103,6 +104,11 @@ class ParameterServer(ProcessGroupStrategy):
                 world_size=layout.world_size,
                 timeout=MOST_TO_MEET,
             )
+
+    def memory(self, sizes: Sizes) -> Memory:
+        # Rank 0 has the server's parameters, and a gradient that it has received.
+        kept = sizes.parameters + sizes.gradients
+        return memory(sizes, buckets=kept, mark="unverified", note="of rank 0")
 
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self._leave()

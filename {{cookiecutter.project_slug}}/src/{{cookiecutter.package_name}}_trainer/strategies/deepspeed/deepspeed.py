@@ -28,6 +28,7 @@ from ..clipping import clip_finite_values
 from ..gradients import sparse
 from ..gradients.same_use import ELSEWHERE, SameUse, trained
 from ..limits import Limits
+from ..memory import Memory, Sizes
 from ..optimizer_state import group_names, parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
@@ -36,6 +37,7 @@ from . import extensions, optimizers, process, settings
 from .onebit_adam import CompressionErrors, OneBitAdam
 from .slices import FlatSlices, ParameterSlices
 from .state import ShardedState
+from .zero_memory import zero_memory
 
 _Config = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -123,6 +125,13 @@ class DeepSpeed(ProcessGroupStrategy):
         )
 
     # --- before a run ----------------------------------------------------------------------------
+
+    def memory(self, sizes: Sizes) -> Memory:
+        zero = settings.section(settings.completed(self.config), "zero_optimization")
+        if not self.is_configured:
+            kind = "cpu" if sizes.is_on_host else "cuda"
+            zero = settings.sized(self.config, kind, sizes.elements)["zero_optimization"]
+        return zero_memory(sizes, self.stage, zero)
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is not None:

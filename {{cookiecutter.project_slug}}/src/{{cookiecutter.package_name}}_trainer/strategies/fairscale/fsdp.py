@@ -23,6 +23,7 @@ from ..clipping import clip_distinct_gradients
 from ..gradients import sparse
 from ..gradients.same_use import ELSEWHERE, SameUse
 from ..limits import Limits
+from ..memory import Memory, Sizes, divided, memory
 from ..optimizer_state import (
     group_names,
     load_optimizer_state,
@@ -96,6 +97,15 @@ class FairScaleFSDP(ProcessGroupStrategy):
             if each.dtype != torch.float32 or not each.numel()
         ]
         return sparse.problems_of(module, "FairScale shards gradients") + unfit
+
+    def memory(self, sizes: Sizes) -> Memory:
+        part = 1 / sizes.ranks
+        own = divided(sizes, parameters=part, gradients=part, optimizer=part)
+        # A whole unit; its gradient is copied, and divided into padded chunks.
+        gathered = sizes.unit + 2 * min(sizes.largest, sizes.unit)
+        work = sizes.work(part) + gathered
+        step = own.gradients + round(sizes.step * part)
+        return memory(own, work=work, step=step, gathered=gathered)
 
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision

@@ -23,6 +23,7 @@ from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained
 from ..limits import Limits
+from ..memory import Memory, Sizes, divided, memory
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
@@ -77,6 +78,14 @@ class DDPSharded(ProcessGroupStrategy):
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         reason = "FairScale reduces only dense gradients"
         return [] if module is None else sparse.problems_of(module, reason)
+
+    def memory(self, sizes: Sizes) -> Memory:
+        share = sizes.largest_share(in_order=True)
+        own = divided(sizes, gradients=share, optimizer=share)
+        # How many gradients wait to be reduced depends on the network: all of them at most.
+        step = own.gradients + sizes.step_of(share)
+        note = "at most: gradients wait for the network"
+        return memory(own, work=sizes.work(), step=step, note=note)
 
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision

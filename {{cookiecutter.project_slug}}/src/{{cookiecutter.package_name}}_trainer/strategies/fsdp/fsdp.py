@@ -32,6 +32,7 @@ from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, SameUse, trained, unused, with_zeros
 from ..limits import Limits
+from ..memory import Memory, Sizes, divided, memory
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
@@ -76,6 +77,8 @@ class FSDP(ProcessGroupStrategy):
     limits: Limits = Limits(shards_parameters=True, has_float8=True)
     _step_module: Any = None
     roots: Sequence[nn.Module] = ()
+    whole_blocks: bool | None = None
+    """Whether no unit is inside a repeated block; default: on GPUs."""
     half: torch.dtype | None = None
     """The data type in which units compute without autocast, if it is not their parameters'."""
     _synchronizes = True  # the default of units
@@ -130,6 +133,28 @@ class FSDP(ProcessGroupStrategy):
             if can_shard(each) and holders[id(each)] != 1
         ]
 
+    def memory(self, sizes: Sizes) -> Memory:
+        return self._sharded_memory(sizes, sizes.ranks)
+
+    def _sharded_memory(self, sizes: Sizes, shards: int) -> Memory:
+        """The memory of a rank with one of so many shards.
+
+        In backward a unit is gathered, and the one before it; its gradient is copied to be reduced.
+        """
+        part = 1 / shards
+        own = divided(sizes, parameters=part, gradients=part, optimizer=part)
+        own = dataclasses.replace(own, step=round(sizes.step * part))
+        gathered = 4 * sizes.unit if self.reshard_after_forward else sizes.parameters
+        work = sizes.work(part) + gathered
+        found = memory(own, work=work, gathered=gathered, mark="unverified")
+        if not self.offload or sizes.is_on_host:
+            return found
+        host = own.parameters + own.gradients + own.optimizer + own.step
+        peak = sizes.activations + gathered
+        return dataclasses.replace(
+            found, peak=peak, parameters=0, gradients=0, optimizer=0, host=host * sizes.devices
+        )
+
     def setup(self, module: TrainingModule, configure: Callable[[], Optimization]) -> Optimization:
         self.place(module)
         found = configure()
@@ -181,9 +206,9 @@ class FSDP(ProcessGroupStrategy):
     def _choose_units(self, module: TrainingModule) -> dict[str, nn.Module]:
         if self.find_unused_parameters:
             return {}  # a rank that does not call a unit would not gather it
-        on_gpus = self.device.type != "cpu"
+        whole = self.device.type != "cpu" if self.whole_blocks is None else self.whole_blocks
         classes, smallest = self.unit_classes, self.unit_parameters
-        return dict(choose_units(module, classes, smallest, whole_blocks=on_gpus))
+        return dict(choose_units(module, classes, smallest, whole_blocks=whole))
 
     def whole_parameters(self) -> list[nn.Parameter]:
         """The parameters that every process holds."""
@@ -329,6 +354,9 @@ class HSDP(FSDP):
     def __init__(self, shard_size: int | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.shard_size = shard_size
+
+    def memory(self, sizes: Sizes) -> Memory:
+        return self._sharded_memory(sizes, self.shard_size or sizes.devices)
 
     def make_mesh(self) -> DeviceMesh:
         """The mesh (replicas, shards); neighboring ranks hold the shards of one replica."""

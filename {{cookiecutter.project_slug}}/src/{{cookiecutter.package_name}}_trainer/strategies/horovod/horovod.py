@@ -24,11 +24,13 @@ from ..base import StepOutput
 from ..gradients.averaging import GradientAverage, copy_gradient
 from ..gradients.sparse import sparse_parameters
 from ..limits import Limits
+from ..memory import Memory, Sizes, memory
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
 
+_FUSION_MB = 128  # Horovod's default
 _NO_BF16 = "Horovod's collectives do not support bfloat16; use '16-mixed', or strategy='ddp'"
 
 
@@ -93,6 +95,13 @@ class Horovod(ProcessGroupStrategy):
             "strategy='horovod' on GPUs: Horovod was built for CPUs only; build it where nvcc is "
             "(HOROVOD_GPU_OPERATIONS=NCCL make horovod), or use strategy='ddp'"
         ]
+
+    def memory(self, sizes: Sizes) -> Memory:
+        # Gradients are copied before they are averaged, and gathered in a buffer for that.
+        work = sizes.work() + sizes.largest
+        megabytes = self._fusion_mb(sizes.accelerator)
+        buckets = round((_FUSION_MB if megabytes is None else megabytes) * 2**20)
+        return memory(sizes, work=work, buckets=buckets, mark="unverified")
 
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision

@@ -17,6 +17,7 @@ from ..gradients.averaging import GradientAverage
 from ..gradients.same_use import OPTION, left_out, trained, unused
 from ..gradients.sparse import sparse_parameters
 from ..limits import Limits
+from ..memory import Memory, Sizes, memory
 from ..optimizers import Optimization
 from ..process_group import ProcessGroupStrategy
 from .communication_hooks import CommunicationHook
@@ -93,6 +94,13 @@ class DDP(ProcessGroupStrategy):
             self._step_module, names
         )
         return self._ignored
+
+    def memory(self, sizes: Sizes) -> Memory:
+        # Gradients are views of the buckets, which stay; PowerSGD keeps the error of each.
+        kept = sizes.gradients * (2 if self.hook.name == "powersgd" else 1)
+        buckets = kept - sizes.gradients
+        work, step = sizes.gradients + sizes.activations, sizes.gradients + sizes.step
+        return memory(sizes, work=work, step=step, buckets=buckets)
 
     def wrap(self, module: StepModule) -> DistributedDataParallel:
         """Wrap the module in torch's DDP."""

@@ -4,6 +4,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.optim.html#torch.distri
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from ...errors import ConfigurationError
 from ...module import TrainingModule
 from .. import elementwise, sharded_optimizers
+from ..memory import Memory, Sizes, divided
 from ..optimizer_state import parameter_names
 from ..optimizers import Optimization
 from .ddp import DDP
@@ -27,6 +29,11 @@ class DDPZeRO1(DDP):
         optimization = super().setup(module, configure)
         elementwise.check(optimization.optimizers, "parameters", self.device)
         return optimization.replaced(_sharded)
+
+    def memory(self, sizes: Sizes) -> Memory:
+        share = sizes.largest_share()
+        own = replace(divided(sizes, optimizer=share), step=sizes.step_of(share))
+        return super().memory(own)
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return sharded_optimizers.state(optimizer, parameter_names(self.module))

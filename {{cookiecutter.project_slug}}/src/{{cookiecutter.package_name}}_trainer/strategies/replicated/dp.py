@@ -17,6 +17,7 @@ from ...data import Splitter, batch_length, moving, part_sizes, transfer
 from ...module import TrainingModule
 from ..base import Stage, StepModule, Strategy, read_loss
 from ..limits import Limits
+from ..memory import Memory, Sizes, memory
 from .ddp import DDP
 
 _REFUSED = {
@@ -117,6 +118,9 @@ class DP(_Scatters):
         },
     )
 
+    def memory(self, sizes: Sizes) -> Memory:
+        return memory(of_first_device(sizes), mark="unverified")
+
 
 class DDP2(_Scatters, DDP):
     """``dp`` inside a node, ``ddp`` across nodes.
@@ -126,6 +130,17 @@ class DDP2(_Scatters, DDP):
 
     limits: Limits = Limits(one_process_per_node=True, refused=_REFUSED)
     _step_module: ReplicatedStep
+
+    def memory(self, sizes: Sizes) -> Memory:
+        return dataclasses.replace(super().memory(of_first_device(sizes)), mark="unverified")
+
+
+def of_first_device(sizes: Sizes) -> Sizes:
+    """The sizes of the first of a process' devices, which computes a part of its batch.
+
+    CPUs are one device, whose memory the parts share.
+    """
+    return sizes if sizes.is_on_host else sizes.computing(1 / sizes.devices)
 
 
 def replicate(

@@ -8,6 +8,7 @@ Source: https://docs.pytorch.org/xla/release/r2.9/index.html
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ..base import Stage
 from ..gradients import sparse
 from ..gradients.averaging import GradientAverage
 from ..limits import Limits
+from ..memory import Memory, Sizes
 from ..optimizers import Optimization
 from ..precision import Precision
 from ..process_group import ProcessGroupStrategy
@@ -96,6 +98,10 @@ class XLA(ProcessGroupStrategy):
         ]
 
     # --- before the first step -----------------------------------------------------------------
+
+    def memory(self, sizes: Sizes) -> Memory:
+        note = "the compiler decides what is alive"
+        return replace(super().memory(sizes), mark="unverified", note=note)
 
     def connect(
         self, layout: Layout, devices: Sequence[torch.device], precision: Precision

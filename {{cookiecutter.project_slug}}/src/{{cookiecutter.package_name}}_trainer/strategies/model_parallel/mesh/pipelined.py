@@ -16,11 +16,12 @@ from ....errors import ConfigurationError
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
+from ... import memory
 from ...fsdp.fsdp import FSDP, drop_groups
 from ...fsdp.precision import cast_calls
 from ...fsdp.units import unsharded
 from ..pipeline.partition import ATTRIBUTE, Processes
-from ..pipeline.strategy import Sequential, used_anywhere
+from ..pipeline.strategy import Sequential, stage_memory, used_anywhere
 from . import plan
 from .on_mesh import OnMesh, device_mesh, drop_mesh, new_group
 from .sizes import Sizes
@@ -72,6 +73,12 @@ class PipelinedMesh(OnMesh, Sequential):
         self.shape = replace(self.shape, stages=self.sizes.pipeline)
         self._check_processes(devices * nodes)
         return found
+
+    def memory(self, sizes: memory.Sizes) -> memory.Memory:
+        found = self.sizes.on(sizes.ranks)
+        part = 1 / (found.tensor * found.shard)
+        own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part)
+        return stage_memory(own.computing(1 / found.tensor), found.pipeline)
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         lines = super().problems(options, module)

@@ -5,6 +5,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
+from ... import memory
 from ...base import Stage, StepOutput, Strategy
 from ...clipping import clip_gradients_on_meshes
 from ...fsdp.fsdp import FSDP
@@ -124,6 +126,16 @@ class Mesh(OnMesh, FSDP):
                 "or set context=1"
             )
         return lines
+
+    def memory(self, sizes: memory.Sizes) -> memory.Memory:
+        found = self.sizes.on(sizes.ranks)
+        part = 1 / found.tensor
+        own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part)
+        own = own.computing(part / found.context)
+        if not self.has_units:
+            step = replace(own, step=round(sizes.step * part))
+            return memory.memory(step, mark="unverified")
+        return self._sharded_memory(own, found.shard * (found.context if self.has_units else 1))
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""

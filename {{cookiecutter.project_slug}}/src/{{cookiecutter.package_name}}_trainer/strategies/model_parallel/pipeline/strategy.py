@@ -18,7 +18,7 @@ from ....launch import collectives
 from ....launch.collectives import How
 from ....module import TrainingModule
 from ....options import Options
-from ... import elementwise
+from ... import elementwise, memory
 from ...base import DataLayout, Stage, StepModule, StepOutput, check_loss
 from ...clipping import clip_distinct_gradients
 from ...gradients import sparse
@@ -106,6 +106,9 @@ class Sequential(ProcessGroupStrategy):
         self._run_processes = processes
         if lines := self.shape.problems_with(processes):
             raise ConfigurationError(lines)
+
+    def memory(self, sizes: memory.Sizes) -> memory.Memory:
+        return stage_memory(sizes, sizes.ranks)
 
     def problems(self, options: Options, module: TrainingModule | None) -> list[str]:
         if module is None:
@@ -380,3 +383,12 @@ def used_anywhere(parameters: Iterable[Tensor], group: dist.ProcessGroup | None)
     has = torch.tensor([float(each.grad is not None) for each in trained])
     anywhere = collectives.all_reduce(has, "max", group).tolist() if trained else []
     return [each for each, is_used in zip(trained, anywhere, strict=True) if is_used]
+
+
+def stage_memory(sizes: memory.Sizes, stages: int) -> memory.Memory:
+    """The memory of a stage of the same size as the others, with all micro-batches in it."""
+    part = 1 / stages
+    own = memory.divided(sizes, parameters=part, gradients=part, optimizer=part).computing(part)
+    own = replace(own, step=sizes.step_of(part))
+    work = own.gradients + own.activations
+    return memory.memory(own, work=work, mark="unverified", note="stages of the same size")

@@ -1,0 +1,45 @@
+"""Modules that `plan` traces: one that fake tensors cannot, and one that never ends a step."""
+
+import threading
+from typing import Any
+
+import my_project_trainer as trainer
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+WIDTH = 512
+
+
+class Net(trainer.TrainingModule):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss: Tensor = self.layers(batch[0]).square().mean()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.ones(64, WIDTH)), batch_size=8)
+
+
+class WithNumpy(Net):
+    """Its step uses NumPy."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        factor = float(batch[0].numpy().mean())
+        return super().training_step(batch, batch_idx) * factor
+
+
+class Endless(Net):
+    """Its step hangs."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        threading.Event().wait()
+        return super().training_step(batch, batch_idx)

@@ -1,0 +1,194 @@
+"""What a training step needs in memory, and how a strategy divides it: :meth:`Strategy.memory`."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Mark = Literal["measured", "derived", "unverified"]
+"""``measured``: traced, a step of the strategy's own class; ``derived``: computed from a trace of
+one process, by a formula that benchmarks have confirmed; ``unverified``: by another formula."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a training step of one process without peers, and where it is to run.
+
+    Args:
+        parameters: Of all parameters and buffers.
+        gradients: Of the gradients of all trained parameters.
+        optimizer: Of the optimizers' states.
+        moments: Pairs in ascending order: bytes of gradients that were alive at some moments of
+            forward and backward, and the most bytes of all else that was, beside parameters,
+            buffers and states: activations, batch, temporary results.
+        step: The most bytes of temporary results while the optimizers step.
+        flat_step: Likewise for a single flat parameter, for each byte of its gradient.
+        numels: Number of elements of each trained parameter, in the module's order.
+        unit: Of the parameters of the largest unit that ``fsdp`` would gather.
+        devices: Devices per node.
+        nodes: Number of nodes.
+        accelerator: ``"cpu"``, ``"cuda"``, or an engine's.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    moments: Sequence[tuple[int, int]]
+    step: int
+    numels: Sequence[int]
+    flat_step: float = 0.0
+    unit: int = 0
+    devices: int = 1
+    nodes: int = 1
+    accelerator: str = "cpu"
+
+    @property
+    def ranks(self) -> int:
+        """Number of devices of all nodes."""
+        return self.devices * self.nodes
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of all trained parameters."""
+        return sum(self.numels)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the gradient of the largest parameter."""
+        return self.gradients * max(self.numels, default=0) // max(self.elements, 1)
+
+    @property
+    def activations(self) -> int:
+        """The most bytes in forward and backward beside gradients."""
+        return max((other for _, other in self.moments), default=0)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether it computes on CPUs: optimizers then step one parameter after another."""
+        return self.accelerator == "cpu"
+
+    def step_of(self, share: float) -> int:
+        """Bytes of :attr:`step` for a share of the parameters, each whole."""
+        return self.step if self.is_on_host else round(self.step * share)
+
+    def step_flat(self, share: float) -> int:
+        """Likewise, if that share is one flat tensor."""
+        return round(self.flat_step * share * self.gradients)
+
+    def computing(self, share: float) -> "Sizes":
+        """The sizes of a rank that computes a share of the activations."""
+        return replace(self, moments=[(own, round(other * share)) for own, other in self.moments])
+
+    def work(self, share: float = 1.0) -> int:
+        """The most bytes in forward and backward, if each rank keeps a share of each gradient."""
+        return max((int(share * own) + other for own, other in self.moments), default=0)
+
+    def largest_share(self, *, in_order: bool = False) -> float:
+        """The largest share of a rank, if whole parameters are dealt out to all ranks.
+
+        Each is given to the rank with the fewest elements: the largest first, or in their order.
+        """
+        ranks = [0] * self.ranks
+        for each in self.numels if in_order else sorted(self.numels, reverse=True):
+            ranks[ranks.index(min(ranks))] += each
+        return max(ranks) / max(self.elements, 1)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the rank that needs the most.
+
+    Args:
+        peak: The most at any moment of a step; the others are not alive all at once.
+        parameters: Of parameters and buffers.
+        gradients: Of gradients when they are whole.
+        optimizer: Of the optimizers' states, and an engine's copy of the parameters.
+        activations: The most in forward and backward beside gradients.
+        buckets: Of an engine's buffers.
+        gathered: Of parameters and gradients that are whole for a time.
+        host: On the host's memory, if a strategy offloads.
+        mark: How the numbers were found.
+        note: What to know of them; may be empty.
+    """
+
+    peak: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buckets: int = 0
+    gathered: int = 0
+    host: int = 0
+    mark: Mark = "derived"
+    note: str = ""
+
+
+def divided(
+    sizes: Sizes, *, parameters: float = 1.0, gradients: float = 1.0, optimizer: float = 1.0
+) -> Sizes:
+    """The sizes of a rank that holds these shares; ``moments`` and ``step`` are unchanged."""
+    return replace(
+        sizes,
+        parameters=round(sizes.parameters * parameters),
+        gradients=round(sizes.gradients * gradients),
+        optimizer=round(sizes.optimizer * optimizer),
+    )
+
+
+def memory(
+    own: Sizes,
+    *,
+    work: int | None = None,
+    step: int | None = None,
+    buckets: int = 0,
+    gathered: int = 0,
+    host: int = 0,
+    mark: Mark = "derived",
+    note: str = "",
+) -> Memory:
+    """The memory of a rank.
+
+    Args:
+        own: What the rank holds of parameters, gradients and states.
+        work: The most in forward and backward beside parameters, states and buckets; default: all
+            gradients as they come, and what else is alive then.
+        step: Likewise while the optimizers step; default: gradients and temporary results.
+        buckets: Of an engine's buffers, which are always there.
+        gathered: Shown; part of ``work``.
+        host: As in :class:`Memory`, like the rest.
+    """
+    work = own.work() if work is None else work
+    step = own.gradients + own.step if step is None else step
+    return Memory(
+        peak=own.parameters + own.optimizer + buckets + max(work, step),
+        parameters=own.parameters,
+        gradients=own.gradients,
+        optimizer=own.optimizer,
+        activations=own.activations,
+        buckets=buckets,
+        gathered=gathered,
+        host=host,
+        mark=mark,
+        note=note,
+    )
+
+
+def extrapolated(one: Sizes, two: Sizes, batch: float) -> Sizes:
+    """The sizes at ``batch`` times the batch of ``one``; ``two`` is at twice that batch.
+
+    All that depends on a batch is linear in it, at each moment of backward. Negative slopes, such
+    as of an algorithm that changes with the batch, count as none.
+    """
+    later = dict(two.moments)
+    moments = [
+        (key, round(other + max(later.get(key, other) - other, 0) * (batch - 1)))
+        for key, other in one.moments
+    ]
+    return replace(one, moments=[(key, max(other, 0)) for key, other in moments])
+
+
+def moments(seen: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """:attr:`Sizes.moments` of the pairs seen."""
+    most: dict[int, int] = {}
+    for own, other in seen:
+        most[own] = max(most.get(own, 0), other)
+    return sorted(most.items())

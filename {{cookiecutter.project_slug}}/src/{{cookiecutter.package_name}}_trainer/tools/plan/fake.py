@@ -1,0 +1,103 @@
+"""Fake tensors, which have shapes and no memory, and a fake process group, which sends nothing."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...launch import hangs, rendezvous
+from ...strategies.fsdp import state as sharded_state
+from ...strategies.gradients.same_use import SameUse
+
+_ATEN: Any = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _item(x: Tensor) -> Any:
+    return False if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
+
+
+def _unique(x: Tensor, *_: Any, **__: Any) -> Any:
+    whole, counts = (x.new_empty(shape, dtype=torch.int64) for shape in (x.shape, x.numel()))
+    return x.new_empty(x.numel()), whole, counts
+
+
+def _masked(x: Tensor, indices: Any) -> Any:
+    masks = [(k, i) for k, i in enumerate(indices) if i is not None and i.dtype in _MASKS]
+    if not masks:
+        return None
+    position, mask = max(masks, key=lambda each: each[1].numel())
+    return x.new_empty((*x.shape[:position], mask.numel(), *x.shape[position + mask.dim() :]))
+
+
+def _selected(x: Tensor, mask: Tensor) -> Any:
+    return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape).numel())
+
+
+ANSWERS: dict[Any, Any] = {
+    _ATEN._local_scalar_dense.default: _item,
+    _ATEN.equal.default: lambda *_: True,
+    _ATEN.nonzero.default: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
+    _ATEN.masked_select.default: _selected,
+    _ATEN._unique2.default: _unique,
+    _ATEN.index.Tensor: _masked,
+}
+"""Bounds for what depends on data: ``item()`` is 1, ``if tensor:`` is false, a mask keeps all."""
+
+
+def _deepcopy(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
+    # torch's own sets a storage, which corrupts memory if it is fake.
+    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, nn.Parameter):
+        copy = nn.Parameter(copy.detach(), tensor.requires_grad)
+    memo[id(tensor)] = copy
+    return copy
+
+
+def _apply(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
+    # torch's own swaps fake parameters, which may not have references.
+    for child in module.children() if recurse else ():
+        child._apply(change)
+    for parameter in module.parameters(recurse=False):
+        parameter.data = change(parameter.data)
+    for name, buffer in module._buffers.items():
+        module._buffers[name] = None if buffer is None else change(buffer)
+    return module
+
+
+@contextlib.contextmanager
+def tensors() -> Iterator[None]:
+    """Tensors that are created in it are fake."""
+    with (
+        mock.patch.object(Tensor, "__deepcopy__", _deepcopy),
+        mock.patch.object(nn.Parameter, "__deepcopy__", _deepcopy),
+        mock.patch.object(nn.Module, "_apply", _apply),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def group() -> Iterator[None]:
+    """Process groups that are initialized in it have no peers, and send nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    real = unset_fake_temporarily()
+    with (
+        mock.patch.dict("os.environ", {"TRAINER_BACKEND": "fake"}),
+        mock.patch.object(rendezvous, "connect_store", return_value=FakeStore()),
+        mock.patch.object(hangs, "limited", contextlib.nullcontext),
+        # It would ask the peers by the store.
+        mock.patch.object(SameUse, "_compare"),
+        # Fake tensors cannot be swapped, and are on their device.
+        mock.patch.object(sharded_state, "move_rest"),
+        # A mesh reads the ranks that it is made of.
+        mock.patch.object(DeviceMesh, "__init__", real(DeviceMesh.__init__)),
+        mock.patch.object(DeviceMesh, "_concatenate", real(DeviceMesh._concatenate)),
+    ):
+        yield

@@ -5,7 +5,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.profiler import record_function
@@ -40,22 +40,21 @@ class Speed:
         """Measure from a step on."""
         self.since = step
         self.waited, self.tokens = 0.0, 0
-        self._paused: dict[str, float] = {}
+        self._paused = {"checkpoint": 0.0, "validation": 0.0}
         self._started = time.perf_counter()
 
     @contextlib.contextmanager
-    def paused(self, what: str) -> Iterator[None]:
-        """Count the time in this context not as that of steps, but of ``"checkpoint"``, say.
+    def paused(self, what: Literal["checkpoint", "validation"]) -> Iterator[None]:
+        """Do not count the time in this context as that of steps.
 
-        In a profiler's trace it is marked as ``trainer:checkpoint``.
+        In a profiler's trace it is marked as ``trainer:checkpoint`` or ``trainer:validation``.
         """
         started = time.perf_counter()
         try:
             with record_function(f"trainer:{what}"):
                 yield
         finally:
-            seconds = time.perf_counter() - started
-            self._paused[what] = self._paused.get(what, 0.0) + seconds
+            self._paused[what] += time.perf_counter() - started
 
     def take(self, step: int) -> dict[str, float]:
         """Values of the steps since the last call, of which this one is the last."""

@@ -23,9 +23,11 @@ _CAPABILITY = (8, 9)
 
 def check(names: Sequence[str], precision: str, problems: Problems) -> None:
     """Collect a line per error in the trainer's ``float8``, as far as possible without a model."""
+    are_names = False
     with problems:
         activation_checkpointing.check_names(names, "float8")
-    if not names:
+        are_names = bool(names)
+    if not are_names:
         return
     if importlib.util.find_spec("torchao") is None:
         problems.add("float8 needs torchao, which is not installed: pip install torchao")

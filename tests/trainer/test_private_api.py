@@ -39,6 +39,10 @@ TORCH = [
         *("torch.distributed.tensor", "_random", "_rng_tracker"),
         "mesh: dropout of DTensors on GPUs; else it broadcasts rank 0's generator to all ranks",
     ),
+    *(
+        ("torch.distributed.tensor.debug", "", name, "mesh: a second fit under another mesh")
+        for name in ("_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_prop_cache")
+    ),
     ("torch.distributed.tensor.parallel", "ParallelStyle", "_apply", "mesh: a style with another"),
     ("torch.nn", "Module", "_apply", "fsdp: move what is not sharded, torchmetrics too"),
     ("torch.nn", "Module", "_replicate_for_data_parallel", "dp: a copy with the module's hooks"),

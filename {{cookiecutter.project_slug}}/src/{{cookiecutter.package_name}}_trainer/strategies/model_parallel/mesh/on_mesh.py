@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import _random
+from torch.distributed.tensor import _random, debug
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -56,8 +56,13 @@ def device_mesh(
 
 
 def drop_mesh(mesh: DeviceMesh) -> None:
-    """Drop a mesh's references to its groups, and so gloo's threads."""
+    """Drop a mesh's references to its groups, and so gloo's threads.
+
+    torch's caches keep meshes, too: the next fit would use the groups of an equal one of this fit.
+    """
     getattr(mesh, "_pg_registry", {}).clear()
+    debug._clear_python_sharding_prop_cache()
+    debug._clear_fast_path_sharding_prop_cache()
 
 
 @contextlib.contextmanager

@@ -117,12 +117,12 @@ def test_the_speed_of_steps_without_validations_and_checkpoints(
         "speed/samples_per_second": 0.25,
     }
     # What follows a step is written with the next one; the last step, when training has ended.
-    since = {1: {}, 2: validation(1), 4: validation(2), 5: validation(2)}
+    since = {1: validation(0), 2: validation(1), 4: validation(2), 5: validation(2)}
     by_step = {step: expected | more for step, more in since.items()}
     found = [row for row in rows(tmp_path, "speed.csv") if row[1] != CHECKPOINT]
     assert found == [(step, *pair) for step, each in by_step.items() for pair in each.items()]
     saves = [row for row in rows(tmp_path, "speed.csv") if row[1] == CHECKPOINT]
-    assert saves == [(step, CHECKPOINT, 0.0) for step in (2, 4, 5)]
+    assert saves == [(step, CHECKPOINT, 0.0) for step in (1, 2, 4, 5)]
     own = [(step, dict(values)) for step, _, values in bare.kept if "speed/data_wait" in values]
     assert all(values.pop(PEAK) > 0 for _, values in own)
     assert [(step, {**values, CHECKPOINT: 0.0}) for step, values in own] == [
@@ -145,7 +145,12 @@ def test_no_speed_is_written_twice_after_a_resume(tmp_path: Path, clock: Clock) 
 def test_without_a_batch_size_there_are_no_samples_per_second(clock: Clock) -> None:
     measured = Speed(None)
     clock.now += 8
-    assert measured.take(4) == {"speed/seconds_per_step": 2.0, "speed/data_wait": 0.0}
+    assert measured.take(4) == {
+        "speed/seconds_per_step": 2.0,
+        "speed/data_wait": 0.0,
+        "speed/checkpoint_seconds": 0.0,
+        "speed/validation_seconds": 0.0,
+    }
 
 
 class Text(Model):

@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-pipeline bench-checkpoints docs lock clean
+.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-pipeline bench-checkpoints tables docs docs-tools lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -207,9 +207,23 @@ bench-memory: $(TOOLS)  ## measure the memory of a rank under sharded strategies
 	$(IN_PROJECT) build/bench-memory/my-project setup VENV=$(PROJECT_VENV)
 	$(PROJECT_VENV)/bin/python benchmarks/memory.py $(ARGS)
 
-docs: $(TOOLS)  ## update the generated parts of the docs: the table of options and the maps of the trainer
+tables: $(TOOLS)  ## update the generated parts of the docs: options, maps of the trainer, each strategy's results
 	$(BIN)/python tests/options_table.py
 	PYTHONPATH=. $(BIN)/python tests/structure_table.py
+	$(BIN)/python tests/conformance_tables.py
+
+# Renders, here and in tests, share one environment with MkDocs.
+DOCS_VENV := $(CURDIR)/build/docs-venv
+docs: $(TOOLS)  ## build the pages of a rendered project and of the template as one site, build/site; a broken link is an error
+	rm -rf build/docs
+	$(RENDER) build/docs
+	$(BIN)/python tests/template_site.py build/docs/my-project
+	$(IN_PROJECT) build/docs/my-project docs DOCS_VENV=$(DOCS_VENV) SITE=$(CURDIR)/build/site
+
+docs-tools: $(TOOLS)  ## install MkDocs into build/docs-venv, for the tests that build sites
+	rm -rf build/docs
+	$(RENDER) build/docs
+	$(IN_PROJECT) build/docs/my-project docs-tools DOCS_VENV=$(DOCS_VENV)
 
 # torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

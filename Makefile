@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-pipeline bench-checkpoints tables docs docs-tools lock clean
+.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-pipeline bench-checkpoints tables docs docs-tools test-docs lock clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -73,7 +73,7 @@ test: lint test-template project  ## check and test the template, then a rendere
 	$(TRAINER_TESTS) -m "not slow and not gpu" tests/trainer
 
 test-template: $(TOOLS)  ## run the template's own tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not trains" --ignore tests/docker --ignore tests/slurm
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not trains and not docs" --ignore tests/docker --ignore tests/slurm
 
 test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
 	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
@@ -220,10 +220,13 @@ docs: $(TOOLS)  ## build the pages of a rendered project and of the template as 
 	$(BIN)/python tests/template_site.py build/docs/my-project
 	$(IN_PROJECT) build/docs/my-project docs DOCS_VENV=$(DOCS_VENV) SITE=$(CURDIR)/build/site
 
-docs-tools: $(TOOLS)  ## install MkDocs into build/docs-venv, for the tests that build sites
+docs-tools: $(TOOLS)  ## install MkDocs into build/docs-venv
 	rm -rf build/docs
 	$(RENDER) build/docs
 	$(IN_PROJECT) build/docs/my-project docs-tools DOCS_VENV=$(DOCS_VENV)
+
+test-docs: docs-tools  ## build the sites of projects with all parts and with none, and the template's (a minute)
+	DOCS_VENV=$(DOCS_VENV) $(BIN)/python -m pytest -m docs tests/test_pages.py
 
 # torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -11,8 +11,8 @@ run. `Answers.preprocess` sees each such text before it is compiled and refuses 
 the template's own.
 
 The project's tests are Python that runs as it stands: they import the package by its default name,
-`my_project`. `preprocess` has each of them rendered as it is, but for that name. Pages of Markdown do
-the same, and may have conditions.
+`my_project`. `preprocess` has each of them rendered as it is, but for that name. Pages of Markdown
+do the same, and may have conditions.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def with_package(source: str) -> str:
 def with_package_named(page: str) -> str:
     """Return the template of a page of Markdown, which calls the package by its default name too.
 
-    So commands on it can be run as they stand in a render with the defaults; it may have conditions.
+    Commands on it run as they stand in a render with the defaults. It may have conditions.
     """
     return PACKAGE.sub("{{ cookiecutter.package_name }}", page)
 

@@ -22,9 +22,7 @@ from local_extensions import PYTHON_MODULES, RESERVED, RULES
 
 # But for MkDocs, whose environment does not have the project.
 PROJECT_LOCKS = {
-    lock.name: lock
-    for lock in (TEMPLATE / "requirements").glob("*.txt")
-    if lock.name != "docs.txt"
+    lock.name: lock for lock in (TEMPLATE / "requirements").glob("*.txt") if lock.name != "docs.txt"
 }
 
 

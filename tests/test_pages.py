@@ -10,6 +10,7 @@ import subprocess
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pages
 import pytest
@@ -88,7 +89,7 @@ def test_a_broken_link_is_found(projects: dict[str, Path]) -> None:
         assert len(list(broken_links({file: f"[a]({target})"}, github=False))) == 1
 
 
-def named(entries: list[object]) -> Iterator[str]:
+def named(entries: list[Any]) -> Iterator[str]:
     """Yield the pages that a part of `nav` names."""
     for entry in entries:
         for content in entry.values() if isinstance(entry, dict) else [entry]:

@@ -131,7 +131,7 @@ def test_docs_are_published_from_main_on_request_and_by_no_code_of_the_repositor
     assert_targets_exist("make docs", publishing.parents[2] / "Makefile")
     assert "permissions" not in docs
     assert docs["steps"][0]["with"] == {"persist-credentials": False}
-    used = {step["uses"].partition("@")[0]: step.get("with") for step in uses(docs)}
+    used = {step["uses"].partition("@")[0]: step.get("with", {}) for step in uses(docs)}
     assert used["actions/upload-pages-artifact"] == {"path": "build/site"}
     assert list(publishing.parents[2].glob(used["actions/setup-python"]["cache-dependency-path"]))
 

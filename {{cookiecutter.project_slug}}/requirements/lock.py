@@ -41,8 +41,8 @@ NOTE = "# Exact versions with their hashes, {}.\n# Made from {} by `make lock`; 
 # A line of a .in file that sets a variable for the build of a source package.
 ENVIRONMENT = re.compile(r"^# environment: (\w+)=(\S+)$", re.MULTILINE)
 
-# A line of a .in file whose lock is for an environment of its own, and so has all that it needs: with
-# `dependencies` in pyproject.toml, or without, where the project is not installed into it.
+# A line of a .in file whose lock is for an environment of its own, and so has all that it needs:
+# with `dependencies` in pyproject.toml, or without, where the project is not installed into it.
 ALONE = "# environment of its own\n"
 WITHOUT_PROJECT = "# environment of its own, without the project\n"
 

@@ -47,7 +47,7 @@ TRAINER_TESTS = RENDERED_PROJECT=build/test/my-project $(PROJECT_VENV)/bin/pytho
 	--numprocesses $(WORKERS) --dist loadfile --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean
+.PHONY: help demo project test test-template test-trainer test-capabilities test-engines renders test-slow conformance test-xla test-gpu gpu-project gpu-tools bench-gpu chaos docker slurm horovod engines models lint format bench bench-memory bench-plan bench-pipeline bench-checkpoints docs docs-screenshots lock clean tables docs-tools test-docs
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -73,7 +73,7 @@ test: lint test-template project  ## check and test the template, then a rendere
 	$(TRAINER_TESTS) -m "not slow and not gpu" tests/trainer
 
 test-template: $(TOOLS)  ## run the template's own tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not trains" --ignore tests/docker --ignore tests/slurm
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not trains and not docs" --ignore tests/docker --ignore tests/slurm
 
 test-trainer: project  ## run the quick tests of the trainer, or those in ARGS: ARGS=tests/trainer/test_feed.py
 	$(TRAINER_TESTS) $(or $(ARGS),-m "not slow and not gpu" tests/trainer)
@@ -213,12 +213,29 @@ bench-plan: $(TOOLS)  ## compare what `plan` says of memory with measurements (a
 	$(IN_PROJECT) build/bench-plan/my-project setup VENV=$(PROJECT_VENV)
 	$(PROJECT_VENV)/bin/python benchmarks/plan.py $(ARGS)
 
-docs: $(TOOLS)  ## update the generated parts of the docs: the table of options and the maps of the trainer
+tables: $(TOOLS)  ## update the generated parts of the docs: options, maps of the trainer, each strategy's results
 	$(BIN)/python tests/options_table.py
 	PYTHONPATH=. $(BIN)/python tests/structure_table.py
+	$(BIN)/python tests/conformance_tables.py
+
+# Renders, here and in tests, share one environment with MkDocs.
+DOCS_VENV := $(CURDIR)/build/docs-venv
+docs: $(TOOLS)  ## build the pages of a rendered project and of the template as one site, build/site; a broken link is an error
+	rm -rf build/docs
+	$(RENDER) build/docs
+	$(BIN)/python tests/template_site.py build/docs/my-project
+	$(IN_PROJECT) build/docs/my-project docs DOCS_VENV=$(DOCS_VENV) SITE=$(CURDIR)/build/site
+
+docs-tools: $(TOOLS)  ## install MkDocs into build/docs-venv
+	rm -rf build/docs
+	$(RENDER) build/docs
+	$(IN_PROJECT) build/docs/my-project docs-tools DOCS_VENV=$(DOCS_VENV)
+
+test-docs: docs-tools  ## build the sites of projects with all parts and with none, and the template's (a minute)
+	DOCS_VENV=$(DOCS_VENV) $(BIN)/python -m pytest -m docs tests/test_pages.py
 
 docs-screenshots: project  ## take the screenshots of the report in docs/ again; needs chromium
-	REPORT_SCREENSHOTS='$(CURDIR)/docs' $(PROJECT_VENV)/bin/python -m pytest -k screenshots tests/trainer/test_report_page.py
+	REPORT_SCREENSHOTS='$(CURDIR)/{{cookiecutter.project_slug}}/docs' $(PROJECT_VENV)/bin/python -m pytest -k screenshots tests/trainer/test_report_page.py
 
 # torch and its dependencies in the benchmarks, and what a project has for the trainer's tests, come from the project's locks.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -11,7 +11,8 @@ run. `Answers.preprocess` sees each such text before it is compiled and refuses 
 the template's own.
 
 The project's tests are Python that runs as it stands: they import the package by its default name,
-`my_project`. `preprocess` has each of them rendered as it is, but for that name.
+`my_project`. `preprocess` has each of them rendered as it is, but for that name. Pages of Markdown
+do the same, and may have conditions.
 """
 
 from __future__ import annotations
@@ -304,6 +305,14 @@ def with_package(source: str) -> str:
     return f"{{% raw %}}{named}{{% endraw %}}"
 
 
+def with_package_named(page: str) -> str:
+    """Return the template of a page of Markdown, which calls the package by its default name too.
+
+    Commands on it run as they stand in a render with the defaults. It may have conditions.
+    """
+    return PACKAGE.sub("{{ cookiecutter.package_name }}", page)
+
+
 def texts(value: object) -> Iterable[str]:
     """Return every text in a value of `cookiecutter.json`, keys included."""
     if isinstance(value, Mapping):
@@ -396,6 +405,8 @@ class Answers(Extension):
         """
         if name is not None and name.endswith(".py"):
             return with_package(source)
+        if name is not None and name.endswith(".md"):
+            return with_package_named(source)
         if name is not None or self._all_checked or not JINJA.search(source):
             return source
         if source == PROJECT_FOLDER:

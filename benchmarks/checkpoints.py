@@ -5,7 +5,7 @@ PYTHONPATH=PROJECT/src python benchmarks/checkpoints.py --quick   a smoke run
 
 A save is that of float32 weights and both moments of Adam, synchronous, onto the disk of --folder.
 Rounds alternate, and a ratio is that of one round: a disk's speed changes over minutes. It prints
-the table of docs/reliability.md.
+the table of docs/reliability.md of a project.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ OF_COMPONENT = (
     "tests/test_%s*.py",
     "tests/%s_*.py",
     "tests/conformance/%s_*.py",
+    "docs/*/%s",
+    "docs/*/%s.md",
 )
 # Cookiecutter takes a name that is empty under a condition for files only, and makes these folders
 # where all their files are left out. They are removed if they are empty.

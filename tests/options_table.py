@@ -1,6 +1,6 @@
 """Writes the table of options into docs/options.md, from the rules that check the answers.
 
-`make docs` runs this file; test_docs.py fails where the page is not up to date.
+`make tables` runs this file; test_docs.py fails where the page is not up to date.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "options.md"
-BEGIN = "<!-- made by `make docs` from cookiecutter.json and local_extensions.py: begin -->"
+BEGIN = "<!-- made by `make tables` from cookiecutter.json and local_extensions.py: begin -->"
 END = "<!-- end -->"
 
 

@@ -1,12 +1,13 @@
-"""Writes the maps of the trainer into docs/design.md and the rendered project's README.md.
+"""Writes the maps of the trainer into docs/design.md of the template and of the rendered project.
 
-`make docs` runs this file; test_docs.py fails where a page is not up to date. A folder's purpose is
-the first line of the docstring of its ``__init__.py``, and its floor follows from its imports.
+`make tables` runs this file; test_docs.py fails where a page is not up to date. A folder's purpose
+is the first line of the docstring of its ``__init__.py``, and its floor follows from its imports.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -17,9 +18,8 @@ ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "{{cookiecutter.project_slug}}"
 TRAINER = TEMPLATE / "src" / "{{cookiecutter.package_name}}_trainer"
 DESIGN = ROOT / "docs" / "design.md"
-README = TEMPLATE / "README.md"
-BEGIN = "<!-- made by `make docs` from the folders of the trainer: begin -->"
-END = "<!-- made by `make docs` from the folders of the trainer: end -->"
+PROJECT_DESIGN = TEMPLATE / "docs" / "design.md"
+MARK = "`make tables` from the folders of the trainer: "
 
 
 @cache
@@ -120,14 +120,15 @@ def short_map() -> str:
 
 def page(text: str, content: str) -> str:
     """Return a page with its generated part replaced."""
-    before, rest = text.split(BEGIN)
-    _old, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
+    between = re.compile(rf"({MARK}begin -->).*(\n<!-- made by [^\n]*{MARK}end -->)", re.DOTALL)
+    new, count = between.subn(lambda found: f"{found[1]}\n\n{content}\n{found[2]}", text)
+    assert count == 1
+    return new
 
 
 def pages() -> dict[Path, str]:
     """Return the pages that hold a map, as they must be."""
-    maps = {DESIGN: f"{tree()}\n\n{floors()}", README: short_map()}
+    maps = {DESIGN: f"{tree()}\n\n{floors()}", PROJECT_DESIGN: short_map()}
     return {path: page(path.read_text(encoding="utf-8"), text) for path, text in maps.items()}
 
 

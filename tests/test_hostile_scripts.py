@@ -21,8 +21,9 @@ TRIED = (
     "backslashes",
     "YAML",
 )
-# The only files for text that people write; pyproject.toml has it as strings of TOML.
-FOR_PEOPLE = {"README.md", "LICENSE", "pyproject.toml"}
+# The only files for text that people write; pyproject.toml has it as strings of TOML, which
+# are strings of YAML in mkdocs.yml.
+FOR_PEOPLE = {"README.md", "LICENSE", "pyproject.toml", "mkdocs.yml"}
 # In each answer, so that it is found whatever was quoted around it.
 MARK = "m4rk"
 

@@ -50,10 +50,10 @@ def test_gpus_are_given_to_the_image_for_them_and_nccl_finds_infiniband(project:
     assert "ibverbs" not in others
 
 
-def test_the_readme_names_what_a_container_on_gpus_needs(project: Path) -> None:
-    readme = (project / "README.md").read_text(encoding="utf-8")
+def test_a_page_names_what_a_container_on_gpus_needs(project: Path) -> None:
+    page = (project / "docs" / "how-to" / "container.md").read_text(encoding="utf-8")
     for option in (
         *("--gpus all", "--ipc=host", "--shm-size", "--ulimit memlock=-1"),
         *("--device /dev/infiniband", "--network host"),
     ):
-        assert option in readme
+        assert option in page

@@ -96,11 +96,11 @@ def test_each_source_is_locked_after_those_that_constrain_it(
     monkeypatch.setattr(lock, "lock_cpu_builds", lambda *_: [])
     monkeypatch.setattr("sys.argv", ["lock.py"])
     lock.main()
-    others = ["etcd.in", "mlflow.in", "onnx.in", "wandb.in", "xla.in"]
+    others = ["docs.in", "etcd.in", "mlflow.in", "onnx.in", "wandb.in", "xla.in"]
     assert asked == ["cpu.in", "torch.in", "dev.in", "deepspeed.in", *others]
     (tmp_path / "deepspeed.in").unlink()
     lock.main()
-    assert asked[9:] == ["cpu.in", "torch.in", "dev.in", *others]
+    assert asked[10:] == ["cpu.in", "torch.in", "dev.in", *others]
 
 
 def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
@@ -116,7 +116,7 @@ def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
 def test_every_lock_has_hashes_and_no_addresses() -> None:
     locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS, MODELS]
     locks.append(MLFLOW_SERVER)
-    assert len(locks) == 17
+    assert len(locks) == 18
     entry = r"[a-z0-9-]+==[^ ;]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     for path in [*locks, ROOT / "benchmarks" / "requirements.txt"]:
         text = path.read_text(encoding="utf-8")

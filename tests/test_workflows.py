@@ -13,17 +13,23 @@ from tools import lint, lint_workflow
 
 from local_extensions import APART, CI_SERVICES, ENGINES
 
-FILES = {"github": {".github/workflows/ci.yml"}, "gitlab": {".gitlab-ci.yml"}, "none": set[str]()}
+FILES = {
+    "github": {".github/workflows/ci.yml", ".github/workflows/docs.yml"},
+    "gitlab": {".gitlab-ci.yml"},
+    "none": set[str](),
+}
 # All that a workflow may use of others, at the commits that were looked at.
 ACTIONS = {
     "actions/cache@5a3ec84eff668545956fd18022155c47e93e2684 # v4.2.3",
     "actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2",
+    "actions/deploy-pages@d6db90164ac5ed86f2b6aed7e0febac5b3c0c03e # v4.0.5",
     "actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065 # v5.6.0",
+    "actions/upload-pages-artifact@56afc609e74202658d3ffba0e8f6dda462b719fa # v3.0.1",
 }
 # What a job of GitLab may say, of what GitLab knows; a misspelled key would be an error only there.
 GITLAB_KEYS = {
     *("stage", "image", "services", "variables", "tags", "rules", "needs", "parallel", "timeout"),
-    *("before_script", "script", "interruptible"),
+    *("before_script", "script", "interruptible", "artifacts"),
 }
 
 
@@ -37,11 +43,21 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session", params=["template", "project"])
-def workflow(request: pytest.FixtureRequest, projects: dict[str, Path]) -> Path:
-    """Return the template's own workflow, then the rendered one."""
-    folder: Path = ROOT if request.param == "template" else projects["github"]
-    (file,) = (folder / ".github" / "workflows").iterdir()
-    return file
+def owner(request: pytest.FixtureRequest, projects: dict[str, Path]) -> Path:
+    """Return the folder of the template, then that of a render."""
+    return ROOT if request.param == "template" else projects["github"]
+
+
+@pytest.fixture(scope="session")
+def workflow(owner: Path) -> Path:
+    """Return the workflow that checks each push, of the template and of a render."""
+    return owner / ".github" / "workflows" / "ci.yml"
+
+
+@pytest.fixture(scope="session")
+def publishing(owner: Path) -> Path:
+    """Return the workflow that publishes the docs, likewise."""
+    return owner / ".github" / "workflows" / "docs.yml"
 
 
 def read(file: Path) -> dict[Any, Any]:
@@ -98,8 +114,40 @@ def test_each_service_has_its_files_and_no_others(
     assert not [path for path in folders if ".git" not in path.parts and not any(path.iterdir())]
 
 
-def test_the_workflow_passes_its_linters(workflow: Path) -> None:
+def test_the_workflows_pass_their_linters(workflow: Path, publishing: Path) -> None:
     assert lint_workflow(workflow) == ""
+    assert lint_workflow(publishing) == ""
+    assert {file.name for file in workflow.parent.iterdir()} == {"ci.yml", "docs.yml"}
+
+
+def test_docs_are_published_from_main_on_request_and_by_no_code_of_the_repository(
+    publishing: Path,
+) -> None:
+    content = read(publishing)
+    assert content["permissions"] == {"contents": "read"}
+    docs, publish = content["jobs"]["docs"], content["jobs"]["publish"]
+    assert set(content["jobs"]) == {"docs", "publish"}
+    assert commands(docs) == ["make docs"]
+    assert_targets_exist("make docs", publishing.parents[2] / "Makefile")
+    assert "permissions" not in docs
+    assert docs["steps"][0]["with"] == {"persist-credentials": False}
+    used = {step["uses"].partition("@")[0]: step.get("with", {}) for step in uses(docs)}
+    assert used["actions/upload-pages-artifact"] == {"path": "build/site"}
+    assert list(publishing.parents[2].glob(used["actions/setup-python"]["cache-dependency-path"]))
+
+    assert publish["if"] == (
+        "github.ref == 'refs/heads/main' && github.event_name != 'pull_request' && "
+        "vars.PUBLISH_DOCS == 'yes'"
+    )
+    assert publish["permissions"] == {"pages": "write", "id-token": "write"}
+    assert publish["needs"] == "docs"
+    assert [step["uses"].partition("@")[0] for step in publish["steps"]] == ["actions/deploy-pages"]
+    for job in (docs, publish):
+        assert job["runs-on"] == "ubuntu-24.04"
+        assert 0 < job["timeout-minutes"] <= 30
+    text = publishing.read_text(encoding="utf-8")
+    assert "secrets." not in text
+    assert "pull_request_target" not in text
 
 
 def test_the_linters_of_workflows_can_fail(workflow: Path, tmp_path: Path) -> None:
@@ -158,8 +206,8 @@ def test_packages_and_horovod_s_wheel_are_kept_between_runs(
     assert "build/" in (projects["gitlab"] / ".gitignore").read_text().splitlines()
 
 
-def test_actions_are_pinned_to_known_commits(workflow: Path) -> None:
-    text = workflow.read_text(encoding="utf-8")
+def test_actions_are_pinned_to_known_commits(workflow: Path, publishing: Path) -> None:
+    text = workflow.read_text(encoding="utf-8") + publishing.read_text(encoding="utf-8")
     used = re.findall(r"uses: *(.*)", text)
     assert set(used) <= ACTIONS
     assert len(used) == text.count("uses:") > 0
@@ -237,6 +285,7 @@ def test_each_test_runs_in_the_stages_or_once_a_week() -> None:
 
 def assert_same_commands(github: dict[str, Any], gitlab: dict[str, Any]) -> None:
     renamed = {"image": "container"}  # `image` is a word of GitLab's own
+    gitlab = {name: job for name, job in gitlab.items() if name not in ("docs", "pages")}
     assert {renamed.get(name, name): makes(job) for name, job in github.items()} == {
         name: makes(job) for name, job in gitlab.items()
     }
@@ -273,6 +322,13 @@ def test_both_services_run_the_same(projects: dict[str, Path]) -> None:
         ["make docker", "make docker-test"],
         [f"make {target} VARIANT=cuda" for target in ("deepspeed", "fairscale", "test-gpu")],
     ]
+    docs = read(projects["github"] / ".github" / "workflows" / "docs.yml")["jobs"]["docs"]
+    assert makes(docs) == makes(gitlab["docs"]) == ["make docs"]
+    assert makes(gitlab["pages"]) == ["make docs SITE=public"]
+    assert gitlab["pages"]["artifacts"] == {"paths": ["public"]}
+    (rule,) = gitlab["pages"]["rules"]
+    on_main = "$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH"
+    assert rule == {"if": f'$PUBLISH_DOCS == "yes" && {on_main}'}
     (versions,) = gitlab["newest"]["parallel"]["matrix"]
     assert versions == {"PYTHON_VERSION": github["newest"]["strategy"]["matrix"]["python"]}
 
@@ -296,7 +352,7 @@ def test_the_file_of_gitlab_is_well_formed(projects: dict[str, Path]) -> None:
             assert_targets_exist(line, projects["gitlab"] / "Makefile")
         for image in (job.get("image", content["default"]["image"]), *job.get("services", [])):
             assert re.fullmatch(r"(python|docker):[\w.$-]+", image), "no registry is named"
-    assert content["stages"] == ["lint", "test", "image"]
+    assert content["stages"] == ["lint", "test", "image", "publish"]
 
 
 def test_a_job_for_gpus_runs_only_where_there_are_some(projects: dict[str, Path]) -> None:

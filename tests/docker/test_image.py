@@ -9,7 +9,7 @@ from .conftest import Built
 from .engine import Engine
 
 MEGABYTE = 10**6
-# Of docs/guide.md, with room for what a new lock may add.
+# Of a project's docs/how-to/container.md, with room for what a new lock may add.
 LARGEST = 1500 * MEGABYTE
 
 

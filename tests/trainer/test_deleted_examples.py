@@ -1,4 +1,4 @@
-"""Without the example files that README names, the rest of a project works."""
+"""Without the example files that a page names, the rest of a project works."""
 
 import re
 import shutil
@@ -18,14 +18,18 @@ ROWS = "tests/conformance/test_conformance.py"
 def test_the_rest_works_without_the_examples(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*_cache", "__pycache__"))
-    text = (folder / "README.md").read_text()
+    pages = folder / "docs" / "how-to"
+    text = (pages / "delete-examples.md").read_text()
     [lines] = re.findall(r"```\n(rm src/.*?)```", text, re.DOTALL)
     subprocess.run(["bash", "-e", "-c", lines], cwd=folder, check=True)
     assert not any((folder / "configs").iterdir())
     tasks = folder / "src" / PACKAGE / "tasks"
     assert [each.name for each in tasks.glob("*.py")] == ["__init__.py"]
 
-    [own] = re.findall(r"```python\n(import torch\n.*?class Line.*?)```", text, re.DOTALL)
+    code = r"```python\n(import torch\n.*?class Line.*?)```"
+    [short] = re.findall(code, (folder / "README.md").read_text(), re.DOTALL)
+    [own] = re.findall(code, (pages / "model.md").read_text(), re.DOTALL)
+    (tasks / "short.py").write_text(short)
     (tasks / "line.py").write_text(own)
     line = f"{PACKAGE}.tasks.line"
     data = ("--data", f"{line}.Points", "--data.batch_size", "25")
@@ -36,6 +40,7 @@ def test_the_rest_works_without_the_examples(tmp_path: Path) -> None:
         ("-m", "ruff", "check", "."),
         ("-m", "mypy"),
         ("-m", PACKAGE, "fit", "--model", f"{line}.Line", *data, *cpu),
+        ("-m", PACKAGE, "fit", "--model", f"{PACKAGE}.tasks.short.Line", *cpu),
         ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "tests"),
         (
             "-m",

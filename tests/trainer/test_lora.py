@@ -1,4 +1,4 @@
-"""The example of docs/fine-tuning.md, on a tiny model with random weights: no download."""
+"""The example of docs/how-to/fine-tuning.md, on a tiny model with random weights: no download."""
 
 import os
 import re
@@ -10,11 +10,11 @@ import torch
 from my_project_trainer.checkpoint import Checkpoint, resolve
 from my_project_trainer.cli import load_module
 from safetensors.torch import load_file
-from tests.project import require, run
+from tests.project import ROOT, require, run
 
 pytestmark = pytest.mark.slow
 TEMPLATE = Path(__file__).resolve().parents[2]
-PAGE = TEMPLATE / "docs" / "fine-tuning.md"
+PAGE = ROOT / "docs" / "how-to" / "fine-tuning.md"
 PACKAGES = TEMPLATE / "build" / "model-packages"  # of `make models`
 DATA = ("--data", "my_project.tasks.text.TextFiles", "--data.context", "32")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

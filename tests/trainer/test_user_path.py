@@ -13,10 +13,10 @@ import pytest
 import torch
 from my_project_trainer.cli import command as cli
 from safetensors.torch import load_file
-from tests.project import fit, run
+from tests.project import ROOT, fit, run
 
 pytestmark = pytest.mark.usefixtures("apart")
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs" / "how-to"
 CONFIG = """
 trainer:
   accelerator: cpu
@@ -43,8 +43,9 @@ def blocks(page: str, language: str = "") -> list[str]:
 
 
 def classes(*names: str) -> str:
-    """A module with classes of the guide, and the imports that stand before them."""
-    trees = [ast.parse(text) for text in blocks("guide.md", "python") if "class " in text]
+    """A module with classes of pages, and the imports that stand before them."""
+    pages = [text for page in ("callbacks.md", "loggers.md") for text in blocks(page, "python")]
+    trees = [ast.parse(text) for text in pages if "class " in text]
     kept = [
         ast.unparse(node)
         for tree in trees
@@ -73,7 +74,7 @@ def test_train_with_own_classes_then_test_load_and_export(capsys: Any) -> None:
     commands = [shlex.split(line) for text in blocks("inference.md") for line in text.splitlines()]
     assert [words[3] for words in commands] == ["test", "predict", "export", "export"]
     for words in commands:
-        assert words[:3] == ["python", "-m", "PACKAGE"]
+        assert words[:3] == ["python", "-m", "my_project"]
         on = [] if words[3] == "export" else ["--trainer.accelerator=cpu", "--trainer.devices=1"]
         cli.main([*words[3:], *on])
     best = min(losses, key=lambda step: losses[step])

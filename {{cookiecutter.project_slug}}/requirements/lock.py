@@ -41,8 +41,10 @@ NOTE = "# Exact versions with their hashes, {}.\n# Made from {} by `make lock`; 
 # A line of a .in file that sets a variable for the build of a source package.
 ENVIRONMENT = re.compile(r"^# environment: (\w+)=(\S+)$", re.MULTILINE)
 
-# A line of a .in file whose lock is for an environment of its own, and so has all that it needs.
+# A line of a .in file whose lock is for an environment of its own, and so has all that it needs:
+# with `dependencies` in pyproject.toml, or without, where the project is not installed into it.
 ALONE = "# environment of its own\n"
+WITHOUT_PROJECT = "# environment of its own, without the project\n"
 
 Locked = dict[str, list[str]]  # a package's name, and its entries: one per marker
 
@@ -199,7 +201,8 @@ def main() -> None:
     for name in ("dev", *others):
         more = resolve(f"{name}.in", former(name) if keep else "")
         about = "of an environment of its own"
-        if ALONE not in (HERE / f"{name}.in").read_text(encoding="utf-8"):
+        text = (HERE / f"{name}.in").read_text(encoding="utf-8")
+        if ALONE not in text and WITHOUT_PROJECT not in text:
             more = {n: e for n, e in more.items() if n not in everything}
             about = f"of what {name}.in adds to cpu.txt"
         write(f"{name}.txt", more, about, f"{name}.in")

@@ -1,0 +1,310 @@
+"""The pages of a project, with all parts and with none: links, commands, sentences, the site."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pages
+import pytest
+import template_site
+import yaml
+from history import missing
+from rendering import ROOT, TEMPLATE, render
+
+from local_extensions import COMPONENTS
+
+MKDOCS = Path(os.environ.get("DOCS_VENV", ROOT / "build" / "docs-venv")) / "bin" / "mkdocs"
+VARIANTS = {
+    "all": {"ci": "github"},
+    "none": dict.fromkeys(COMPONENTS, "no") | {"ci": "none", "license": "Proprietary"},
+    # The strategies of torch's own with each family; and a name that must be quoted.
+    "families": {
+        **dict.fromkeys(COMPONENTS, "no"),
+        **dict.fromkeys(("model_parallel", "asynchronous", "legacy"), "yes"),
+        **{"ci": "gitlab", "package_name": "night", "project_name": 'Night: "Train" #1'},
+    },
+}
+OWN_PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+# The commands of the trainer; those of tools/ are folders.
+COMMANDS = {
+    *("fit", "validate", "test", "predict", "export", "find_batch_size", "find_learning_rate"),
+}
+# What the command line has besides `--trainer.…`, `--model.…` and `--data.…`.
+OPTIONS = {
+    *("config", "model", "data", "checkpoint", "trust", "averaged", "help", "print_config"),
+    *("format", "output", "overwrite"),
+}
+# Given on the pages for files that users have.
+EXAMPLES = re.compile(r"lora\.|my_data\.|my_module\.|tasks\.line\.|path/to/|RUN|NAME|[a-z]+\.onnx")
+
+
+@pytest.fixture(scope="session")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return a render, hooks included, for each variant."""
+    folder = tmp_path_factory.mktemp("pages")
+    return {name: render(folder / name, answers, hooks=True) for name, answers in VARIANTS.items()}
+
+
+@pytest.fixture(params=VARIANTS)
+def project(request: pytest.FixtureRequest, projects: dict[str, Path]) -> Path:
+    return projects[request.param]
+
+
+def texts(project: Path) -> dict[Path, str]:
+    """Return a project's pages, and its README."""
+    files = [*sorted(project.glob("docs/**/*.md")), project / "README.md"]
+    return {file: file.read_text(encoding="utf-8") for file in files}
+
+
+def broken_links(files: dict[Path, str], github: bool) -> Iterator[str]:
+    """Yield the links of pages that lead nowhere."""
+    for file, text in files.items():
+        for target in pages.links(text):
+            name, _, anchor = urllib.parse.unquote(target).partition("#")
+            other = (file.parent / name).resolve() if name else file
+            if not other.exists():
+                yield f"{file.name}: {target}"
+            elif anchor and anchor not in pages.anchors(other.read_text("utf-8"), github):
+                yield f"{file.name}: {target}: there is no such heading"
+
+
+def test_links_lead_to_pages_and_headings(project: Path) -> None:
+    found = texts(project)
+    assert sum(len(pages.links(text)) for text in found.values()) > 100
+    for github in (True, False):  # on GitHub, and in the site
+        assert list(broken_links(found, github)) == []
+
+
+def test_a_broken_link_is_found(projects: dict[str, Path]) -> None:
+    file = projects["all"] / "docs" / "index.md"
+    for target in ("how-to/modle.md", "how-to/model.md#nothing", "#nothing"):
+        assert len(list(broken_links({file: f"[a]({target})"}, github=False))) == 1
+
+
+def named(entries: list[Any]) -> Iterator[str]:
+    """Yield the pages that a part of `nav` names."""
+    for entry in entries:
+        for content in entry.values() if isinstance(entry, dict) else [entry]:
+            yield from [content] if isinstance(content, str) else named(content)
+
+
+def test_the_navigation_names_each_page_once(project: Path) -> None:
+    config = yaml.safe_load((project / "mkdocs.yml").read_text(encoding="utf-8"))
+    docs = project / "docs"
+    files = sorted(str(file.relative_to(docs)) for file in docs.rglob("*.md"))
+    assert sorted(named(config["nav"])) == files
+    assert len(files) > 50
+    (code,) = config["plugins"][-1]["mkdocstrings"]["handlers"].values()
+    assert (project / code["paths"][0]).is_dir()
+    for name in (*config["extra_css"], *config["extra"]["polyfills"]):
+        assert (docs / name).is_file()
+
+
+def test_a_name_is_quoted_in_the_configuration(projects: dict[str, Path]) -> None:
+    text = (projects["families"] / "mkdocs.yml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text)["site_name"] == VARIANTS["families"]["project_name"]
+
+
+def test_pages_are_easy_to_read(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    every = []
+    for file, text in texts(project).items():
+        assert pages.long_lines(text) == [], file
+        words = re.sub("`[^`]*`", "", pages.prose(text))
+        assert not re.search(r"\brefus", words), f"{file}: say 'is not supported'"
+        every += pages.sentences(text)
+        if file.parent != project:
+            title, first, *_ = re.split(r"\n\n", text.replace("<!-- ", "\n\n<!-- "))
+            assert title.startswith("# ")
+            assert first.startswith("You get "), f"{file} begins with what you get"
+    with capsys.disabled():
+        print(f" {pages.average(every):.1f} words a sentence", end="")
+    assert pages.average(every) <= 20
+    assert max(every).words <= 40, max(every)
+
+
+def test_the_readme_is_short_and_leads_to_the_pages(project: Path) -> None:
+    text = (project / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 120
+    assert "docs/strategies/ddp.md" in pages.links(text)
+
+
+def fields() -> set[str]:
+    """Return the options of a run, from the fields of its class."""
+    (file,) = TEMPLATE.glob("src/*_trainer/options/fields.py")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    (cls,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Options")
+    return {
+        n.target.id for n in cls.body if isinstance(n, ast.AnnAssign) and hasattr(n.target, "id")
+    }
+
+
+def strategy_arguments() -> set[str]:
+    """Return the names of all arguments of strategies."""
+    (folder,) = TEMPLATE.glob("src/*_trainer/strategies")
+    found: set[str] = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name in ("__init__", "make"):
+                found |= {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+    return found
+
+
+def wrong_make(command: str, makefile: str) -> str | None:
+    """Return what is wrong with a command of make: a target or a variable that is not there."""
+    words = re.findall(r"(?:[^\s'\"]|'[^']*'|\"[^\"]*\")+", command)[1:]
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if equals and not re.search(rf"\b{name}\b", makefile):
+            return f"no variable {name}"
+        if not equals and not re.search(rf"^{re.escape(word)}\b.*:.*", makefile, re.MULTILINE):
+            return f"no target {word}"
+    return None
+
+
+def wrong_options(command: str, project: Path) -> Iterator[str]:
+    """Yield the options of a command of the trainer that are not there, and configs."""
+    words = command.split()
+    for word, value in zip(words, [*words[1:], ""], strict=False):
+        name, *inside = word.removeprefix("--").partition("=")[0].split(".")
+        if word == "--config" and not EXAMPLES.search(value) and not (project / value).is_file():
+            yield f"no file {value}"
+        if not word.startswith("--") or word == "--":
+            continue
+        if name == "trainer" and inside and inside[0] not in fields():
+            yield f"no option {word}"
+        if name == "trainer" and inside[:1] == ["strategy_options"]:
+            shown = re.search(r"strategy_options '(\{.*?\})'", command)
+            given = yaml.safe_load(shown[1]) if shown else dict.fromkeys(inside[1:2])
+            yield from (f"no argument {each}" for each in given if each not in strategy_arguments())
+        if not inside and name not in OPTIONS:
+            yield f"no option {word}"
+
+
+def wrong(command: str, project: Path, makefile: str) -> list[str]:
+    """Return what is wrong with a command of a page."""
+    package = next((project / "src").glob("*_trainer")).name.removesuffix("_trainer")
+    found: list[str] = []
+    command = re.sub(r"^([A-Z_]+=\S+ )+", "", command)
+    if command.startswith("make ") and "…" not in command:
+        found += filter(None, [wrong_make(command, makefile)])
+    if script := re.match(r"(?:bash|sbatch) (?:--\S+ )*(\S+\.sh)", command):
+        found += [] if (project / script[1]).is_file() else [f"no script {script[1]}"]
+    if match := re.search(rf"-m(?:odule)? {package}(?= |$)(.*)", command):
+        rest = match[1].split()
+        tools = {path.name for path in next((project / "src").glob("*_trainer/tools")).iterdir()}
+        if rest and rest[0] not in COMMANDS | tools | {"…"}:
+            found.append(f"no command {rest[0]}")
+        found += wrong_options(match[1].split(" ", 2)[-1] if rest else "", project)
+    found += [
+        f"no option --trainer.{name}"
+        for name in re.findall(r"--trainer\.(\w+)", command)
+        if name not in fields() | {"NAME"}
+    ]
+    return found
+
+
+def test_commands_on_the_pages_are_there(project: Path) -> None:
+    makefile = (project / "Makefile").read_text(encoding="utf-8")
+    count = 0
+    for file, text in texts(project).items():
+        for command in pages.commands(text):
+            count += 1
+            assert wrong(command, project, makefile) == [], f"{file}: {command}"
+        for name in re.findall(r"--trainer\.(\w+)", text):
+            assert name in fields() | {"NAME", "OPTION"}, f"{file}: --trainer.{name}"
+    assert count > 100
+
+
+def test_a_wrong_command_is_found(projects: dict[str, Path]) -> None:
+    project = projects["all"]
+    makefile = (project / "Makefile").read_text(encoding="utf-8")
+    for command, says in (
+        ("make trian", "no target trian"),
+        ("make docker VARAINT=cuda", "no variable VARAINT"),
+        ("bash slurm/tran.sh", "no script slurm/tran.sh"),
+        ("python -m my_project fti", "no command fti"),
+        ("python -m my_project fit --config configs/none.yaml", "no file configs/none.yaml"),
+        ("python -m my_project fit --trainer.device 2", "no option --trainer.device"),
+        ("python -m my_project fit --trainer.strategy_options '{unti: 2}'", "no argument unti"),
+    ):
+        assert says in wrong(command, project, makefile), command
+
+
+def test_commands_on_the_template_s_pages_are_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile += (TEMPLATE / "Makefile").read_text(encoding="utf-8")
+    for file in OWN_PAGES:
+        if file.name == "CHANGELOG.md":  # names what was there
+            continue
+        for command in pages.commands(file.read_text(encoding="utf-8")):
+            if command.startswith("make ") and not re.search(r"…|-C|-n ", command):
+                assert wrong_make(command, makefile) is None, f"{file.name}: {command}"
+
+
+def from_network(site: Path) -> set[str]:
+    """Return what the pages of a site load from elsewhere; links to follow do not count."""
+    loads = re.compile(
+        r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=\"?((?:https?:)?//[^\" >]+)"
+    )
+    return {url for file in site.rglob("*.html") for url in loads.findall(file.read_text("utf-8"))}
+
+
+def build(project: Path, *targets: str) -> Path:
+    """Build a project's site by its Makefile; warnings are errors."""
+    if not MKDOCS.exists():
+        missing(f"there is no {MKDOCS}: make docs-tools")
+    environment = MKDOCS.parent.parent
+    done = subprocess.run(
+        ["make", "docs", f"DOCS_VENV={environment}", f"DOCS_READY={MKDOCS}", *targets],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stderr
+    return project / "build" / "site"
+
+
+@pytest.mark.docs
+def test_the_site_is_built_without_warnings_and_needs_no_network(project: Path) -> None:
+    site = build(project)
+    docs = project / "docs"
+    built = {str(page.relative_to(docs).with_suffix(".html")) for page in docs.rglob("*.md")}
+    assert built <= {str(page.relative_to(site)) for page in site.rglob("*.html")}
+    assert from_network(site) == set()
+    reference = (site / "reference" / "trainer.html").read_text(encoding="utf-8")
+    assert all(name in reference for name in ("accumulate_grad_batches", "find_batch_size"))
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert (
+        any("zero_bubble" in each["text"] for each in index["docs"])
+        == (docs / "strategies" / "model_parallel").is_dir()
+    )
+
+
+@pytest.mark.docs
+def test_a_broken_link_ends_the_build(tmp_path: Path) -> None:
+    project = render(tmp_path, hooks=True)
+    with (project / "docs" / "security.md").open("a", encoding="utf-8") as page:
+        page.write("\n[nowhere](how-to/model.md#nowhere)\n")
+    with pytest.raises(AssertionError, match="nowhere"):
+        build(project)
+
+
+@pytest.mark.docs
+def test_the_template_s_pages_are_in_one_site_with_a_project_s(tmp_path: Path) -> None:
+    project = render(tmp_path, hooks=True)
+    template_site.add(project)
+    site = build(project)
+    for name in template_site.PAGES:
+        assert (site / "template" / f"{name}.html").is_file()
+    assert {file.stem for file in ROOT.glob("docs/*.md")} <= set(template_site.PAGES)
+    assert from_network(site) == set()

@@ -172,6 +172,8 @@ def wrong_make(command: str, makefile: str) -> str | None:
 def wrong_options(command: str, project: Path) -> Iterator[str]:
     """Yield the options of a command of the trainer that are not there, and configs."""
     words = command.split()
+    tool = next((project / "src").glob("*_trainer/tools")) / (words[0] if words else "")
+    own = "".join(path.read_text(encoding="utf-8") for path in tool.glob("*.py"))
     for word, value in zip(words, [*words[1:], ""], strict=False):
         name, *inside = word.removeprefix("--").partition("=")[0].split(".")
         if word == "--config" and not EXAMPLES.search(value) and not (project / value).is_file():
@@ -184,7 +186,7 @@ def wrong_options(command: str, project: Path) -> Iterator[str]:
             shown = re.search(r"strategy_options '(\{.*?\})'", command)
             given = yaml.safe_load(shown[1]) if shown else dict.fromkeys(inside[1:2])
             yield from (f"no argument {each}" for each in given if each not in strategy_arguments())
-        if not inside and name not in OPTIONS:
+        if not inside and name not in OPTIONS and not re.search(rf"['\"](--)?{name}['\"]", own):
             yield f"no option {word}"
 
 
@@ -202,7 +204,7 @@ def wrong(command: str, project: Path, makefile: str) -> list[str]:
         tools = {path.name for path in next((project / "src").glob("*_trainer/tools")).iterdir()}
         if rest and rest[0] not in COMMANDS | tools | {"…"}:
             found.append(f"no command {rest[0]}")
-        found += wrong_options(match[1].split(" ", 2)[-1] if rest else "", project)
+        found += wrong_options(match[1], project)
     found += [
         f"no option --trainer.{name}"
         for name in re.findall(r"--trainer\.(\w+)", command)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import Trainer
-from my_project_trainer.loop import hashes, tensor_hash
-from my_project_trainer.loop.tensor_hash import Hash
+from my_project_trainer.loop import hashes
+from my_project_trainer.loop.hashes import Hash
 from torch import Tensor
 
 import reproduce_subject as subject
@@ -23,9 +23,9 @@ def hexadecimal(*tensors: Tensor | None) -> str:
 def test_every_bit_and_place_counts() -> None:
     before = torch.get_rng_state()
     # More than are multiplied at once.
-    given = torch.linspace(-1, 1, tensor_hash._WORDS * 2 + 5)
+    given = torch.linspace(-1, 1, hashes._WORDS * 2 + 5)
     found = {hexadecimal(given)}
-    for place in (0, 1, tensor_hash._WORDS, -1):
+    for place in (0, 1, hashes._WORDS, -1):
         for bit in (0, 15, 31):
             changed = given.clone()
             changed.view(torch.int32)[place] ^= -(1 << 31) if bit == 31 else 1 << bit

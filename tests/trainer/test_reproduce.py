@@ -112,7 +112,7 @@ def test_what_is_planted_is_found_and_named(recorded, again, tmp_path):
     rate = planted(config, lambda given: given["model"]["init_args"].update(rate=0.01 + 1e-8))
     assert rate[0].startswith("step 1, rank 0: options is the first that differs: options of the")
     seed = planted(config, lambda given: given["trainer"].update(seed=1))
-    assert seed[0] == "seed: 1 in config.yaml, recorded 0"
+    assert seed[0] == "seed: 1, recorded 0"
     assert seed[1].startswith("before the first step, rank 0: random is the first that differs")
     # The value that differs, too.
     assert seed[2].startswith("metrics.csv differs first at step 1: loss is ")

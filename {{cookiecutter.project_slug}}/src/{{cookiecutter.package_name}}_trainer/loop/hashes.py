@@ -4,60 +4,99 @@ A line has the ``step`` and hashes of what this rank has of the ``data`` (the ba
 the ``loss``, the ``gradients`` before the step, the ``options`` of the optimizers, and after the
 step the ``weights`` with buffers, the ``optimizer`` and the ``random`` state. Gradients that an
 engine keeps elsewhere than in the parameters count as none. Nothing is sent between ranks.
+
+The bits of a tensor are words of at most 32 bits, each times a fixed odd 64-bit number of its
+position, summed modulo 2^64: multilinear hashing (Lemire and Kaser 2014,
+https://arxiv.org/abs/1202.4961). The sums are exact, in whatever order a device adds.
+(``torch.hash_tensor`` does not tell apart tensors in another order.) They are computed on the
+device without a copy of all tensors, and hashed by BLAKE2 with data types and shapes.
 """
 
+import contextlib
 import functools
 import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import MicroBatch, randomness
+from ..checkpoint import dtensors
+from ..data import MicroBatch, moving, randomness
 from ..errors import one_line
 from ..launch import collectives
 from ..strategies.optimizers import Optimization
 from .parts import FitParts
-from .tensor_hash import Hash
 
 DIRECTORY = "hashes"
+# Words that are multiplied at once, for which 8 MiB are needed.
+_WORDS = 2**20
+_TYPES = {1: torch.uint8, 2: torch.int16}
 _LINE = re.compile(rb'{"step": (\d+),.*}\n')
 
 
 def truncate(run: Path, step: int) -> None:
     """Remove the hashes of all ranks after a step, from which a run is resumed."""
     for path in (run / DIRECTORY).glob("rank-*.jsonl"):
-        end = 0
         with path.open("rb+") as file:
-            for line in file:
-                found = _LINE.fullmatch(line)
-                if found is None or int(found[1]) > step:
-                    break
-                end += len(line)
-            file.truncate(end)
+            steps = ((_LINE.fullmatch(line), len(line)) for line in file)
+            kept = takewhile(lambda each: each[0] is not None and int(each[0][1]) <= step, steps)
+            file.truncate(sum(length for _, length in kept))
 
 
-def _if_due(method: Callable[..., None]) -> Callable[..., None]:
-    """Call a method in recorded steps only; an error in it ends the hashes, not training."""
+class Hash:
+    """A hash of values in their order. Tensors are read at once, but not waited for."""
 
-    @functools.wraps(method)
-    def called(self: "StepHashes", *arguments: Any) -> None:
-        if not self.is_due:
+    def __init__(self) -> None:
+        self._texts = blake2b(digest_size=8)
+        self._sums: dict[torch.device, list[Tensor]] = defaultdict(list)
+
+    @torch.no_grad()
+    def add(self, values: Any) -> None:
+        """Add values of any nesting; of tensors the bits that this process holds."""
+        for each in moving.leaves(values):
+            if isinstance(each, Tensor):
+                self._add_tensor(each)
+            elif isinstance(each, np.ndarray | np.generic) and each.dtype != object:
+                self._add_text(str(each.dtype), each.shape, each.tobytes())
+            elif isinstance(each, tuple):  # a packed sequence
+                self.add(tuple(each))
+            elif callable(to_dict := getattr(each, "to_dict", None)):  # a graph
+                self.add(to_dict())
+            elif each is None or isinstance(each, str | bytes | int | float | complex):
+                self._add_text(each)
+            else:  # its representation may have an address
+                self._add_text(type(each).__name__)
+
+    def hexadecimal(self) -> str:
+        """16 digits; the host waits for the devices."""
+        whole = self._texts.copy()
+        for sums in self._sums.values():
+            whole.update(repr(torch.stack(sums).tolist()).encode())
+        return whole.hexdigest()
+
+    def _add_text(self, *values: object) -> None:
+        self._texts.update(f"{values!r}\n".encode())
+
+    def _add_tensor(self, given: Tensor) -> None:
+        if given.layout == torch.sparse_coo:
+            whole = given.coalesce()
+            self.add((whole.indices(), whole.values()))
             return
-        try:
-            method(self, *arguments)
-        except Exception as error:  # a tensor may be of a class that has none
-            self.is_open = self.is_due = False
-            why = f"{type(error).__name__}: {one_line(error)}"
-            line = f"warning: hashes of steps are not recorded any more: {why}"
-            print(line, file=sys.stderr, flush=True)
-
-    return called
+        local = dtensors.local(given).detach().resolve_conj().resolve_neg()
+        self._add_text(str(local.dtype), tuple(local.shape))
+        if local.is_meta:
+            return
+        words = local.flatten()
+        for piece in words.view(_TYPES.get(words.element_size(), torch.int32)).split(_WORDS):
+            self._sums[piece.device].append((piece * _numbers(piece.device)[: len(piece)]).sum())
 
 
 class StepHashes:
@@ -87,40 +126,56 @@ class StepHashes:
         self.is_open = by_default if options.record_hashes is None else options.record_hashes
         self._path = run / DIRECTORY / f"rank-{collectives.rank():05}.jsonl"
         self.last = total_steps
-        self.is_due = self.is_open and self._fit.position.global_step == 0
-        self.write(0)
+        if self.is_open and self._fit.position.global_step == 0:
+            self.write(0)
 
-    @_if_due
     def note_batch(self, batch: MicroBatch, losses: Sequence[Tensor]) -> None:
         """Hash a micro-batch and its losses; the host does not wait for the device."""
-        self._hashes["data"].add((batch.number, batch.samples, batch.weight, batch.data))
-        self._hashes["loss"].add(losses)
+        with self._ends_on_error():
+            self._hashes["data"].add((batch.number, batch.samples, batch.weight, batch.data))
+            self._hashes["loss"].add(losses)
 
-    @_if_due
     def note_gradients(self, optimization: Optimization) -> None:
-        """Hash gradients, and the options of optimizers, before these step."""
-        self._hashes["options"].add(self._fit.outputs.recorder.context.rate_factor)
-        for group in (group for each in optimization.optimizers for group in each.param_groups):
-            given = sorted(name for name in group if name != "params")
-            self._hashes["options"].add([(name, group[name]) for name in given])
-        self._hashes["gradients"].add([each.grad for each in optimization.parameters])
+        """Hash gradients, and the options of optimizers, before these step, if it is due."""
+        if not self.is_due:
+            return
+        with self._ends_on_error():
+            self._hashes["options"].add(self._fit.outputs.recorder.context.rate_factor)
+            for group in (group for each in optimization.optimizers for group in each.param_groups):
+                given = sorted(name for name in group if name != "params")
+                self._hashes["options"].add([(name, group[name]) for name in given])
+            self._hashes["gradients"].add([each.grad for each in optimization.parameters])
 
-    @_if_due
     def write(self, step: int) -> None:
         """Write the hashes of a step that is made; the host waits for the device."""
+        with self._ends_on_error():
+            self._note_state()
+            found = {name: each.hexadecimal() for name, each in self._hashes.items()}
+            self._hashes.clear()
+            self._path.parent.mkdir(exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(f"{json.dumps({'step': step, **found})}\n")
+
+    @torch.no_grad()
+    def _note_state(self) -> None:
         strategy, module = self._fit.strategy, self._fit.module
-        hashes, self._hashes = self._hashes, defaultdict(Hash)
-        weights = strategy.weights()
-        with torch.no_grad():
-            hashes["weights"].add(list(weights.shards(weights.parameters)))
-        hashes["weights"].add(list(module.buffers()))
+        weights, own = strategy.weights(), set(map(id, module.parameters()))
+        shards = list(weights.shards(weights.parameters))
+        self._hashes["weights"].add([*shards, *module.buffers()])
         for optimizer in self._fit.optimization.optimizers:
-            hashes["optimizer"].add(_state(optimizer, set(map(id, module.parameters()))))
-        hashes["random"].add(randomness.full_state(strategy.data.devices))
-        line = {"step": step, **{name: each.hexadecimal() for name, each in hashes.items()}}
-        self._path.parent.mkdir(exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(f"{json.dumps(line)}\n")
+            self._hashes["optimizer"].add(_state(optimizer, own))
+        self._hashes["random"].add(randomness.full_state(strategy.data.devices))
+
+    @contextlib.contextmanager
+    def _ends_on_error(self) -> Iterator[None]:
+        """An error ends the hashes, not training: a tensor may be of a class that has none."""
+        try:
+            yield
+        except Exception as error:
+            self.is_open = self.is_due = False
+            why = f"{type(error).__name__}: {one_line(error)}"
+            line = f"warning: hashes of steps are not recorded any more: {why}"
+            print(line, file=sys.stderr, flush=True)
 
 
 def _state(optimizer: Any, own: set[int]) -> list[Any]:
@@ -135,3 +190,9 @@ def _state(optimizer: Any, own: set[int]) -> list[Any]:
         (None if id(each) in own else each, sorted(optimizer.state.get(each, {}).items()))
         for each in dict.fromkeys([*given, *optimizer.state])
     ]
+
+
+@functools.cache
+def _numbers(device: torch.device) -> Tensor:
+    """Random odd numbers, the same with every version of NumPy; of a generator of their own."""
+    return torch.from_numpy(np.random.PCG64(0).random_raw(_WORDS).view(np.int64) | 1).to(device)

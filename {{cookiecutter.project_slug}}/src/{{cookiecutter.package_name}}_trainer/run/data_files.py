@@ -1,34 +1,15 @@
 """The files that a run reads its data from: their sizes and hashes, computed while it trains."""
 
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..checkpoint import run_directory
-from ..module import DataHooks, is_overridden
 
 _MOST_FILES = 10_000
 _MOST_BYTES = 16 * 2**30
-
-
-def named(owners: Sequence[DataHooks], configuration: str | None, started_in: Path) -> list[Path]:
-    """The files and directories that data modules and modules name.
-
-    ``configuration``: as YAML; its paths count too, unless one of them overrides ``data_files``.
-    """
-    found: list[str | os.PathLike[str]] = [each for owner in owners for each in owner.data_files()]
-    if configuration and not any(is_overridden(each, DataHooks, "data_files") for each in owners):
-        section = yaml.safe_load(configuration).get("data") or {}
-        given = (section.get("init_args") or {}).values()
-        texts = [each for each in given if isinstance(each, str)]
-        found += [each for each in texts if each and os.path.exists(started_in / each)]  # noqa: PTH110
-    return list(dict.fromkeys(started_in / each for each in found))
 
 
 def files_in(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
@@ -61,8 +42,8 @@ def hash_of(path: Path, stopped: threading.Event | None = None) -> str | None:
 class DataRecord:
     """Lists and hashes files in a thread, and then writes ``data`` into ``run.json``.
 
-    At most 10,000 files; ``data_cut`` says whether there are more. At most 16 GiB are hashed: of
-    files beyond that, and after a stop, ``sha256`` is ``None``.
+    At most 10,000 files; ``data_cut`` says whether there are more, or the run was stopped before.
+    At most 16 GiB are hashed: of files beyond that, and after a stop, ``sha256`` is ``None``.
     """
 
     def __init__(self, directory: Path, paths: Sequence[Path]) -> None:
@@ -72,14 +53,17 @@ class DataRecord:
         self._thread.start()
 
     def _write(self) -> None:
-        found = list(islice(files_in(self._paths), _MOST_FILES + 1))
-        files, left = found[:_MOST_FILES], _MOST_BYTES
+        files: list[dict[str, Any]] = []
+        is_cut, left = False, _MOST_BYTES
+        for each in files_in(self._paths):
+            if is_cut := len(files) == _MOST_FILES or self._stopped.is_set():
+                break
+            files.append(each)
         for each in files:
             is_hashed = each["bytes"] <= left and not self._stopped.is_set()
             each["sha256"] = hash_of(Path(each["path"]), self._stopped) if is_hashed else None
             left -= each["bytes"] * is_hashed
-        facts = {"data": files, "data_cut": len(found) > len(files)}
-        run_directory.extend_record(self._directory, facts)
+        run_directory.extend_record(self._directory, {"data": files, "data_cut": is_cut})
 
     def end(self, *, wait: bool) -> None:
         """Return when it is written; without ``wait`` with the hashes that there are by now."""

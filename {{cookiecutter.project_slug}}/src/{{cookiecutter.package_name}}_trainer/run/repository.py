@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,6 @@ def _without_filters(directory: Path) -> dict[str, str]:
 
 
 def _output(directory: Path, variables: dict[str, str], *words: str) -> str:
-    done = subprocess.run(
-        [*_GIT, *words],
-        cwd=directory,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=_SECONDS,
-        check=True,
-    )
-    return done.stdout.decode(errors="replace")
+    run = partial(subprocess.run, cwd=directory, env=variables, stdin=subprocess.DEVNULL)
+    text = partial(run, encoding="utf-8", errors="replace", capture_output=True)
+    return text([*_GIT, *words], check=True, timeout=_SECONDS).stdout

@@ -46,11 +46,9 @@ def reproduce(program: str, words: Sequence[str], description: str) -> None:
         ConfigurationError: There is no such run, a script has started it, or an option is wrong.
     """
     given = _read(words, f"{program} reproduce", description)
-    attempts = run_directory.attempts(given.run)
-    config = config_files.read(str(given.run / "config.yaml"))
-    trainer = {**(config.get("trainer") or {})}
-    last, layout = _last_step(given, attempts), cluster.detect()
-    fit = _options(given, attempts, trainer, layout)
+    recorded, trainer = given.attempts[-1], given.recorded_options
+    last, layout = _last_step(given), cluster.detect()
+    fit = _options(given, layout)
     kept = [each for each in trainer.get("callbacks") or [] if not _is_upload(each)]
     stop = f"{StopAfter.__module__}.{StopAfter.__qualname__}"
     fit["callbacks"] = [*kept, {"class_path": stop, "init_args": {"step": last}}]
@@ -59,13 +57,12 @@ def reproduce(program: str, words: Sequence[str], description: str) -> None:
     if says:
         if len(kept) < len(trainer.get("callbacks") or []):
             _say([f"the callback {_UPLOADS} is left out: nothing is uploaded again"])
-        count = fit.get("devices", trainer.get("devices"))
-        known = environment.here(layout, count if isinstance(count, int) and count > 0 else 1)
+        known = environment.here(layout, trainer | fit)
         try:
             printed = [
-                *environment.of_run(given.run, attempts, trainer),
-                *environment.differences(attempts[-1], known),
-                *environment.data(attempts[-1]),
+                *environment.of_run(given.run, given.attempts),
+                *environment.differences(recorded, known),
+                *environment.data(recorded),
             ]
         except (TypeError, ValueError, LookupError, AttributeError):
             raise ConfigurationError(f"{given.run}/run.json: has values of other types") from None
@@ -73,7 +70,7 @@ def reproduce(program: str, words: Sequence[str], description: str) -> None:
     _fit(program, given, fit)
     if says:
         made = Path(fit["default_root_dir"], fit["run_name"])
-        lines = environment.differences(attempts[-1], run_directory.attempts(made)[-1])
+        lines = environment.differences(recorded, run_directory.attempts(made)[-1])
         is_equal, compared = compare.compare(given.run, made, last)
         _say([*(line for line in lines if line not in printed), *compared])
         if not is_equal:
@@ -98,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _read(words: Sequence[str], program: str, description: str) -> argparse.Namespace:
-    """``run``, ``at``, ``trust``, and ``trainer``: its options by name, as text."""
+    """The arguments, and what is recorded; ``trainer``: given options by name, as text."""
     safe = ", ".join(f"--trainer.{name}" for name in _SAFE)
     others = f"All options are those of the run; these may be others: {safe}."
     parser = _Parser(prog=program, description=description, epilog=others, allow_abbrev=False)
@@ -118,19 +115,20 @@ def _read(words: Sequence[str], program: str, description: str) -> argparse.Name
             problems.add(f"--{key}: not an option of reproduce, which repeats the run; use: {safe}")
     run = Path(paths.expand("reproduce", found.run))
     problem = f"reproduce {shown(found.run)}: "
-    if not run_directory.attempts(run):
+    found.run, found.attempts = run.absolute(), run_directory.attempts(run)
+    if not found.attempts:
         problems.add(f"{problem}no run.json there; give a run directory, such as runs/RUN")
     elif not (run / "config.yaml").is_file():
         problems.add(f"{problem}no config.yaml, because a script has started it; run the script")
     problems.raise_any()
-    found.run = run.absolute()
+    found.recorded_options = {**(config_files.read(str(run / "config.yaml")).get("trainer") or {})}
     return found
 
 
-def _last_step(given: argparse.Namespace, attempts: Sequence[Mapping[str, Any]]) -> int:
+def _last_step(given: argparse.Namespace) -> int:
     """The last step to compare; the run must have made it."""
     of_ranks = [max(steps) for steps in compare.read(given.run).values() if steps]
-    made = attempts[-1].get("last_step")
+    made = given.attempts[-1].get("last_step")
     last = made if isinstance(made, int) else min(of_ranks, default=0)
     if last < 1:
         raise ConfigurationError(f"reproduce {given.run.name}: the run has made no step")
@@ -139,16 +137,10 @@ def _last_step(given: argparse.Namespace, attempts: Sequence[Mapping[str, Any]])
     return last if given.at is None else given.at
 
 
-def _options(
-    given: argparse.Namespace,
-    attempts: Sequence[Mapping[str, Any]],
-    trainer: Mapping[str, Any],
-    layout: cluster.Layout,
-) -> dict[str, Any]:
+def _options(given: argparse.Namespace, layout: cluster.Layout) -> dict[str, Any]:
     """The trainer's options that are not those of ``config.yaml``, but for callbacks."""
-    recorded = attempts[-1]
-    found: dict[str, Any] = {"loggers": ["csv"]}
-    found |= {"default_root_dir": str(given.run.parent), "run_name": f"{given.run.name}-reproduced"}
+    recorded, trainer, name = given.attempts[-1], given.recorded_options, given.run.name
+    found: dict[str, Any] = {"loggers": ["csv"], "run_name": f"{name}-reproduced"}
     if trainer.get("max_time") is not None:
         found["max_time"] = "99999:00:00:00"
     if trainer.get("strategy") == "auto":
@@ -164,12 +156,13 @@ def _options(
     if "run_name" not in given.trainer and "resume" not in given.trainer:
         found["overwrite"] = True  # an earlier reproduction
     found |= {name: config_files.value(name, text) for name, text in given.trainer.items()}
-    found["default_root_dir"] = paths.expand("default_root_dir", str(found["default_root_dir"]))
+    root = str(found.get("default_root_dir", given.run.parent))
+    found["default_root_dir"] = paths.expand("default_root_dir", root)
     made = Path(found["default_root_dir"], str(found["run_name"])).absolute()
-    if (start := attempts[0].get("resumed_from")) is not None and not run_directory.holds_run(made):
+    if (start := given.attempts[0].get("resumed_from")) and not run_directory.holds_run(made):
         found["resume"] = start
     if made == given.run:
-        raise ConfigurationError(f"run_name={given.run.name}: that is the run itself; give another")
+        raise ConfigurationError(f"run_name={name}: that is the run itself; give another")
     return found
 
 

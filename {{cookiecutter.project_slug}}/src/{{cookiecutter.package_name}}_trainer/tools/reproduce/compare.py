@@ -15,7 +15,7 @@ _CAUSES = {
     "options": "options of the optimizer: the learning rate, its schedule or scaling",
     "random": "random numbers: the seed, or code that draws other numbers",
     "loss": "the forward pass: code, a package, the hardware, threads, or the weights before it",
-    "gradients": "the backward pass: its kernels, a package, the hardware, or the number of processes",
+    "gradients": "the backward pass: its kernels, a package, the hardware, the number of processes",
     "weights": "the initial weights, the step of the optimizer, or buffers: code, a package",
     "optimizer": "the state of the optimizer: its code, or a package",
 }

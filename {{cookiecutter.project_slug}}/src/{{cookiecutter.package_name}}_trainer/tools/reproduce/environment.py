@@ -25,8 +25,10 @@ _OF_HOSTS = {
 }
 
 
-def here(layout: Layout, processes: int) -> Attempt:
-    """The facts of a record that are known before the run; ``processes`` are those of a node."""
+def here(layout: Layout, options: Mapping[str, Any]) -> Attempt:
+    """The facts of a record that are known before a run with some options of the trainer."""
+    devices = options.get("devices")
+    processes = devices if isinstance(devices, int) and devices > 0 else 1
     found, host = record.here(Path.cwd()), record.host(torch.device("cpu"))
     if processes > 1 and not layout.started_outside:  # as our launcher sets it
         threads = found["variables"].setdefault("OMP_NUM_THREADS", str(threads_each(processes)))
@@ -34,7 +36,7 @@ def here(layout: Layout, processes: int) -> Attempt:
     world = layout.world_size if layout.started_outside else processes * layout.num_nodes
     known = {name: host[name] for name in ("cpu", "capability", "threads")}
     nodes = {"world_size": world, "num_nodes": layout.num_nodes}
-    return {**found, "layout": nodes, "hosts": [known]}
+    return {**found, "layout": nodes, "hosts": [known], "seed": options.get("seed")}
 
 
 def differences(recorded: Attempt, now: Attempt) -> Iterator[str]:
@@ -58,7 +60,8 @@ def _compared(attempt: Attempt) -> dict[str, Any]:
     if "diff" in git:
         found["diff"] = _by_file(git["diff"])
         found["file"] = dict.fromkeys(git["untracked"], "untracked")
-    for name in ("directory", "image", "template", "locks", "packages"):
+    names = ("directory", "seed", "strategy", "precision", "image", "template", "locks", "packages")
+    for name in names:
         found |= {name.removesuffix("s"): attempt[name]} if name in attempt else {}
     given = attempt.get("variables") or {}
     found["variable"] = {name: given[name] for name in given if not _OWN.match(name)}
@@ -111,8 +114,8 @@ def _changed(path: Path, recorded: Mapping[str, Any]) -> str | None:
     return None if hash_of(path) == recorded["sha256"] else "its content differs"
 
 
-def of_run(run: Path, attempts: list[dict[str, Any]], trainer: Mapping[str, Any]) -> Iterator[str]:
-    """One line for what one attempt cannot repeat of several, and for a changed ``config.yaml``."""
+def of_run(run: Path, attempts: list[dict[str, Any]]) -> Iterator[str]:
+    """One line for what one attempt cannot repeat of several."""
     worlds = list(dict.fromkeys(_processes(each.get("layout") or {}) for each in attempts))
     if len(worlds) > 1:
         yield f"layout: the attempts of the run had {', then '.join(worlds)}"
@@ -120,10 +123,6 @@ def of_run(run: Path, attempts: list[dict[str, Any]], trainer: Mapping[str, Any]
         yield f"config: an earlier attempt had another one, {path.name}"
     if run_directory.was_cut_off(run):
         yield "the run was killed, or still runs: what its record has is compared"
-    for name in ("seed", "strategy", "precision"):
-        given, recorded = trainer.get(name), attempts[-1].get(name)
-        if given not in (None, "auto", recorded) and isinstance(given, str | int):
-            yield f"{name}: {given} in config.yaml, recorded {_shown(recorded)}"
 
 
 def _processes(layout: Mapping[str, Any]) -> str:

@@ -100,8 +100,7 @@ def _read(words: Sequence[str], program: str, description: str) -> argparse.Name
     others = f"All options are those of the run; these may be others: {safe}."
     parser = _Parser(prog=program, description=description, epilog=others, allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="a run directory")
-    at = "compare up to this step, and end there"
-    parser.add_argument("--at", type=int, metavar="STEP", help=at)
+    parser.add_argument("--at", type=int, metavar="STEP", help="compare up to this step, and end")
     trust = "let the configuration of the run name classes of the working directory, too"
     parser.add_argument(imports.TRUST, action="store_true", help=trust)
     found, rest = parser.parse_known_args(list(words))

@@ -7,25 +7,25 @@ from typing import Any
 import pytest
 import torch
 from my_project_trainer import Trainer
-from my_project_trainer.loop import hashes, tensor_hash
-from my_project_trainer.loop.tensor_hash import TensorHash
+from my_project_trainer.loop import hashes
+from my_project_trainer.loop.hashes import Hash
 from torch import Tensor
 
 import reproduce_subject as subject
 
 
 def hexadecimal(*tensors: Tensor | None) -> str:
-    one = TensorHash()
+    one = Hash()
     one.add(tensors)
-    return tensor_hash.read({"one": one})["one"]
+    return one.hexadecimal()
 
 
 def test_every_bit_and_place_counts() -> None:
     before = torch.get_rng_state()
     # More than are multiplied at once.
-    given = torch.linspace(-1, 1, tensor_hash._WORDS_ON_CPU * 2 + 5)
+    given = torch.linspace(-1, 1, hashes._WORDS * 2 + 5)
     found = {hexadecimal(given)}
-    for place in (0, 1, tensor_hash._WORDS_ON_CPU, -1):
+    for place in (0, 1, hashes._WORDS, -1):
         for bit in (0, 15, 31):
             changed = given.clone()
             changed.view(torch.int32)[place] ^= -(1 << 31) if bit == 31 else 1 << bit
@@ -85,7 +85,7 @@ def test_training_is_the_same_with_hashes(apart, tmp_path, monkeypatch):
     assert recorded("logged") == [0, 1, 3, 6, 8]
     assert recorded("each") == list(range(9))
     # A part that has no hash does not end training.
-    monkeypatch.setattr(tensor_hash, "_dense", lambda tensors: iter([object()]))
+    monkeypatch.setattr(Hash, "_add_tensor", lambda self, tensor: self.nothing)
     assert fit(monkeypatch, "without", record_hashes=True) == found[0]
     assert recorded("without") == []
 

@@ -92,18 +92,16 @@ class Named(DataModule):
         return self.paths
 
 
-def listed(*owners: DataModule, folder: Path, configuration: str | None = None) -> list[str]:
-    found = data_files.files_in(data_files.named(owners, configuration, folder))
+def listed(owner: DataModule, folder: Path) -> list[str]:
+    found = data_files.files_in(folder / each for each in owner.data_files())
     return sorted(Path(each["path"]).name for each in found)
 
 
-def test_files_are_attributes_arguments_or_what_the_hook_names(started):
-    text = "data: {init_args: {where: data/read.bin, name: none}}"
+def test_files_are_attributes_or_what_the_hook_names(started):
     data = subject.Bytes("data")
     assert listed(data, folder=started) == ["read.bin", "unread.bin"]
-    assert listed(DataModule(), folder=started, configuration=text) == ["read.bin"]
     named = Named(started / "data" / "unread.bin", Path("nowhere"))
-    assert listed(named, folder=started, configuration=text) == ["unread.bin"]
+    assert listed(named, folder=started) == ["unread.bin"]
     # What cannot be read to its end is left out.
     os.mkfifo(started / "data" / "pipe")
     assert listed(data, folder=started) == ["read.bin", "unread.bin"]

@@ -85,18 +85,6 @@ class Snapshot:
         }
 
 
-def digest(devices: Sequence[torch.device]) -> str:
-    """A hash of :func:`full_state` in 16 hexadecimal digits, without the conversion to tensors."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    version, words, gauss = random.getstate()
-    found = hashlib.blake2b(repr((kind, rest, version, gauss)).encode(), digest_size=8)
-    for part in (torch.get_rng_state().numpy(), keys, np.array(words)):
-        found.update(np.ascontiguousarray(part).tobytes())
-    for each in _accelerators(devices).values():
-        found.update(torch.get_device_module(each).get_rng_state(each).cpu().numpy().tobytes())
-    return found.hexdigest()
-
-
 def full_state(devices: Sequence[torch.device]) -> State:
     """States of the generators of the host, and of this process' devices."""
     state = Snapshot().state()

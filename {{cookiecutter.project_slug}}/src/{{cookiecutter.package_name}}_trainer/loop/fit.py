@@ -47,7 +47,7 @@ from ..launch import collectives
 from ..launch.signals import STOP, Preempted, Preemption
 from ..logging import BatchContext, peak_memory
 from ..strategies import BatchSkipped
-from ..strategies.optimizers import Optimization, rates_to_log
+from ..strategies.optimizers import rates_to_log
 from . import saving
 from .first_gradients import FirstGradients
 from .hashes import StepHashes
@@ -89,8 +89,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
         """Hooks that asked for a checkpoint; called with its path, when it is complete."""
         self._nonfinite = NonfinitePolicy(fit, checkpoints)
         self.hashes = StepHashes(fit)
-        if fit.manual is not None:
-            fit.manual.before_step = self._note_gradients
         options, norm = fit.options, self._nonfinite.needs_norm
         self._clips = options.gradient_clip_val is not None or options.log_gradient_norm or norm
         self._read_values: Callable[[], dict[str, float]] = dict
@@ -121,7 +119,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 self._is_logged(position.global_step) or outputs.last_values
             ):  # the last step of a fit that was stopped
                 outputs.last_values = self._step_values()
-            self.hashes.close()
             # Saved before: a run that resumes from here must not know that training ended here.
             self._save_once()
             self.fit.strategy.finish()
@@ -161,9 +158,8 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             fit.outputs.recorder.enter(context)
             for call in fit.calls.on_train_batch_start:
                 call(batch.data, batch.number)
-            self.hashes.is_due = self._has_hashes(position.global_step + 1)
-            if self.hashes.is_due:
-                self.hashes.note_batch(batch)
+            hashes, is_last = self.hashes, position.global_step + 1 == self.hashes.last
+            hashes.is_due = hashes.is_open and (hashes.is_every or is_last or context.is_recorded)
             outputs = self._run_batch(batch, context)
             position.batch += 1
             if context.ends_step:
@@ -202,11 +198,6 @@ class FitLoop(AbstractContextManager["FitLoop"]):
     def _is_logged(self, step: int) -> bool:
         """Whether to log a step, counted from 1, even if training does not end with it."""
         return step == 1 or step % self.fit.options.log_every_n_steps == 0
-
-    def _has_hashes(self, step: int) -> bool:
-        """Whether hashes of a step are recorded."""
-        every, is_last = self.fit.options.record_hashes is True, step == self.hashes.last
-        return self.hashes.is_open and (every or is_last or self._is_logged(step))
 
     def _is_finished(self) -> bool:
         """Whether training is done; raises Preempted if it is not, and a signal was received."""
@@ -271,7 +262,7 @@ class FitLoop(AbstractContextManager["FitLoop"]):
             for loss in found.losses:
                 self._nonfinite.note_loss(loss)
         if self.hashes.is_due:
-            self.hashes.note_losses(found.losses)
+            self.hashes.note_batch(batch, found.losses)
         if manual is not None and self._first_gradients.is_waiting:
             self._first_gradients.check(together=False)
         return found.outputs
@@ -304,15 +295,10 @@ class FitLoop(AbstractContextManager["FitLoop"]):
                 for call in calls:
                     call(optimizer)
         if self.hashes.is_due:
-            self._note_gradients(optimization)
+            self.hashes.note_gradients(optimization)
         factor = context.rate_factor
         with nullcontext() if factor == 1.0 else optimization.rates_multiplied(factor):
             self._read_values = strategy.step(optimization)
-
-    def _note_gradients(self, optimization: Optimization) -> None:
-        if self.hashes.is_due:
-            factor = self.fit.outputs.recorder.context.rate_factor
-            self.hashes.note_gradients(optimization, factor)
 
     def _clip(self, is_recorded: bool) -> None:
         """Clip the gradients; keep their norm before that, if it is known or to be logged."""

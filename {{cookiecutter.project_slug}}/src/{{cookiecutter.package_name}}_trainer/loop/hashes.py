@@ -4,151 +4,181 @@ A line has the ``step`` and hashes of what this rank has of the ``data`` (the ba
 the ``loss``, the ``gradients`` before the step, the ``options`` of the optimizers, and after the
 step the ``weights`` with buffers, the ``optimizer`` and the ``random`` state. Gradients that an
 engine keeps elsewhere than in the parameters count as none. Nothing is sent between ranks.
+
+The bits of a tensor are words of at most 32 bits, each times a fixed odd 64-bit number of its
+position, summed modulo 2^64: multilinear hashing (Lemire and Kaser 2014,
+https://arxiv.org/abs/1202.4961). The sums are exact, in whatever order a device adds.
+(``torch.hash_tensor`` does not tell apart tensors in another order.) They are computed on the
+device without a copy of all tensors, and hashed by BLAKE2 with data types and shapes.
 """
 
+import contextlib
+import functools
 import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TextIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..checkpoint import dtensors
 from ..data import MicroBatch, moving, randomness
 from ..errors import one_line
 from ..launch import collectives
 from ..strategies.optimizers import Optimization
-from . import tensor_hash
 from .parts import FitParts
-from .tensor_hash import TensorHash
 
 DIRECTORY = "hashes"
-P = ParamSpec("P")
-_STEP = re.compile(rb'{"step": (\d+),')
+# Words that are multiplied at once, for which 8 MiB are needed.
+_WORDS = 2**20
+_TYPES = {1: torch.uint8, 2: torch.int16}
+_LINE = re.compile(rb'{"step": (\d+),.*}\n')
 
 
 def truncate(run: Path, step: int) -> None:
     """Remove the hashes of all ranks after a step, from which a run is resumed."""
     for path in (run / DIRECTORY).glob("rank-*.jsonl"):
-        end = 0
         with path.open("rb+") as file:
-            for line in file:
-                number = _STEP.match(line)
-                if number is None or not line.endswith(b"\n") or int(number[1]) > step:
-                    break
-                end += len(line)
-            file.truncate(end)
+            steps = ((_LINE.fullmatch(line), len(line)) for line in file)
+            kept = takewhile(lambda each: each[0] is not None and int(each[0][1]) <= step, steps)
+            file.truncate(sum(length for _, length in kept))
 
 
-def _stopping(
-    method: "Callable[Concatenate[StepHashes, P], None]",
-) -> "Callable[Concatenate[StepHashes, P], None]":
-    """An error in a method must not end training: hashes are not recorded any more."""
+class Hash:
+    """A hash of values in their order. Tensors are read at once, but not waited for."""
 
-    def called(self: "StepHashes", /, *arguments: P.args, **keywords: P.kwargs) -> None:
-        try:
-            method(self, *arguments, **keywords)
-        except Exception as error:  # a tensor may be of a class that has none
-            self.is_due = self.is_open = False
-            why = f"{type(error).__name__}: {one_line(error)}"
-            line = f"warning: hashes of steps are not recorded any more: {why}"
-            print(line, file=sys.stderr, flush=True)
+    def __init__(self) -> None:
+        self._texts = blake2b(digest_size=8)
+        self._sums: dict[torch.device, list[Tensor]] = defaultdict(list)
 
-    return called
+    @torch.no_grad()
+    def add(self, values: Any) -> None:
+        """Add values of any nesting; of tensors the bits that this process holds."""
+        for each in moving.leaves(values):
+            if isinstance(each, Tensor):
+                self._add_tensor(each)
+            elif isinstance(each, np.ndarray | np.generic) and each.dtype != object:
+                self._add_text(str(each.dtype), each.shape, each.tobytes())
+            elif isinstance(each, tuple):  # a packed sequence
+                self.add(tuple(each))
+            elif callable(to_dict := getattr(each, "to_dict", None)):  # a graph
+                self.add(to_dict())
+            elif each is None or isinstance(each, str | bytes | int | float | complex):
+                self._add_text(each)
+            else:  # its representation may have an address
+                self._add_text(type(each).__name__)
+
+    def hexadecimal(self) -> str:
+        """16 digits; the host waits for the devices."""
+        whole = self._texts.copy()
+        for sums in self._sums.values():
+            whole.update(repr(torch.stack(sums).tolist()).encode())
+        return whole.hexdigest()
+
+    def _add_text(self, *values: object) -> None:
+        self._texts.update(f"{values!r}\n".encode())
+
+    def _add_tensor(self, given: Tensor) -> None:
+        if given.layout == torch.sparse_coo:
+            whole = given.coalesce()
+            self.add((whole.indices(), whole.values()))
+            return
+        local = dtensors.local(given).detach().resolve_conj().resolve_neg()
+        self._add_text(str(local.dtype), tuple(local.shape))
+        if local.is_meta:
+            return
+        words = local.flatten()
+        for piece in words.view(_TYPES.get(words.element_size(), torch.int32)).split(_WORDS):
+            self._sums[piece.device].append((piece * _numbers(piece.device)[: len(piece)]).sum())
 
 
 class StepHashes:
     """Records the hashes of this rank's steps; ``fit``: the parts of the fit.
 
-    ``is_due``: whether the current step is recorded, which the loop decides: the step is logged,
-    or the ``last``, or all are recorded.
+    ``is_due``: whether the current step is recorded, which the loop decides: if ``is_open``, it is
+    one that is logged, the ``last``, or any (``is_every``).
     """
 
     def __init__(self, fit: FitParts) -> None:
         self._fit = fit
+        self._hashes: dict[str, Hash] = defaultdict(Hash)
         self.last: int | None = None
-        self._hashes: dict[str, TensorHash] = defaultdict(TensorHash)
-        self._file: TextIO | None = None
         self.is_open = self.is_due = False
+        self.is_every = fit.options.record_hashes is True
+        if fit.manual is not None:
+            fit.manual.before_step = self.note_gradients
 
-    @_stopping
     def open(self, run: Path, total_steps: int | None) -> None:
         """Record steps from now on, into a run directory, whose earlier files are kept.
 
         A new run begins with the weights and the random state before its first step, as step 0.
         """
         options, limits = self._fit.options, self._fit.strategy.limits
-        self.is_open = options.record_hashes is True or (
-            # A strategy that compiles its steps would compile another one for those with hashes.
-            options.record_hashes is None and not (options.fast_dev_run or limits.compiles_steps)
-        )
+        # A strategy that compiles its steps would compile another one for those with hashes.
+        by_default = not (options.fast_dev_run or limits.compiles_steps)
+        self.is_open = by_default if options.record_hashes is None else options.record_hashes
         self._path = run / DIRECTORY / f"rank-{collectives.rank():05}.jsonl"
         self.last = total_steps
         if self.is_open and self._fit.position.global_step == 0:
             self.write(0)
 
-    @_stopping
-    def note_batch(self, batch: MicroBatch) -> None:
-        """Hash a micro-batch; the host does not wait for the device."""
-        own = self._hashes["data"]
-        own.add_text(batch.number, batch.samples, batch.weight)
-        own.add(_tensors(batch.data, own))
+    def note_batch(self, batch: MicroBatch, losses: Sequence[Tensor]) -> None:
+        """Hash a micro-batch and its losses; the host does not wait for the device."""
+        with self._ends_on_error():
+            self._hashes["data"].add((batch.number, batch.samples, batch.weight, batch.data))
+            self._hashes["loss"].add(losses)
 
-    @_stopping
-    def note_losses(self, losses: Sequence[Tensor]) -> None:
-        """Hash the losses of a micro-batch."""
-        self._hashes["loss"].add(losses)
+    def note_gradients(self, optimization: Optimization) -> None:
+        """Hash gradients, and the options of optimizers, before these step, if it is due."""
+        if not self.is_due:
+            return
+        with self._ends_on_error():
+            self._hashes["options"].add(self._fit.outputs.recorder.context.rate_factor)
+            for group in (group for each in optimization.optimizers for group in each.param_groups):
+                given = sorted(name for name in group if name != "params")
+                self._hashes["options"].add([(name, group[name]) for name in given])
+            self._hashes["gradients"].add([each.grad for each in optimization.parameters])
 
-    @_stopping
-    def note_gradients(self, optimization: Optimization, factor: float) -> None:
-        """Hash gradients and options, before optimizers step at ``factor`` times their rates."""
-        options = self._hashes["options"]
-        options.add_text(factor)
-        for group in (group for each in optimization.optimizers for group in each.param_groups):
-            given = {name: group[name] for name in sorted(group) if name != "params"}
-            options.add(_tensors(given, options))
-        if optimization is self._fit.optimization:
-            parameters: Iterable[Tensor] = self._parameters()
-        else:  # one of several, in manual optimization
-            parameters = optimization.parameters
-        self._hashes["gradients"].add([each.grad for each in parameters])
-
-    @_stopping
     def write(self, step: int) -> None:
         """Write the hashes of a step that is made; the host waits for the device."""
-        names = ("data", "loss", "gradients", "weights", "optimizer", "options")
-        hashes, self._hashes = self._hashes, defaultdict(TensorHash)
-        with torch.no_grad():
-            weights = self._fit.strategy.weights()
-            hashes["weights"].add(weights.shards(weights.parameters))
-        hashes["weights"].add(self._fit.module.buffers())
-        own = set(map(id, self._fit.module.parameters()))
-        for optimizer in self._fit.optimization.optimizers:
-            hashes["optimizer"].add(_state(optimizer, own, hashes["optimizer"]))
-        found = tensor_hash.read(hashes)
-        line = {"step": step, **{name: found.get(name) for name in names}}
-        line["random"] = randomness.digest(self._fit.strategy.data.devices)
-        if self._file is None:
+        with self._ends_on_error():
+            self._note_state()
+            found = {name: each.hexadecimal() for name, each in self._hashes.items()}
+            self._hashes.clear()
             self._path.parent.mkdir(exist_ok=True)
-            self._file = self._path.open("a")
-        self._file.write(f"{json.dumps(line)}\n")
-        self._file.flush()
+            with self._path.open("a") as file:
+                file.write(f"{json.dumps({'step': step, **found})}\n")
 
-    def close(self) -> None:
-        """Close the file; the next step opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    @torch.no_grad()
+    def _note_state(self) -> None:
+        strategy, module = self._fit.strategy, self._fit.module
+        weights, own = strategy.weights(), set(map(id, module.parameters()))
+        shards = list(weights.shards(weights.parameters))
+        self._hashes["weights"].add([*shards, *module.buffers()])
+        for optimizer in self._fit.optimization.optimizers:
+            self._hashes["optimizer"].add(_state(optimizer, own))
+        self._hashes["random"].add(randomness.full_state(strategy.data.devices))
 
-    def _parameters(self) -> Iterable[Tensor]:
-        return self._fit.strategy.weights().parameters.values()
+    @contextlib.contextmanager
+    def _ends_on_error(self) -> Iterator[None]:
+        """An error ends the hashes, not training: a tensor may be of a class that has none."""
+        try:
+            yield
+        except Exception as error:
+            self.is_open = self.is_due = False
+            why = f"{type(error).__name__}: {one_line(error)}"
+            line = f"warning: hashes of steps are not recorded any more: {why}"
+            print(line, file=sys.stderr, flush=True)
 
 
-def _state(optimizer: Any, own: Set[int], of: TensorHash) -> Iterator[Tensor]:
+def _state(optimizer: Any, own: set[int]) -> list[Any]:
     """What an optimizer has in this process: its state, and parameters that are not the module's.
 
     ``own``: the ``id`` of the module's.
@@ -156,25 +186,13 @@ def _state(optimizer: Any, own: Set[int], of: TensorHash) -> Iterator[Tensor]:
     optimizer = getattr(optimizer, "optim", optimizer)  # a sharded optimizer's own shard
     given = [each for group in optimizer.param_groups for each in group["params"]]
     # Some engines step other tensors than those in the groups.
-    for parameter in dict.fromkeys([*given, *optimizer.state]):
-        if id(parameter) not in own:
-            yield parameter
-        values: Mapping[str, Any] = optimizer.state.get(parameter, {})
-        yield from _tensors({name: values[name] for name in sorted(values)}, of)
+    return [
+        (None if id(each) in own else each, sorted(optimizer.state.get(each, {}).items()))
+        for each in dict.fromkeys([*given, *optimizer.state])
+    ]
 
 
-def _tensors(values: Any, of: TensorHash) -> Iterator[Tensor]:
-    """The tensors in values of any nesting; numbers and texts are added to a hash."""
-    for each in moving.leaves(values):
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, np.ndarray) and each.dtype != object:
-            of.add_text(str(each.dtype), each.shape, each.tobytes())
-        elif each is None or isinstance(each, str | bytes | int | float | complex):
-            of.add_text(each)
-        elif isinstance(each, tuple):  # a packed sequence
-            yield from (part for part in each if isinstance(part, Tensor))
-        elif callable(to_dict := getattr(each, "to_dict", None)):  # a graph
-            yield from _tensors(to_dict(), of)
-        else:
-            of.add_text(type(each).__name__)
+@functools.cache
+def _numbers(device: torch.device) -> Tensor:
+    """Random odd numbers, the same with every version of NumPy; of a generator of their own."""
+    return torch.from_numpy(np.random.PCG64(0).random_raw(_WORDS).view(np.int64) | 1).to(device)

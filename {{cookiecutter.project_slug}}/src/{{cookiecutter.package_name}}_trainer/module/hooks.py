@@ -40,8 +40,8 @@ class DataHooks:
         """The files, or directories of files, that data is read from, to record their hashes.
 
         Called on rank 0 once the loaders exist. By default: attributes that are paths of existing
-        files and directories. Of a data module also such arguments in the run's config. Relative
-        paths are those of the directory in which the run was started.
+        files and directories. Relative paths are those of the directory in which the run was
+        started.
         """
         values = (each for each in vars(self).values() if isinstance(each, str | os.PathLike))
         return [each for each in values if each and os.path.exists(each)]  # noqa: PTH110

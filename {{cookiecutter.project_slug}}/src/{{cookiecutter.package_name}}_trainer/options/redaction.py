@@ -23,9 +23,9 @@ _HEADER = re.compile(
     r"(authorization[\"' ]*[:=][\"' ]*(\w+ +)?|bearer +)[^\s\"',}]+", re.IGNORECASE
 )
 
-# In a diff: `name = "value"` in any file; `name: value` and `name=value` in files of settings.
-_QUOTED = re.compile(r"""(\w[\w.-]*)(["']?\]?\s*[:=]\s*)(["'])[^"'\n]+\3""")
-_SETTING = re.compile(r"""^([-+ ]\W*)(\w[\w.-]*)(["']?\s*[:=]\s*)(?!["'\s])(.+)$""")
+# In a diff: names before a literal in any file, and before any value in files of settings.
+_LITERAL = re.compile(r"""(\w[\w.-]*)["']?\]?\s*[:=]\s*["']""")
+_SETTING = re.compile(r"""(\w[\w.-]*)["']?\s*[:=]""")
 _SETTINGS = (".yaml", ".yml", ".toml", ".ini", ".cfg", ".json", ".sh", ".env")
 
 
@@ -95,18 +95,11 @@ def value(given: Any) -> Any:
 
 
 def diff(given: str) -> str:
-    """The output of ``git diff`` with secrets in its lines redacted: literals with such names."""
-    lines, in_settings = [], False
+    """The output of ``git diff``, with its lines redacted from secret literals and settings on."""
+    lines, pattern = [], _LITERAL
     for line in message(given).splitlines(keepends=True):
         if line.startswith("+++ "):
-            in_settings = line.rstrip().endswith(_SETTINGS)
-        kept = _QUOTED.sub(_without_literal, line)
-        if in_settings and (found := _SETTING.match(kept)) and is_secret(found[2]):
-            kept = f"{found[1]}{found[2]}{found[3]}{HIDDEN}\n"
-        lines.append(kept)
+            pattern = _SETTING if line.rstrip().endswith(_SETTINGS) else _LITERAL
+        ends = [found.end() for found in pattern.finditer(line) if is_secret(found[1])]
+        lines.append(f"{line[: ends[0]]} {HIDDEN}\n" if ends else line)
     return "".join(lines)
-
-
-def _without_literal(found: re.Match[str]) -> str:
-    is_hidden = is_secret(found[1])
-    return f"{found[1]}{found[2]}{found[3]}{HIDDEN}{found[3]}" if is_hidden else found[0]

@@ -1,7 +1,6 @@
 """What ``run.json`` says of an attempt: enough to run it again, and to see what differs then."""
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -28,37 +27,25 @@ from .repository import commit
 
 # The project's folder, unless the package was installed from a wheel.
 _PROJECT = Path(__file__).resolve().parents[3]
-_DRIVER = Path("/proc/driver/nvidia/version")
-_CPUS = Path("/proc/cpuinfo")
 _VARIABLES = re.compile(
     r"(OMP|KMP|MKL|GOTO|OPENBLAS|NCCL|RCCL|GLOO|CUBLAS|CUDA|CUDNN|NVIDIA|HIP|ATEN|TORCH|PYTORCH)_"
-    r"|PYTHONHASHSEED$|SLURM_(JOB_ID|ARRAY_JOB_ID|ARRAY_TASK_ID|STEP_ID|RESTART_COUNT|JOB_NODELIST"
-    r"|JOB_NUM_NODES|NTASKS_PER_NODE|CPUS_PER_TASK|GPUS_ON_NODE|JOB_PARTITION)$"
+    r"|PYTHONHASHSEED$|SLURM_\w+(_ID|_COUNT|_NODELIST|_NODES|_NODE|_PER_TASK|_PARTITION)$"
 )
 _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 
 def attempt(plan: Plan, hosts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Facts of the attempt that this process starts; ``hosts`` are those of :func:`hosts`.
-
-    Values of variables and options whose name suggests a secret are redacted.
-    """
+    """Facts of the attempt that this process starts; ``hosts`` are those of :func:`hosts`."""
     return {
         "command": redaction.command(sys.argv),
-        "directory": str(plan.started_in),
-        "git": commit(plan.started_in),
-        "template": template(),
-        "locks": locks(),
-        "image": image(),
+        **here(plan.started_in),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
             "cuda": torch.version.cuda,
         },
-        "packages": packages(),
         "hosts": hosts,
-        "variables": variables(),
         "layout": asdict(plan.layout),
         "restarts": max(int(os.environ.get(name, "0") or 0) for name in _RESTARTS),
         "strategy": plan.strategy_name,
@@ -68,49 +55,48 @@ def attempt(plan: Plan, hosts: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def template() -> dict[str, Any] | None:
+def here(directory: Path) -> dict[str, Any]:
+    """Facts that do not depend on a run: of a working directory, the project and this process.
+
+    Values of variables and answers whose name suggests a secret are redacted.
+    """
+    image = {name: os.environ.get(f"IMAGE_{name.upper()}") or None for name in ("commit", "digest")}
+    locks = sorted(_PROJECT.glob("requirements/*.txt"))
+    variables = {name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.match(name)}
+    return {
+        "directory": str(directory),
+        "git": commit(directory),
+        "template": redaction.value(_template()),
+        "locks": {path.name: sha256(path.read_bytes()).hexdigest() for path in locks},
+        "image": image if any(image.values()) else None,
+        "packages": _packages(),
+        "variables": redaction.value(variables),
+    }
+
+
+def _template() -> dict[str, Any] | None:
     """Version of the template, and the answers to its questions; ``None``: not known here."""
     try:
         own = tomllib.loads((_PROJECT / "pyproject.toml").read_text())["tool"]
-        found = own["cookiecutter-distributed-torch"]
+        answers = dict(own["cookiecutter-distributed-torch"])
+        version = answers.pop("version")
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    answers = {name: value for name, value in found.items() if name != "version"}
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         given = json.loads((_PROJECT / ".cruft.json").read_text())["context"]["cookiecutter"]
         answers |= {name: value for name, value in given.items() if not name.startswith("_")}
-    return {"version": found.get("version"), "answers": redaction.value(answers)}
+    return {"version": version, "answers": answers}
 
 
-def locks() -> dict[str, str]:
-    """SHA-256 of each lock of the project; none if they are not here."""
-    paths = sorted(_PROJECT.glob("requirements/*.txt"))
-    return {path.name: sha256(path.read_bytes()).hexdigest() for path in paths}
-
-
-def image() -> dict[str, str | None] | None:
-    """Commit and digest of the container's image, as its variables say; ``None`` without them."""
-    found = {name: os.environ.get(f"IMAGE_{name.upper()}") or None for name in ("commit", "digest")}
-    return found if any(found.values()) else None
-
-
-def packages() -> dict[str, str]:
-    """Version of each installed package by name."""
-    found: dict[str, str] = {}
-    for each in importlib.metadata.distributions():
-        # Not `each.name`, which parses the whole file: ten times slower.
-        text = each.read_text("METADATA") or each.read_text("PKG-INFO") or ""
-        head = text.partition("\n\n")[0]
-        fields = dict(re.findall(r"^(Name|Version): *(.+?) *$", head, re.MULTILINE))
-        if len(fields) == 2:
-            found.setdefault(fields["Name"], fields["Version"])
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-
-
-def variables() -> dict[str, str]:
-    """Environment variables that change what is computed, and ids of the job."""
-    found = {name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.match(name)}
-    return dict(redaction.value(found))
+def _packages() -> dict[str, str]:
+    """Version of each installed package by its normalized name."""
+    found = {}
+    for folder in reversed(sys.path):  # the first of several is imported
+        # Not importlib.metadata, which parses whole files: a hundred times slower.
+        for path in Path(folder).glob("*-*.*-info"):
+            name, _, version = path.stem.partition("-")
+            found[re.sub("[-_.]+", "-", name).lower()] = version
+    return dict(sorted(found.items()))
 
 
 def hosts(plan: Plan) -> list[dict[str, Any]]:
@@ -121,49 +107,43 @@ def hosts(plan: Plan) -> list[dict[str, Any]]:
 
 def host(device: torch.device) -> dict[str, Any]:
     """Facts of this machine; of its accelerators only if ``device`` is one."""
+    model = _read("/proc/cpuinfo", r"^model name\s*: (.+)$")
     found: dict[str, Any] = {
         "name": socket.gethostname(),
-        "cpu": _cpu(),
+        "cpu": model or platform.processor() or platform.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        **dict.fromkeys(("driver", "cuda", "nccl")),
-        "gpus": [],
+        **{"gpus": [], "driver": None, "cuda": None, "nccl": None},
     }
     if device.type == "cuda":
         count = range(torch.cuda.device_count())
         found["gpus"] = [torch.cuda.get_device_name(index) for index in count]
+        found["driver"] = _read("/proc/driver/nvidia/version", r"Module .*?(\d+\.\d+[.\d]*)")
         found["cuda"] = torch.version.cuda or torch.version.hip
         if dist.is_available() and dist.is_nccl_available():
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        with contextlib.suppress(OSError):
-            if number := re.search(r"Module .*?(\d+\.\d+[.\d]*)", _DRIVER.read_text()):
-                found["driver"] = number[1]
     return found
 
 
-def _cpu() -> str:
+def _read(path: str, pattern: str) -> str | None:
     with contextlib.suppress(OSError):
-        if model := re.search(r"^model name\s*: (.+)$", _CPUS.read_text(), re.MULTILINE):
-            return model[1]
-    return platform.processor() or platform.machine()
+        if found := re.search(pattern, Path(path).read_text(), re.MULTILINE):
+            return found[1]
+    return None
 
 
 def end(step: int, metrics: Mapping[str, float], error: BaseException | None) -> dict[str, Any]:
     """Facts of the end of an attempt: ``error`` has ended it, unless it is ``None``."""
-    return {
-        "exit_code": _exit_code(error),
-        "last_step": step,
-        # JSON has no NaN and no infinity.
-        "metrics": {
-            name: value if np.isfinite(value) else str(value) for name, value in metrics.items()
-        },
-    }
+    # JSON has no NaN and no infinity.
+    texts = {name: str(value) for name, value in metrics.items() if not np.isfinite(value)}
+    return {"exit_code": _exit_code(error), "last_step": step, "metrics": {**metrics, **texts}}
 
 
 def _exit_code(error: BaseException | None) -> int:
     """The exit code of the command line."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    if error is None or isinstance(error, KeyboardInterrupt):
-        return 0 if error is None else INTERRUPTED_CODE
+    if error is None or isinstance(error, SystemExit):
+        code = getattr(error, "code", None)
+        return code if isinstance(code, int) else int(code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED_CODE
     return 2 if isinstance(error, UserError) else 1

@@ -1,9 +1,8 @@
 """The commit of the working directory, and what was changed since, for ``run.json``."""
 
 import os
-import re
 import subprocess
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def commit(directory: Path) -> dict[str, Any] | None:
     commit from which the image was built, and whether it had changes.
     """
     try:
-        variables = _variables(directory)
+        variables = _without_filters(directory)
         found = _output(directory, variables, "rev-parse", "--verify", "HEAD").strip()
         status = ("status", "--porcelain", "-z", "--ignore-submodules=dirty")
         changes = _output(directory, variables, *status).split("\0")
@@ -50,18 +49,18 @@ def commit(directory: Path) -> dict[str, Any] | None:
     }
 
 
-def _variables(directory: Path) -> dict[str, str]:
+def _without_filters(directory: Path) -> dict[str, str]:
     """Variables with which git starts no filter that the repository defines, and no transport."""
     base = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
     listed = ("config", "--show-scope", "--name-only", "-z", "--list")
     entries = _output(directory, base, *listed).split("\0")
-    names = [
-        name
+    own = {
+        name.rpartition(".")[0]
         for scope, name in zip(entries[::2], entries[1::2], strict=False)
-        if scope in ("local", "worktree") and re.match(r"filter\..*\.(clean|process)$", name)
-    ]
-    required = {f"{name.rpartition('.')[0]}.required": "false" for name in names}
-    settings = list({**dict.fromkeys(names, ""), **required}.items())
+        if scope in ("local", "worktree") and name.startswith("filter.")
+    }
+    off = {"clean": "", "process": "", "required": "false"}
+    settings = [(f"{each}.{name}", off[name]) for each in sorted(own) for name in off]
     variables = {"GIT_CONFIG_COUNT": str(len(settings))}
     for index, (name, value) in enumerate(settings):
         variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
@@ -69,17 +68,6 @@ def _variables(directory: Path) -> dict[str, str]:
 
 
 def _output(directory: Path, variables: dict[str, str], *words: str) -> str:
-    """What git prints, at most a little over 1 MiB of it."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([*_GIT, *words], cwd=directory, env=variables, **pipes) as git:  # type: ignore[call-overload]
-        timer = threading.Timer(_SECONDS, git.kill)
-        timer.start()
-        try:
-            text: bytes = git.stdout.read(_MOST_BYTES + 1)
-            if len(text) > _MOST_BYTES:
-                git.kill()
-            elif git.wait() != 0:
-                raise subprocess.SubprocessError(f"git {words[0]}: exit code {git.returncode}")
-        finally:
-            timer.cancel()
-    return text.decode(errors="replace")
+    run = partial(subprocess.run, cwd=directory, env=variables, stdin=subprocess.DEVNULL)
+    text = partial(run, encoding="utf-8", errors="replace", capture_output=True)
+    return text([*_GIT, *words], check=True, timeout=_SECONDS).stdout

@@ -33,10 +33,10 @@ from ..loop import (
     hashes,
     saving,
 )
-from ..module import DataHooks, DataModule, Loaders, TrainingModule
+from ..module import DataHooks, Loaders, TrainingModule
 from ..strategies import sync_batchnorm
 from ..strategies.optimizers import configured
-from . import data_files, record
+from . import record
 from .data_files import DataRecord
 from .plan import Plan, check_created_layers, check_loaders
 from .rank import RankRun
@@ -240,14 +240,12 @@ class _Fit:
         if (facts["git"] or {}).get("diff_cut"):
             self._console.note("run.json has only the first MiB of git diff")
         run_directory.write_record(directory, facts, configuration)
-        paths = data_files.named(self._owners(), configuration, plan.started_in)
+        owners = [each for each in (self._data, self._module) if isinstance(each, DataHooks)]
+        paths = [plan.started_in / each for owner in owners for each in owner.data_files()]
         self._data_record = DataRecord(directory, paths)
         logged = LoggedRun.of(directory, plan.options, configuration)
         resumed_at = self._run.global_step if chosen.is_same_run else None
         loop.fit.outputs.log_to(plan.loggers, logged, resumed_at)
-
-    def _owners(self) -> list[DataHooks]:
-        return [*([self._data] if isinstance(self._data, DataModule) else []), self._module]
 
     def _note_overwritten(self) -> None:
         if (kept := self._directory / run_directory.OVERWRITTEN).is_dir():

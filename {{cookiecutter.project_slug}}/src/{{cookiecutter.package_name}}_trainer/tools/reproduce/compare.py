@@ -1,9 +1,8 @@
 """Compare two runs step by step: hashes of all ranks, and logged values."""
 
+import contextlib
 import csv
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +11,27 @@ from ...loop.hashes import DIRECTORY
 Steps = dict[int, dict[str, Any]]
 # In the order in which one follows from the other.
 _CAUSES = {
-    "data": "the batch: the data's files, their order (seed, number of processes), or an "
-    "augmentation",
+    "data": "the batch: the data, its order (seed, number of processes), or an augmentation",
     "options": "options of the optimizer: the learning rate, its schedule or scaling",
     "random": "random numbers: the seed, or code that draws other numbers",
-    "loss": "the forward pass, on the same batch: code, a package, the CPU or GPU, threads, or the "
-    "weights before it",
-    "gradients": "the backward pass: kernels that are not deterministic, a package, the hardware, "
-    "or the number of processes",
-    "weights": "the step of the optimizer, or buffers: its code, a package, the hardware",
+    "loss": "the forward pass: code, a package, the hardware, threads, or the weights before it",
+    "gradients": "the backward pass: its kernels, a package, the hardware, the number of processes",
+    "weights": "the initial weights, the step of the optimizer, or buffers: code, a package",
     "optimizer": "the state of the optimizer: its code, or a package",
 }
-_CAUSES_AT_START = {
-    "weights": "the initial weights: the seed, the model's code or its options",
-    "random": _CAUSES["random"],
-}
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether two runs are bit-equal as far as they were compared, and the lines that say so."""
-
-    is_equal: bool
-    lines: list[str]
-
-
-def compare(recorded: Path, reproduced: Path, last: int) -> Verdict:
-    """Compare two run directories up to a step."""
-    theirs, ours = read(recorded, last), read(reproduced, last)
-    if not any(theirs.values()):
-        return Verdict(False, ["not compared: no hashes of steps were recorded (record_hashes)"])
-    lines, ranks = [], sorted(theirs.keys() & ours.keys())
+def compare(recorded: Path, reproduced: Path, last: int) -> tuple[bool, list[str]]:
+    """Whether two run directories are bit-equal up to a step, and the lines that say so."""
+    theirs, ours = read(recorded), read(reproduced)
+    ranks = sorted(theirs.keys() & ours.keys())
+    steps = sorted({step for rank in ranks for step in theirs[rank] if step <= last})
+    if not steps:
+        return False, ["not compared: no hashes of steps were recorded (record_hashes)"]
+    count, differing = _metrics(recorded, reproduced, last)
+    lines = []
     if theirs.keys() != ours.keys():
         lines = [f"hashes of {len(ours)} ranks, recorded {len(theirs)}: rank 0 … are compared"]
-    steps = sorted({step for rank in ranks for step in theirs[rank]})
     for before, step in zip([-1, *steps], steps, strict=False):
         if found := _difference(step, [(rank, theirs[rank], ours[rank]) for rank in ranks]):
             if before + 1 < step:
@@ -53,32 +39,23 @@ def compare(recorded: Path, reproduced: Path, last: int) -> Verdict:
                     f"; steps {before + 1} to {step - 1}, in which it may have begun, are recorded "
                     "with --trainer.record_hashes true only"
                 )
-            return Verdict(False, [*lines, found, *_metrics(recorded, reproduced, last)[1]])
-    count, differing = _metrics(recorded, reproduced, last)
-    if differing or lines or not ranks:
-        return Verdict(False, [*lines, *(differing or ["the steps of the common ranks are equal"])])
-    made = [step for step in steps if step]
-    what = f"{len(made)} step{'s' * (len(made) != 1)}, {len(ranks)} rank{'s' * (len(ranks) != 1)}"
-    return Verdict(True, [f"bit-equal: {what}, up to step {steps[-1]}; {count} logged values"])
+            return False, [*lines, found, *differing]
+    if differing or lines:
+        return False, [*lines, *(differing or ["the steps of the common ranks are equal"])]
+    made = len(steps) - (0 in steps)
+    what = f"{made} step{'s' * (made != 1)}, {len(ranks)} rank{'s' * (len(ranks) != 1)}"
+    return True, [f"bit-equal: {what}, up to step {steps[-1]}; {count} logged values"]
 
 
-def read(run: Path, last: int | None = None) -> dict[int, Steps]:
+def read(run: Path) -> dict[int, Steps]:
     """The hashes of each rank by step; of files that are no hashes none."""
     found: dict[int, Steps] = {}
     for path in sorted((run / DIRECTORY).glob("rank-*.jsonl")):
-        number = path.stem.removeprefix("rank-")
-        if not number.isdecimal():
-            continue
-        steps = found.setdefault(int(number), {})
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                try:
-                    values = json.loads(line)
-                    step = int(values["step"])
-                except (ValueError, LookupError, TypeError):
-                    break  # a line that was cut when the process was killed
-                if last is None or step <= last:
-                    steps[step] = values
+        # The last line was cut if the process was killed.
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            steps = found.setdefault(int(path.stem.removeprefix("rank-")), {})
+            for values in map(json.loads, path.read_text().splitlines()):
+                steps[int(values["step"])] = values
     return found
 
 
@@ -88,7 +65,7 @@ def _difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str | None:
         if step in theirs and step not in ours:
             return f"step {step}: rank {rank} has not recorded it again"
     when = f"step {step}" if step else "before the first step"
-    for name, cause in (_CAUSES if step else _CAUSES_AT_START).items():
+    for name, cause in _CAUSES.items():
         for rank, theirs, ours in ranks:
             if step in theirs and theirs[step].get(name) != ours[step].get(name):
                 return f"{when}, rank {rank}: {name} is the first that differs: {cause}"
@@ -98,21 +75,15 @@ def _difference(step: int, ranks: list[tuple[int, Steps, Steps]]) -> str | None:
 def _metrics(recorded: Path, reproduced: Path, last: int) -> tuple[int, list[str]]:
     """How many logged values both runs have, and the first of them that differs."""
     theirs, ours = _values(recorded), _values(reproduced)
-    common = [key for key in theirs if key in ours and key[0] <= last]
-    for step, epoch, name in common:
-        pair = ours[step, epoch, name], theirs[step, epoch, name]
-        if pair[0] != pair[1]:
-            line = f"{name} is {pair[0]}, recorded {pair[1]}"
-            return len(common), [f"metrics.csv differs first at step {step}: {line}"]
+    common = [key for key in theirs if key in ours and int(key[0]) <= last]
+    for key in (key for key in common if ours[key] != theirs[key]):
+        line = f"{key[2]} is {ours[key]}, recorded {theirs[key]}"
+        return len(common), [f"metrics.csv differs first at step {key[0]}: {line}"]
     return len(common), []
 
 
-def _values(run: Path) -> Mapping[tuple[int, str, str], str]:
-    try:
-        with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
-            return {
-                (int(row["step"]), row["epoch"], row["name"]): row["value"]
-                for row in csv.DictReader(file)
-            }
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
+def _values(run: Path) -> dict[tuple[str, str, str], str]:
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        rows = csv.DictReader((run / "metrics.csv").read_text().splitlines())
+        return {(row["step"], row["epoch"], row["name"]): row["value"] for row in rows}
+    return {}

@@ -76,7 +76,7 @@ class Browser:
         self.run("Promise.all([...document.querySelectorAll('.plot')].map(drawn))")
 
     def run(self, expression: str) -> Any:
-        """The value of an expression; ``drawn(plot)`` waits until a plot, or its error, is there."""
+        """The value of an expression; ``drawn(plot)`` waits for a plot, or its error."""
         helper = (
             "globalThis.drawn ??= (plot) => new Promise((done) => { const look = () => "
             "plot.querySelector('svg') || plot.textContent ? done(1) : setTimeout(look, 20); "

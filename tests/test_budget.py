@@ -15,7 +15,7 @@ LINES = {
     "__init__.py": 34,
     "callbacks": 849,
     "checkpoint": 1558,
-    "cli": 1258,
+    "cli": 1259,
     "data": 1816,
     "errors.py": 116,
     "launch": 2632,
@@ -39,7 +39,7 @@ LINES = {
     "tools/__init__.py": 6,
     "tools/doctor": 822,
     "tools/plan": 1288,
-    "tools/report": 956,
+    "tools/report": 638,
     "tools/reproduce": 416,
     "trainer.py": 348,
 }

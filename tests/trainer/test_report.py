@@ -104,7 +104,9 @@ def test_the_numbers_are_those_of_the_logs(run: Path) -> None:
     assert points == sorted((step, value) for _, step, value in logged)
     losses = [value for name, _, value in rows(run / "metrics.csv") if name == "loss"]
     assert page.row("last loss") == [repr(losses[-1])]
-    shown = [row for row in page.rows if row[:1] == [str(run)] and len(row) == 3]
+    shown = [
+        row for row in page.rows if row[:1] == [str(run)] and len(row) == 3 and row[1].isdecimal()
+    ]
     assert sorted((int(step), float(value)) for _, step, value in shown) == points
     assert page.row("steps") == ["8"]
     assert page.row("ended") == ["finished step 8"]
@@ -139,7 +141,6 @@ def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
     assert page.row("model.init_args.rate") == ["0.2", "0.1"]
     assert not any(row[0] in ("trainer.max_steps", "model.init_args.key") for row in page.rows)
     assert "s3cret" not in (tmp_path / "both.html").read_text()
-    assert "Environment" in page.text
     (run / "config.yaml").unlink()
 
 
@@ -178,7 +179,7 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
     for line in (
         "damaged: metrics.csv: 3 damaged rows left out, first in line 3",
         "damaged: speed.csv: cannot be read to its end (Is a directory",
-        "damaged: run.json: cannot be read (",
+        "damaged: run.json: missing or damaged",
         "damaged: config.yaml: not YAML (",
         "damaged: profile/rank-00000.1.pt.trace.json: cannot be read (Expecting value",
         "damaged: profile/rank-00001.1.pt.trace.json: no step was recorded",
@@ -195,12 +196,12 @@ def test_mistakes_are_refused_in_a_line_each(
     monkeypatch.setattr(command, "_PACKAGE", "not_installed")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(trainer.ConfigurationError) as caught:
-        report.run("my-project", [".", "gone", "--out", "gone/page.html"])
+        report.run("my-project", [".", "gone", "--out", "away/page.html"])
     assert caught.value.problems == [
         "report needs vl-convert-python: pip install vl-convert-python",
         "RUN='.': is no run directory; name one such as runs/RUN",
         "RUN='gone': does not exist; name one such as runs/RUN",
-        "--out='gone/page.html': the directory gone does not exist",
+        "--out='away/page.html': the directory away does not exist",
     ]
     with pytest.raises(trainer.ConfigurationError, match=r"--out='x.pdf': name a file that ends"):
         report.run("my-project", [".", "--out", "x.pdf"])
@@ -219,11 +220,11 @@ def test_what_restarts_cost(tmp_path: Path) -> None:
     attempts = [
         {
             **{"started": f"{day}00:00+0000", "ended_at": f"{day}01:00+0000"},
-            **{"ended": "preempted SIGUSR1 step 10", "last_step": 10},
+            **{"ended": "preempted SIGUSR1 step 10", "first_step": 0, "last_step": 10},
         },
         {
             **{"started": f"{day}03:00+0000", "ended_at": f"{day}04:00+0000", "last_step": 30},
-            **{"ended": "failed ValueError", "resumed_from": "runs/x/checkpoints/step-00000010"},
+            **{"ended": "failed ValueError", "first_step": 10},
         },
         {
             **{"started": f"{day}04:30+0000", "ended_at": f"{day}05:00+0000"},
@@ -240,13 +241,13 @@ def test_what_restarts_cost(tmp_path: Path) -> None:
     found = [row[2:] for row in written(run).rows if row[0] == str(run) and len(row) == 6]
     assert found == [
         ["preempted SIGUSR1 step 10", "0", "", ""],
-        ["failed ValueError", "10", "2 min 0 s", "0"],
-        ["finished step 40", "25", "30 s", "5"],
+        ["failed ValueError", "10", "0:02:00", "0"],
+        ["finished step 40", "25", "0:00:30", "5"],
     ]
     del attempts[1]["ended_at"], attempts[1]["last_step"]
     killed = made(tmp_path / "killed", *attempts[:2], {}, speed=speed)
     found = [row[2:] for row in written(killed).rows if row[0] == str(killed) and len(row) == 6]
-    assert found[2] == ["no end recorded: running, or killed", "0", "unknown", "unknown"]
+    assert found[2] == ["no end recorded: running, or killed", "unknown", "unknown", "unknown"]
 
 
 def test_a_resumed_run_has_its_steps_once(tmp_path: Path) -> None:
@@ -270,8 +271,8 @@ def test_long_logs_are_thinned_to_values_that_were_logged() -> None:
     assert set(kept) <= set(points)
     assert {points[0], points[-1], points[5_000]} <= set(kept)
     assert plots.thinned(points[:7], 7) == points[:7]
-    logs = [{f"m{number}": points for number in range(60)}]
-    total = sum(len(each.data["values"]) for each in plots.curves(["run"], logs))
+    logs = {f"m{number}": points for number in range(60)}
+    total = sum(len(each["values"]) for each in plots.curves({"run": logs}))
     assert total <= 20_000
 
 

@@ -1,7 +1,8 @@
 """Merge the options of a command line and its files into one dict of sections."""
 
+import argparse
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import ConfigurationError, Problems, nearest, shorten
 from ..options import Options
@@ -12,6 +13,13 @@ CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 # Arguments of a class that another one has replaced: those that the new class takes are kept.
 FORMER = "init_args of the former class"
 PRINT = "print_config"
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports errors like the other commands; the last word of ``prog`` is the command."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{self.prog.rpartition(' ')[2]}: {message}")
 
 
 def split(words: Sequence[str], problems: Problems) -> Iterator[tuple[str, str]]:

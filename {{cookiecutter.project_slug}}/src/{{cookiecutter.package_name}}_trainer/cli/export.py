@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ..launch import files
 from ..module import TrainingModule
 from ..module.overrides import is_overridden
 from ..options import paths
-from . import imports, saved_runs
+from . import arguments, imports, saved_runs
 from .loading import load_module, read_weights
 
 COMMAND = "export"
@@ -27,9 +27,9 @@ HELP = "Write the weights or the model of a run into a file."
 _ONNX_BYTES = 2**31
 
 
-def run(program: str, arguments: Sequence[str]) -> None:
-    """Run the command with the arguments after it; ``program`` is for its help."""
-    given = _parser(program).parse_args(arguments)
+def run(program: str, words: Sequence[str]) -> None:
+    """Run the command with the words after it; ``program`` is for its help."""
+    given = _parser(program).parse_args(words)
     path, file = _checked_paths(given, _FORMATS[given.format])
     checkpoint, averaged = Checkpoint(path), given.averaged == "true"
     model = saved_runs.classes_of(path).get("model")
@@ -50,15 +50,8 @@ def run(program: str, arguments: Sequence[str]) -> None:
     print(f"step {checkpoint.step} exported to {files.shown(file, Path.cwd())}", flush=True)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports errors like the other commands."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{COMMAND}: {message}")
-
-
 def _parser(program: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"{program} {COMMAND}", description=HELP, allow_abbrev=False)
+    parser = arguments.Parser(prog=f"{program} {COMMAND}", description=HELP, allow_abbrev=False)
     run = "a run directory, or a checkpoint, such as runs/RUN/best"
     parser.add_argument("run", metavar="RUN", help=run)
     what = "; ".join(f"{name}: {each.content}" for name, each in _FORMATS.items())

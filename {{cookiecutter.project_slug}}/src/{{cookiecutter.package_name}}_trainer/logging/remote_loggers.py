@@ -228,7 +228,7 @@ class MLflowLogger(RemoteLogger):
         found = client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else client.create_experiment(name)
         self._id = made = str(client.create_run(experiment, run_name=run.name).info.run_id)
-        client.log_batch(made, params=[Param(*each) for each in _flat("", run.configuration)])
+        client.log_batch(made, params=[Param(*each) for each in flat("", run.configuration)])
         return made
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
@@ -245,10 +245,10 @@ class MLflowLogger(RemoteLogger):
         self._client.set_terminated(self._id)
 
 
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+def flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
     """Values of a configuration by their dotted names."""
     if not isinstance(value, Mapping):
         yield prefix, str(value)
         return
     for key, each in value.items():
-        yield from _flat(f"{prefix}.{key}" if prefix else str(key), each)
+        yield from flat(f"{prefix}.{key}" if prefix else str(key), each)

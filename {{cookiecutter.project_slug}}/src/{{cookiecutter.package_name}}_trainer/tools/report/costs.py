@@ -1,8 +1,10 @@
 """Where the wall time of a run went, its restarts, and its effective training time."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import pairwise
+from typing import Any
 
 from .reading import Run
 
@@ -25,11 +27,6 @@ class Spent:
     other: float
 
     @property
-    def measured(self) -> float:
-        """Seconds of the steps that count, and of validation and checkpoints between them."""
-        return self.training + self.data + self.checkpoint + self.validation
-
-    @property
     def wall(self) -> float:
         """All seconds."""
         return float(sum(asdict(self).values()))
@@ -43,7 +40,7 @@ class Spent:
 def spent(run: Run) -> Spent:
     """Add up a run's time, from its logs and attempts."""
     waits = dict(run.speed.get("speed/data_wait", []))
-    first = last = (run.attempts[0].first_step or 0) if run.attempts else 0
+    first = last = (_step(run.attempts[0], "first_step") or 0) if run.attempts else 0
     steps = data = 0.0
     for step, each in sorted(dict(run.speed.get("speed/seconds_per_step", [])).items()):
         seconds, last = each * max(0, step - last), max(step, last)
@@ -54,27 +51,34 @@ def spent(run: Run) -> Spent:
     )
     lost = sum(lost or 0 for _, lost in restarts(run)) * steps / max(1, last - first)
     between = sum(gap or 0.0 for gap, _ in restarts(run))
-    known = steps + checkpoint + validation + lost + between
-    start, stop = (run.attempts[0].started, end(run)) if run.attempts else (None, None)
+    start = end = None
+    if run.attempts:
+        start = _time(run.attempts[0], "started")
+        end = _time(run.attempts[-1], "ended_at") or run.written_at
+    wall = end - start if start and end else 0.0
     # Times of day are whole seconds, so a short run may seem shorter than its steps.
-    wall = (stop - start).total_seconds() if start and stop else 0.0
-    other = max(0.0, wall - known)
+    other = max(0.0, wall - (steps + checkpoint + validation + lost + between))
     return Spent(steps - data, data, checkpoint, validation, lost, between, other)
 
 
 def restarts(run: Run) -> list[tuple[float | None, int | None]]:
     """For each restart: seconds since the attempt before, and its steps that were lost."""
-    found: list[tuple[float | None, int | None]] = []
+    found = []
     for before, after in pairwise(run.attempts):
-        gap = lost = None
-        if before.ended_at is not None and after.started is not None:
-            gap = max(0.0, (after.started - before.ended_at).total_seconds())
-        if before.last_step is not None and after.first_step is not None:
-            lost = max(0, before.last_step - after.first_step)
-        found.append((gap, lost))
+        ended, started = _time(before, "ended_at"), _time(after, "started")
+        last, first = _step(before, "last_step"), _step(after, "first_step")
+        gap = None if ended is None or started is None else max(0.0, started - ended)
+        found.append((gap, None if last is None or first is None else max(0, last - first)))
     return found
 
 
-def end(run: Run) -> datetime | None:
-    """When the run ended; without a record of that, when its logs were last written."""
-    return run.attempts[-1].ended_at or run.written_at
+def _step(attempt: Mapping[str, Any], name: str) -> int | None:
+    found = attempt.get(name)
+    return found if isinstance(found, int) else None
+
+
+def _time(attempt: Mapping[str, Any], name: str) -> float | None:
+    try:
+        return datetime.strptime(str(attempt.get(name)), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return None

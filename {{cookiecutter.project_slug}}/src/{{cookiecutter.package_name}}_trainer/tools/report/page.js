@@ -40,8 +40,9 @@ const specs = {
   }),
 };
 
-JSON.parse(document.getElementById("plots").textContent).forEach((plot, number) => {
-  const place = document.getElementById(`plot-${number}`);
+const plots = JSON.parse(document.getElementById("plots").textContent);
+document.querySelectorAll(".plot").forEach((place, number) => {
+  const plot = plots[number];
   const spec = { $schema: "https://vega.github.io/schema/vega-lite/v6.json", width: "container", data: { values: plot.values }, ...specs[plot.kind](plot) };
   // `ast` interprets Vega's expressions: the page allows no eval.
   vegaEmbed(place, spec, { config, renderer: "svg", actions: false, ast: true }).catch((error) => {

@@ -1,62 +1,45 @@
-"""Plots as data that ``page.js`` draws with Vega-Lite, each with a table of its numbers."""
+"""Plots as data, which ``page.js`` draws with Vega-Lite and ``page.html`` shows as tables."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from .reading import Series
 
-# Points of all curves together, which keeps the page small; and of one of them; rows of a table.
-_MOST_POINTS, _MOST_OF_ONE, _ROWS = 20_000, 1_000, 12
+# Points of all curves together, which keeps the page small; and of one of them.
+_MOST_POINTS, _MOST_OF_ONE = 20_000, 1_000
+
+Plot = dict[str, Any]
+"""``title``; ``kind``: a key of ``specs`` in ``page.js``; ``domain``: what colors tell apart;
+``values``."""
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A plot: its title, what ``page.js`` gets of it, and its numbers as a table."""
-
-    title: str
-    data: dict[str, Any]
-    heads: list[str]
-    rows: list[list[str]]
-
-
-def curves(names: Sequence[str], logs: Sequence[Series]) -> list[Plot]:
+def curves(logs: Mapping[str, Series]) -> list[Plot]:
     """One plot for each name of a value, with a curve for each run that has it."""
-    metrics = dict.fromkeys(name for log in logs for name in log)
-    total = sum(len(log) for log in logs)
+    total = sum(len(log) for log in logs.values())
     most = min(_MOST_OF_ONE, max(20, _MOST_POINTS // max(1, total)))
-    return [_curve(metric, names, logs, most) for metric in metrics]
-
-
-def _curve(metric: str, names: Sequence[str], logs: Sequence[Series], most: int) -> Plot:
-    values, rows = [], []
-    for name, log in zip(names, logs, strict=True):
-        points = log.get(metric, [])
-        for step, value in thinned(points, most):
+    made = []
+    for metric in dict.fromkeys(name for log in logs.values() for name in log):
+        values = [
             # JSON has neither infinity nor NaN.
-            shown = value if math.isfinite(value) else None
-            values.append({"name": name, "step": step, "value": shown})
-        rows += [[name, str(step), repr(value)] for step, value in thinned(points, _ROWS)]
-    data = {"kind": "curve", "domain": list(names), "values": values}
-    return Plot(metric, data, ["run", "step", metric], rows)
+            {"name": run, "step": step, "value": value if math.isfinite(value) else None}
+            for run, log in logs.items()
+            for step, value in thinned(log.get(metric, []), most)
+        ]
+        made.append({"title": metric, "kind": "curve", "domain": [*logs], "values": values})
+    return made
 
 
 def bars(title: str, parts: Mapping[str, Mapping[str, float]]) -> Plot:
-    """A stacked bar for each name, of its parts."""
-    kinds = list(next(iter(parts.values())))
-    shown = [kind for kind in kinds if any(each[kind] > 0 for each in parts.values())]
+    """A stacked bar for each name, of its parts that are above zero in one of the bars."""
+    kinds = [kind for kind in next(iter(parts.values())) if any(of[kind] for of in parts.values())]
     values = [
-        {"name": name, "part": kind, "value": each[kind], "order": order}
-        for name, each in parts.items()
-        for order, kind in enumerate(shown)
+        {"name": name, "part": kind, "order": order, "value": of[kind], "all": sum(of.values())}
+        for name, of in parts.items()
+        for order, kind in enumerate(kinds)
     ]
-    totals = {name: sum(each.values()) or 1.0 for name, each in parts.items()}
-    rows = [
-        [kind, *(f"{of[kind]:.4g} ({of[kind] / totals[name]:.1%})" for name, of in parts.items())]
-        for kind in kinds
-    ]
-    return Plot(title, {"kind": "bars", "domain": shown, "values": values}, ["", *parts], rows)
+    return {"title": title, "kind": "bars", "domain": kinds, "values": values}
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
@@ -64,8 +47,8 @@ def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, f
     if len(points) <= most:
         return list(points)
     size = -(-2 * len(points) // (most - 2))
-    kept = {0, len(points) - 1}
+    kept = {points[0], points[-1]}
     for start in range(0, len(points), size):
-        indices = range(start, min(start + size, len(points)))
-        kept |= {min(indices, key=lambda i: points[i][1]), max(indices, key=lambda i: points[i][1])}
-    return [points[index] for index in sorted(kept)]
+        part = points[start : start + size]
+        kept |= {min(part, key=itemgetter(1)), max(part, key=itemgetter(1))}
+    return sorted(kept)

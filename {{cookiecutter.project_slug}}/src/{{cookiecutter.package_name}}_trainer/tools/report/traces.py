@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,25 +13,41 @@ import numpy as np
 
 from ...errors import one_line
 
+# The events of a category: a pattern of "kind/name". A moment belongs to the first category that
+# is active: communication counts only where nothing is computed meanwhile. On a GPU its own
+# timeline counts, and the host's where it is idle.
+_COMMUNICATION = r"(?i:(gloo|nccl|c10d|mpi)(:|_|Dev|Kernel))"
+_OPTIMIZER = r"user_annotation/Optimizer\.(step|zero_grad)#"
+_HOST = {
+    "checkpoint": "user_annotation/trainer:checkpoint$",
+    "validation": "user_annotation/trainer:validation$",
+    "data": r"user_annotation/enumerate\(DataLoader\)",
+}
+_ON_CPU = _HOST | {
+    "optimizer": _OPTIMIZER,
+    # The engine's own events also wait for communication.
+    "compute": rf"cpu_op/(?!autograd::engine|{_COMMUNICATION})",
+    "communication": rf"\w*/{_COMMUNICATION}",
+}
+_ON_GPU = {
+    "optimizer": f"gpu_{_OPTIMIZER}",
+    "compute": rf"(kernel|gpu_memset)/(?!{_COMMUNICATION})",
+    "copy": rf"gpu_memcpy/(?!{_COMMUNICATION})",
+    "communication": rf"(kernel|gpu_memset|gpu_memcpy)/{_COMMUNICATION}",
+    **_HOST,
+}
+_STEP = r"user_annotation/ProfilerStep#\d+$"
+_WAIT = r"\w*/(cuda|hip)(Stream|Device|Event)Synchronize"
 CATEGORIES = (
     *("data", "copy", "compute", "communication", "optimizer", "checkpoint", "validation"),
     "other",
 )
 """``other``: the rest; Python, the launch of kernels, and waiting."""
-# A moment belongs to the first of these that is active: communication counts only where nothing
-# is computed meanwhile. On a GPU its own timeline counts, and the host's where it is idle.
-_ON_CPU = ("checkpoint", "validation", "data", "optimizer", "compute", "communication")
-_ON_GPU = (
-    *("optimizer", "compute", "copy", "communication"),
-    *("checkpoint", "validation", "data"),
-)
+_MOMENTS = 1_000_000  # of a step
 _MOST_BYTES = 2**29
-_STEP = re.compile(r"ProfilerStep#\d+")
-_COMMUNICATION = re.compile(r"(gloo|nccl|c10d|mpi|horovod)(:|_|Dev|Kernel)", re.IGNORECASE)
-_WAIT = re.compile(r"(cuda|hip)(Stream|Device|Event)Synchronize")
-_OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#")
 
-Event = Mapping[str, Any]
+Span = tuple[float, float]
+"""Begin and end in microseconds."""
 
 
 @dataclass(frozen=True)
@@ -56,24 +73,17 @@ class Trace:
 
     def mean(self, category: str) -> float:
         """Mean seconds of a category in a step."""
-        return sum(each.seconds[category] for each in self.steps) / len(self.steps)
-
-    @property
-    def step_seconds(self) -> float:
-        """Mean seconds of a step."""
-        return sum(each.total for each in self.steps) / len(self.steps)
+        return statistics.fmean(each.seconds[category] for each in self.steps)
 
 
 def read_traces(directory: Path, notes: list[str]) -> list[Trace]:
     """Read the newest trace of each rank, by rank; one that cannot be read is noted."""
-    newest: dict[int, Path] = {}
-    for path in sorted(directory.glob("rank-*.json*")):
-        if found := re.match(r"rank-(\d+)\.", path.name):
-            newest[int(found[1])] = path
+    found = [(re.match(r"rank-(\d+)\.", path.name), path) for path in directory.glob("*.json*")]
+    newest = {int(match[1]): path for match, path in sorted(found, key=lambda e: e[1]) if match}
     traces = []
     for rank, path in sorted(newest.items()):
         try:
-            if steps := _steps(_events(path)):
+            if steps := _steps(path):
                 traces.append(Trace(rank, steps))
             else:
                 notes.append(f"profile/{path.name}: no step was recorded")
@@ -82,82 +92,40 @@ def read_traces(directory: Path, notes: list[str]) -> list[Trace]:
     return traces
 
 
-def _events(path: Path) -> list[Event]:
-    """Events of a trace that have a duration, in microseconds."""
+def _steps(path: Path) -> list[Step]:
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"larger than {_MOST_BYTES >> 20} MiB; record fewer steps")
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        events = json.load(file)["traceEvents"]
-    return [each for each in events if each.get("ph") == "X"]
-
-
-def _steps(events: Sequence[Event]) -> list[Step]:
-    has_device = any(each.get("cat") == "kernel" for each in events)
-    spans: dict[str, list[tuple[float, float]]] = {name: [] for name in CATEGORIES}
-    for each in events:
-        if (name := _category(each, has_device)) is not None:
-            spans[name].append(_span(each))
-    arrays = {name: np.array(found).reshape(-1, 2) for name, found in spans.items()}
-    own = [each for each in events if _STEP.fullmatch(each["name"])]
-    ranges = [each for each in own if each.get("cat") == "user_annotation"]
-    ranges.sort(key=lambda each: each["ts"])
-    order = _ON_GPU if has_device else _ON_CPU
-    return [_step(events, _span(each), arrays, order) for each in ranges]
-
-
-def _category(event: Event, has_device: bool) -> str | None:
-    name, kind = event["name"], event.get("cat", "")
-    if kind in ("kernel", "gpu_memcpy", "gpu_memset"):
-        if _COMMUNICATION.match(name):
-            return "communication"
-        return "copy" if kind == "gpu_memcpy" else "compute"
-    if kind == "gpu_user_annotation":
-        return "optimizer" if _OPTIMIZER.match(name) else None
-    if name in ("trainer:checkpoint", "trainer:validation"):
-        return str(name).removeprefix("trainer:")
-    if name.startswith("enumerate(DataLoader)"):
-        return "data"
-    if has_device:
-        return None
-    if _OPTIMIZER.match(name):
-        return "optimizer"
-    if _COMMUNICATION.match(name):
-        return "communication"
-    # The engine's own events also wait for communication.
-    is_operator = kind == "cpu_op" and not name.startswith("autograd::engine")
-    return "compute" if is_operator else None
-
-
-def _span(event: Event) -> tuple[float, float]:
-    return float(event["ts"]), float(event["ts"]) + float(event["dur"])
-
-
-def _step(
-    events: Sequence[Event],
-    window: tuple[float, float],
-    spans: Mapping[str, Any],
-    order: Sequence[str],
-) -> Step:
-    seconds, so_far, before = dict.fromkeys(CATEGORIES, 0.0), np.zeros((0, 2)), 0.0
-    for name in order:
-        so_far = np.concatenate([so_far, spans[name]])
-        covered = _covered(so_far, window)
-        seconds[name], before = covered - before, covered
-    seconds["other"] = (window[1] - window[0]) / 1e6 - before
-    # A checkpoint must wait for the device.
-    paused = np.concatenate([spans["checkpoint"], spans["validation"]])
+        events = [each for each in json.load(file)["traceEvents"] if each.get("ph") == "X"]
+    patterns = _ON_GPU if _spans(events, "kernel/") else _ON_CPU
+    spans = {category: _spans(events, pattern) for category, pattern in patterns.items()}
+    paused = spans["checkpoint"] + spans["validation"]  # which must wait for the device
     waits = [
-        each
-        for each in events
-        if _WAIT.match(each["name"]) and window[0] <= each["ts"] < window[1]
-        if not any(first <= each["ts"] < last for first, last in paused)
+        (begin, end)
+        for begin, end in _spans(events, _WAIT)
+        if not any(first <= begin < last for first, last in paused)
     ]
-    return Step(seconds, len(waits), sum(each["dur"] for each in waits) / 1e6)
+    return [_step(each, spans, waits) for each in sorted(_spans(events, _STEP))]
 
 
-def _covered(spans: Any, window: tuple[float, float]) -> float:
-    """Seconds in a window that at least one of the spans covers."""
-    inside = np.clip(spans, *window)
-    inside = inside[np.argsort(inside[:, 0])]
-    reached = np.maximum.accumulate(np.concatenate([[window[0]], inside[:-1, 1]]))
-    return float(np.maximum(0, inside[:, 1] - np.maximum(inside[:, 0], reached)).sum()) / 1e6
+def _spans(events: Sequence[Mapping[str, Any]], pattern: str) -> list[Span]:
+    matches = re.compile(pattern).match
+    return [
+        (float(each["ts"]), float(each["ts"]) + float(each["dur"]))
+        for each in events
+        if matches(f"{each.get('cat', '')}/{each['name']}")
+    ]
+
+
+def _step(window: Span, spans: Mapping[str, Sequence[Span]], waits: Sequence[Span]) -> Step:
+    """Mark each moment of a step with its category, those that come first last."""
+    begin, microseconds = window[0], max(window[1] - window[0], 1e-3)
+    moments = np.full(_MOMENTS, CATEGORIES.index("other"), np.uint8)
+    for category, found in reversed(list(spans.items())):
+        places = (np.array(found).reshape(-1, 2) - begin) / microseconds * _MOMENTS
+        for first, last in places.round().clip(0, _MOMENTS).astype(int).tolist():
+            moments[first:last] = CATEGORIES.index(category)
+    counts = np.bincount(moments, minlength=len(CATEGORIES)).tolist()
+    seconds = [count / _MOMENTS * microseconds / 1e6 for count in counts]
+    waited = [last - first for first, last in waits if window[0] <= first < window[1]]
+    return Step(dict(zip(CATEGORIES, seconds, strict=True)), len(waited), sum(waited) / 1e6)

@@ -13,7 +13,8 @@ import torch
 from my_project_trainer import Trainer, TrainingModule
 from torch import Tensor, nn
 
-GRADIENT = 1.0 + 2.0**-12  # which half precision rounds to 1
+# Half precision rounds it to 2**-4, and has room for it times the initial scale of losses.
+GRADIENT = (1.0 + 2.0**-12) * 2.0**-4
 
 
 class Overflows(TrainingModule):
@@ -27,12 +28,13 @@ class Overflows(TrainingModule):
         self.overflows = overflows
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        inputs = torch.full((1, 8), GRADIENT)
+        dtype = self.first.weight.dtype  # half precision where units are gathered in it
+        inputs = torch.full((1, 8), GRADIENT, dtype=dtype)
         with torch.autocast("cpu", enabled=False):
             loss = self.first(inputs) + self.last(inputs)
             if self.overflows and batch_idx == 1:
-                last = torch.zeros(1, 8)
-                last[0, -1] = 1e38
+                last = torch.zeros(1, 8, dtype=dtype)
+                last[0, -1] = 1e38 if dtype == torch.float32 else 2.0
                 loss = loss + self.last(last)
         return loss.sum()
 

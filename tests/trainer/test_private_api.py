@@ -89,10 +89,7 @@ OF_FOLDERS = {
     "strategies/horovod": {"_allreduce_delay"},
     "strategies/replicated": {"_ddp_ignored"},
     "strategies/xla": {"torch_xla._internal.pjrt", "torch_xla._internal.tpu"},
-    "tools/doctor": {
-        *("torch.utils._python_dispatch.TorchDispatchMode", "_unique2", "_local_scalar_dense"),
-        "_linalg_check_errors",
-    },
+    "tools/doctor": {"torch.utils._python_dispatch.TorchDispatchMode", "_linalg_check_errors"},
 }
 PUBLIC = {"_exit", "_asdict", "_replace"}  # of os and of named tuples
 

@@ -1,7 +1,6 @@
 """``doctor``: what this machine can run, and what is wrong with a configuration.
 
-``checks.py`` runs each check in a process of its own. ``machine.py`` has those of the machine,
-``fit.py`` those of a configuration, with ``waits.py`` for its step.
+``machine.py`` has the checks of the machine, ``fit.py`` those of a configuration.
 """
 
 HELP = "Check what this machine can run; with --config, the model and its data too."
@@ -10,9 +9,7 @@ HELP = "Check what this machine can run; with --config, the model and its data t
 def run(program: str, words: list[str]) -> None:
     """Print what each check finds; exit 1 if a ``fit`` cannot start.
 
-    Args:
-        program: The name of the program.
-        words: ``--json`` and the options of ``fit``; without these, only the machine is checked.
+    ``words``: ``--json`` and the options of ``fit``; without these, only the machine is checked.
     """
     from . import checks, fit, machine
 

@@ -1,4 +1,4 @@
-"""Checks of a configuration: its step, model and data, and what each strategy refuses."""
+"""Checks of a configuration: its step, its model, and its data."""
 
 import contextlib
 import hashlib
@@ -21,27 +21,29 @@ from ... import strategies
 from ...callbacks import Callback
 from ...cli import configuration, imports
 from ...cli.configuration import Work
-from ...data import MicroBatch, scaling, sources
+from ...data import scaling, sources
 from ...data.first_batches import fingerprint
 from ...data.moving import leaves
 from ...data.samples import Splitter, batch_length
-from ...errors import ConfigurationError, UserError
+from ...errors import UserError, shorten
 from ...launch.pickling import find_unpicklable
-from ...loop.problems import problems_of
 from ...module import TrainingModule
 from ...run.rank import RankRun
-from ...strategies import Requested, SingleDevice
+from ...strategies import SingleDevice
 from ...strategies.base import Stage
 from ...strategies.gradients.same_use import OPTION, trained
 from ...strategies.optimizers import Optimization
 from ...trainer import Trainer
-from .checks import Check, apart, run
+from ..isolated import Child
+from .checks import Check, run
 from .waits import Waits
 
 _SECONDS, _SECONDS_TO_MEASURE, _SECONDS_EACH = 180.0, 20.0, 3.0
 _STEPS, _SAMPLES, _COMPARED, _MEASURED = 4, 4, 4, 64
 _BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ORDER = "draw from the global generators of torch, NumPy or Python, and sort sets and files"
+_WAITS = "keep values on the device, log tensors with self.log, copy with non_blocking"
+_TIED = ": one parameter; a parallelize_plan may not shard it"
 Order = list[list[str]]  # for each batch, what each of its parts is, with a hash of its values
 
 
@@ -53,17 +55,18 @@ def read(program: str, given: Sequence[str]) -> Work:
 
 def check(work: Work, program: str, given: Sequence[str]) -> list[Check]:
     """Run all checks of a configuration; ``given``: its options."""
-    named = {"pickling": _pickling, "layers": _layers, "strategies": _strategies}
     found = run("step", partial(_step, work), _SECONDS, "fails")
-    for name, each in named.items():
-        found += run(name, partial(each, work), _SECONDS)
-    try:
-        first: Order = list(apart(partial(_order, work, 0), _SECONDS))
-    except (TimeoutError, UserError) as error:
-        return [*found, Check("data order", "warning", f"not checked: {error}")]
-    # A new interpreter is as another run: with all threads, and other hashes of strings.
-    again = partial(_data, partial(read, program, list(given)), first)
-    return found + run("data", again, _SECONDS, how="spawn")
+    found += run("pickling", partial(_pickling, work), _SECONDS)
+    found += run("layers", partial(_layers, work), _SECONDS)
+    again = partial(read, program, list(given))
+    found += run("data order", partial(_order, again, work), _SECONDS)
+    return found + run("num_workers", partial(_fresh, partial(_workers, again)), _SECONDS)
+
+
+def _fresh(check: Callable[[], list[Check]]) -> list[Check]:
+    """Run a check in a new interpreter, with all threads and other hashes of strings."""
+    found: list[Check] = Child(check, 0.9 * _SECONDS, "spawn").result()
+    return found
 
 
 def _replicas(work: Work) -> int:
@@ -89,10 +92,6 @@ def _fit(work: Work, **options: Any) -> Trainer:
         trainer = _alone(work, fast_dev_run=_STEPS, **options)
         trainer.fit(work.model, work.data)
     return trainer
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
 
 
 class _Watched(SingleDevice):
@@ -135,16 +134,13 @@ def _step(work: Work) -> Iterator[Check]:
     steps = len(watched.batches)
     yield Check("step", "ok", f"{steps} steps of at most {_SAMPLES} samples on the CPU")
     # A wait in one batch only, such as every 50th, costs little.
-    waits = [(at, how) for at, (how, in_) in watched.waits.found.items() if len(in_) > (steps > 1)]
-    for place, does in waits:
-        advice = "keep values on the device, and log tensors with self.log"
-        yield Check("waits", "warning", f"{place}: {does}", advice)
-    if not waits:
-        yield Check("waits", "ok", "no line of the training step waits for the device")
+    waits = [line for line, in_ in watched.waits.found.items() if len(in_) > (steps > 1)]
+    for line in waits or ["no line of the training step waits for the device"]:
+        yield Check.either("waits", line, not waits, _WAITS)
     rare = [name for name, batches in watched.uses.items() if len(batches) < steps]
-    found = f"{_shown(rare)}: not used in each step" if rare else "each step uses all parameters"
-    advice = f"freeze or remove them, or {OPTION}"
-    yield Check.either("unused parameters", found, not rare, advice)
+    names = shorten(", ".join(rare))
+    found = f"{names}: not used in each step" if rare else "each step uses all parameters"
+    yield Check.either("unused parameters", found, not rare, f"freeze or remove them, or {OPTION}")
 
 
 def _pickling(work: Work) -> Iterator[Check]:
@@ -159,65 +155,49 @@ def _layers(work: Work) -> Iterator[Check]:
     if norms and not options.sync_batchnorm:
         limits = {name: strategies.find(name).limits for name in strategies.names()}
         refusing = [name for name, each in limits.items() if "sync_batchnorm" in each.refused]
-        found = f"{_shown(norms)}: each replica normalizes with its own part of a batch"
+        found = f"{shorten(', '.join(norms))}: each replica normalizes with its own part of a batch"
         advice = f"--trainer.sync_batchnorm true, which {', '.join(refusing)} refuse"
         yield Check("BatchNorm", "warning" if _replicas(work) > 1 else "ok", found, advice)
     names = defaultdict(list)
     for name, each in model.named_parameters(remove_duplicate=False):
         names[each].append(name)
     for tied in (each for each in names.values() if len(each) > 1):
-        yield Check("tied parameters", "ok", f"{' = '.join(tied)}: see what strategies refuse")
+        yield Check("tied parameters", "ok", f"{' = '.join(tied)}{_TIED}")
 
 
-def _strategies(work: Work) -> Iterator[Check]:
-    """What each strategy would refuse of this module and these options."""
-    refused = defaultdict(list)
-    for name in strategies.names():
-        for line in _problems(name, work) or ["can train the model"]:
-            refused[line.replace(repr(name), "…")].append(name)
-    for line, names in refused.items():
-        yield Check("strategies", "ok", f"{', '.join(names)}: {line}")
+def _order(read_again: Callable[[], Work], work: Work) -> list[Check]:
+    return _fresh(partial(_compared, read_again, _read(work, 0)[0]))
 
 
-def _problems(name: str, work: Work) -> list[str]:
-    plan, module = work.trainer._plan, work.model
-    features = {each for each in ("sync_batchnorm", "compile") if getattr(plan.options, each)}
-    asked = Requested(plan.device.type, str(plan.options.precision), 1, 1, frozenset(features))
-    try:
-        made = strategies.create(name, {})
-        lines = made.limits.problems(name, asked) + made.problems(plan.options, None)
-        lines += problems_of(module, name, made, plan.options)
-        return lines + made.problems(plan.options, module)
-    except ConfigurationError as error:
-        return error.problems
-
-
-def _data(read_again: Callable[[], Work], first: Order) -> Iterator[Check]:
+def _compared(read_again: Callable[[], Work], first: Order) -> list[Check]:
     with imports.checked():
-        yield compare("two runs with one seed", first, _order(read_again(), 0))
-        yield compare("0 and 2 workers", first, _order(read_again(), 2))
-        yield _workers(read_again())
+        again, with_workers = (_read(read_again(), workers)[0] for workers in (0, 2))
+    one_seed = compare("two runs with one seed", first, again)
+    return [one_seed, compare("0 and 2 workers", first, with_workers)]
 
 
-@contextlib.contextmanager
-def _batches(work: Work, workers: int) -> Iterator[tuple[Any, Iterator[MicroBatch]]]:
-    """The number of workers of the training loader, and its batches, with so many workers."""
+def _read(work: Work, workers: int, seconds: float = 0.0) -> tuple[Order, float, int | None]:
+    """Read the first batches with so many workers, and measure others for some seconds.
+
+    Returns: The first batches, seconds for another one, and a DataLoader's own ``num_workers``.
+    """
     trainer = _alone(work, accelerator="cpu", precision="32-true", max_steps=1)
     rank = RankRun(trainer._plan, None, is_started=False)
     rank.connect()
     with rank.attached(work.model, "fit", work.data):
-        loader = sources.training_loader(work.data, work.model)
-        given = getattr(loader, "num_workers", None)
+        loader, given = sources.training_loader(work.data, work.model), None
         if isinstance(loader, DataLoader):
-            loader.num_workers, loader.timeout = workers, loader.timeout if workers else 0
+            given, loader.num_workers = loader.num_workers, workers
+            loader.timeout = loader.timeout if workers else 0
             loader.prefetch_factor = (loader.prefetch_factor or 2) if workers else None
         feed = rank.training_feed(loader)
-        yield given, chain.from_iterable(feed.epoch(epoch, 0) for epoch in count())
-
-
-def _order(work: Work, workers: int) -> Order:
-    with _batches(work, workers) as (_, batches):
-        return [[_hash(part) for part in leaves(b.data)] for b in islice(batches, _COMPARED)]
+        batches = chain.from_iterable(feed.epoch(epoch, 0) for epoch in count())
+        first = [[_hash(part) for part in leaves(b.data)] for b in islice(batches, _COMPARED)]
+        started, number = time.perf_counter(), 0
+        while number < _MEASURED and time.perf_counter() - started < seconds:
+            next(batches)
+            number += 1
+        return first, (time.perf_counter() - started) / max(1, number), given
 
 
 def _hash(value: Any) -> str:
@@ -229,8 +209,8 @@ def _hash(value: Any) -> str:
 
 def compare(what: str, first: Order, second: Order) -> Check:
     """Compare the first batches of two runs, and say which part of which batch differs."""
-    for number, (one, other) in enumerate(zip(first, second, strict=False), 1):
-        for part, (old, new) in enumerate(zip(one, other, strict=False), 1):
+    for number, batches in enumerate(zip(first, second, strict=False), 1):
+        for part, (old, new) in enumerate(zip(*batches, strict=False), 1):
             if old != new:
                 found = f"{what}: batch {number} differs in part {part}, {old.rpartition(':')[0]}"
                 return Check("data order", "warning", found, _ORDER)
@@ -252,24 +232,19 @@ class _Clock(Callback):
         self.seconds[-1] += time.perf_counter()
 
 
-def _workers(work: Work) -> Check:
+def _workers(read_again: Callable[[], Work]) -> list[Check]:
+    with imports.checked():
+        work = read_again()
     clock, measured = _Clock(), dict[int, float]()
     device = _fit(work, callbacks=[clock])._plan.device.type
     step, ends = median(clock.seconds[1:] or clock.seconds), time.monotonic() + _SECONDS_TO_MEASURE
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    for workers in (0, *(2**power for power in range((cores or 1).bit_length() + 1))):
-        with _batches(work, workers) as (given, batches):
-            if not isinstance(given, int):
-                return Check("num_workers", "ok", "not measured: the loader is no DataLoader")
-            next(batches)
-            started, passed, number = time.perf_counter(), 0.0, 0
-            while number < _MEASURED and passed < _SECONDS_EACH:
-                next(batches)
-                passed, number = time.perf_counter() - started, number + 1
-        measured[workers] = passed / number
+    for workers in (0, *(2**power for power in range((os.cpu_count() or 1).bit_length() + 1))):
+        _, measured[workers], given = _read(work, workers, _SECONDS_EACH)
+        if given is None:
+            return [Check("num_workers", "ok", "not measured: the loader is no DataLoader")]
         if time.monotonic() > ends or _is_fed(workers, measured[workers], step):
             break
-    return suggest(given, measured, step, device)
+    return [suggest(given or 0, measured, step, device)]
 
 
 def _is_fed(workers: int, batch: float, step: float) -> bool:

@@ -10,6 +10,8 @@ import inspect
 import linecache
 import os
 import sysconfig
+import traceback
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,22 +27,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...launch import files
 
 _aten = torch.ops.aten
-# What a GPU answers only when it has computed all that was asked of it before.
-_WAITS = {
-    _aten._local_scalar_dense.default: "reads a value (item, float, bool, if, format)",
-    _aten.repeat_interleave.Tensor: "repeat_interleave without output_size",
-    **dict.fromkeys((_aten.equal.default, _aten.allclose.default), "compares tensors"),
-    **dict.fromkeys((_aten.nonzero.default, _aten.masked_select.default), "selects by a mask"),
-    **dict.fromkeys((_aten._unique2.default, _aten.unique_dim.default), "unique"),
-    **dict.fromkeys((_aten.unique_consecutive.default, _aten.bincount.default), "counts values"),
-    _aten.multinomial.default: "multinomial checks its values",
-    _aten._linalg_check_errors.default: "a check of torch.linalg: use its _ex function",
-}
+# A GPU answers only when it has computed all that was asked of it before. torch marks operators
+# whose result, or its shape, depends on values; two more wait on a GPU only.
+_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_OTHERS = (_aten.multinomial.default, _aten._linalg_check_errors.default)
 _INDEXES = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default)
-_TO_HOST, _FROM_HOST = "copies to the host", "copies from the host without non_blocking"
 # What no operator shows, because the CPU reads it directly.
-_READS = dict.fromkeys(("numpy", "__array__", "tolist"), _TO_HOST)
-_READS |= dict.fromkeys(("__repr__", "__format__"), "prints or formats a tensor")
+_READS = ("numpy", "__array__", "tolist", "__repr__", "__format__")
 _TRAINER = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _PATHS = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 _FOLDERS = (*_PATHS, Path(torch.__file__).parent)
@@ -48,15 +41,16 @@ LIBRARIES = (_TRAINER, "<", *(f"{each}{os.sep}" for each in _FOLDERS))
 """With what the names of files begin that are not the user's."""
 
 
-class Waits:
+class Waits(TorchDispatchMode):
     """Notes the lines of source at which the host would wait.
 
-    ``found``: by line, what it does, and the numbers of the batches in which it does. ``owner``:
-    file of the user's model, whose folder counts as source even if it is installed.
+    ``found``: by line, the numbers of the batches in which it does. ``owner``: file of the user's
+    model, whose folder counts as source even if it is installed.
     """
 
     def __init__(self, owner: str) -> None:
-        self.found: dict[str, tuple[str, set[int]]] = {}
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[str, set[int]] = defaultdict(set)
         self.batch, self.is_paused = 0, False
         self._owner = f"{Path(owner).parent}{os.sep}"
         self.storages: Any = WeakIdKeyDictionary()  # which views share
@@ -64,9 +58,8 @@ class Waits:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Note what waits in this context."""
-        names = ("synchronize", "empty_cache")
-        calls: Any = {name: lambda *_, what=name, **__: self.note(what) for name in names}
-        with mock.patch.multiple(torch.cuda, **calls), _Operators(self), _Functions(self):
+        calls: Any = dict.fromkeys(("synchronize", "empty_cache"), lambda *_, **__: self.note())
+        with mock.patch.multiple(torch.cuda, **calls), self, _Functions(self):
             yield
 
     def mark(self, value: Any) -> None:
@@ -80,46 +73,38 @@ class Waits:
         is_strided = isinstance(value, Tensor) and value.layout is torch.strided
         return is_strided and value.untyped_storage() in self.storages
 
-    def note(self, what: str) -> None:
+    def note(self) -> None:
         """Note that the user's line that is running waits; not what the trainer does itself."""
-        frame = None if self.is_paused else inspect.currentframe()
-        while frame is not None:
+        if self.is_paused:
+            return
+        for frame, line in traceback.walk_stack(inspect.currentframe()):
             file = frame.f_code.co_filename
             is_own = file.startswith(self._owner)
-            if not is_own and file.startswith(_TRAINER) and file != __file__:
-                return
             if is_own or not file.startswith(LIBRARIES):
-                text = linecache.getline(file, frame.f_lineno).strip()
-                place = f"{files.shown(Path(file), Path.cwd())}:{frame.f_lineno}: {text}"
-                self.found.setdefault(place, (what, set()))[1].add(self.batch)
+                text = linecache.getline(file, line).strip()
+                shown = files.shown(Path(file), Path.cwd())
+                self.found[f"{shown}:{line}: {text}"].add(self.batch)
                 return
-            frame = frame.f_back
-
-
-class _Operators(TorchDispatchMode):
-    """Follows tensors, and notes operators that wait."""
-
-    def __init__(self, waits: Waits) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._waits = waits
+            if file.startswith(_TRAINER) and file != __file__:
+                return
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        waits, kwargs = self._waits, kwargs or {}
+        kwargs = kwargs or {}
         if func is _aten.copy_.default:  # which changes the device of no tensor
-            to_has, source_has = map(waits.has, args[:2])
-            if to_has != source_has and args[1].ndim and not (*args, False)[2]:
-                waits.note(_TO_HOST if source_has else _FROM_HOST)
+            if self.has(args[0]) != self.has(args[1]) and args[1].ndim and not (*args, False)[2]:
+                self.note()
             return func(*args, **kwargs)
-        is_on_device = any(map(waits.has, tree_leaves((args, kwargs))))
-        if is_on_device and func in _WAITS:
-            waits.note(_WAITS[func])
-        elif is_on_device and func in _INDEXES:
+        if not any(map(self.has, tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        if func in _INDEXES:
             has_mask = any(each is not None and each.dtype == torch.bool for each in args[1])
-            if has_mask and not (len(args) > 2 and args[2].numel() == 1):  # which only fills
-                waits.note("an index by a mask")
+            waits = has_mask and not (len(args) > 2 and args[2].numel() == 1)  # which only fills
+        else:
+            waits = func in _OTHERS or not _TAGS.isdisjoint(func.tags)
+        if waits:
+            self.note()
         result = func(*args, **kwargs)
-        if is_on_device:
-            waits.mark(result)
+        self.mark(result)
         return result
 
 
@@ -136,13 +121,12 @@ class _Functions(TorchFunctionMode):
         target = kwargs.get("device", args[1] if name == "to" and len(args) > 1 else None)
         # The module's own device is a torch.device; text is what the user wrote.
         is_to_host = name == "cpu" or (isinstance(target, str) and target.startswith("cpu"))
-        if is_to_host and waits.has(given):
-            waits.note(_TO_HOST)
+        if waits.has(given) and (is_to_host or name in _READS):
+            waits.note()
+        if waits.has(given) and is_to_host:
             copied = func(*args, **kwargs).clone()
             waits.storages.pop(copied.untyped_storage())
             return copied
-        if name in _READS and waits.has(given):
-            waits.note(_READS[name])
         # Only a CPU checks the values then.
         waits.is_paused = name == "one_hot" and (len(args) > 1 or "num_classes" in kwargs)
         result = func(*args, **kwargs)
@@ -150,6 +134,6 @@ class _Functions(TorchFunctionMode):
         if isinstance(target, torch.device):
             is_moved = name == "to" and isinstance(given, Tensor) and not waits.has(given)
             if name in ("tensor", "as_tensor") or (is_moved and not kwargs.get("non_blocking")):
-                waits.note(_FROM_HOST)
+                waits.note()
             waits.mark(result)
         return result

@@ -13,8 +13,8 @@ import torch
 from my_project_trainer import Trainer, TrainingModule
 from torch import Tensor, nn
 
-# Half precision rounds it to 2**-4, and has room for it times the initial scale of losses.
-GRADIENT = (1.0 + 2.0**-12) * 2.0**-4
+# Half precision rounds the input to 1, and has room for the factor times the initial scale of losses.
+INPUT, FACTOR = 1.0 + 2.0**-12, 2.0**-4
 
 
 class Overflows(TrainingModule):
@@ -29,14 +29,14 @@ class Overflows(TrainingModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         dtype = self.first.weight.dtype  # half precision where units are gathered in it
-        inputs = torch.full((1, 8), GRADIENT, dtype=dtype)
+        inputs = torch.full((1, 8), INPUT, dtype=dtype)
         with torch.autocast("cpu", enabled=False):
             loss = self.first(inputs) + self.last(inputs)
             if self.overflows and batch_idx == 1:
                 last = torch.zeros(1, 8, dtype=dtype)
-                last[0, -1] = 1e38 if dtype == torch.float32 else 2.0
+                last[0, -1] = 1e38 if dtype == torch.float32 else 32.0
                 loss = loss + self.last(last)
-        return loss.sum()
+        return loss.float().sum() * FACTOR
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=1.0)

@@ -15,7 +15,7 @@ LINES = {
     "__init__.py": 34,
     "callbacks": 849,
     "checkpoint": 1558,
-    "cli": 1239,
+    "cli": 1240,
     "data": 1828,
     "errors.py": 116,
     "launch": 2632,
@@ -38,7 +38,7 @@ LINES = {
     "strategies/xla": 350,
     "tools/__init__.py": 6,
     "tools/doctor": 822,
-    "tools/report": 956,
+    "tools/report": 640,
     "tools/reproduce": 527,
     "trainer.py": 348,
 }

@@ -15,4 +15,4 @@ def run(program: str, words: Sequence[str]) -> None:
     """
     from . import command
 
-    command.run(program, words)
+    command.run(program, words, HELP)

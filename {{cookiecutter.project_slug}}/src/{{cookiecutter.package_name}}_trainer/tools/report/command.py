@@ -8,15 +8,15 @@ from ...checkpoint import run_directory
 from ...cli import arguments
 from ...errors import Problems, UserError, one_line, shown
 from ...launch import files
-from . import HELP, page, reading
+from . import page, reading
 
 _NAME = "report.html"
 _PACKAGE = "vl_convert"
 
 
-def run(program: str, words: Sequence[str]) -> None:
+def run(program: str, words: Sequence[str], description: str) -> None:
     """Write the page; see :func:`..report.run`."""
-    parser = arguments.Parser(prog=f"{program} report", description=HELP, allow_abbrev=False)
+    parser = arguments.Parser(prog=f"{program} report", description=description, allow_abbrev=False)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories, such as runs/RUN")
     where = f"the page; default: {_NAME} in the first run"
     parser.add_argument("--out", metavar="FILE.html", type=Path, help=where)

@@ -19,6 +19,7 @@ PAGES = {
     "evidence": "Evidence",
     "benchmarks": "Benchmarks",
     "memory": "Memory, measured",
+    "plan": "Accuracy of plan",
     "pipeline": "Pipelines, measured",
     "gpu": "GPUs",
     "design": "Design of the template",

@@ -40,7 +40,7 @@ LINES = {
     "tools/doctor": 683,
     "tools/isolated.py": 80,
     "tools/plan": 1288,
-    "tools/report": 638,
+    "tools/report": 640,
     "tools/reproduce": 416,
     "trainer.py": 348,
 }

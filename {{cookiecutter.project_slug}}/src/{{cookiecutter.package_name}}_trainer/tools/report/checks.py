@@ -47,7 +47,7 @@ def _loader(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
     wait = statistics.fmean(rows)
     measured = f"steps waited {wait:.2g} of their time for data, {spent.data:.3g} s"
     if busy:
-        measured += f"; the GPU was {busy:.0f} % busy"
+        measured += f"; the GPU was {busy:.0f}% busy"
     if wait < limits["share"] or spent.data < limits["seconds"] or busy >= limits["busy"]:
         return measured, None
     workers = run.config.get("data.init_args.num_workers", "unknown")
@@ -62,8 +62,10 @@ def _checkpoints(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:
         return measured, None
     every = run.config.get("trainer.checkpoint_every_n_steps", "")
     factor = part / max(1 - part, 0.01) / limits["goal"]
-    steps = round(int(every) * factor) if every.isdecimal() else f"{factor:.0f} times as large"
-    return measured, {"part": part, "steps": steps, "every": every or "its value"}
+    change = f"checkpoints {factor:.0f} times less often"
+    if every.isdecimal():
+        change = f"checkpoint_every_n_steps {round(int(every) * factor)} instead of {every}"
+    return measured, {"part": part, "change": change}
 
 
 def _waits(run: Run, spent: Spent, limits: Mapping[str, Any]) -> Finding:

@@ -24,7 +24,10 @@ def run(program: str, words: Sequence[str], description: str) -> None:
     paths = list(dict.fromkeys(Path(each) for each in given.runs))
     file = given.out or paths[0] / _NAME
     _check(paths, file)
-    text = page.written([reading.read(path) for path in paths])
+    names = [path.absolute().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    text = page.written([reading.read(*each) for each in zip(paths, names, strict=True)])
     try:
         files.write_atomically(file, text)
     except OSError as error:

@@ -51,10 +51,8 @@ def spent(run: Run) -> Spent:
     )
     lost = sum(lost or 0 for _, lost in restarts(run)) * steps / max(1, last - first)
     between = sum(gap or 0.0 for gap, _ in restarts(run))
-    start = end = None
-    if run.attempts:
-        start = _time(run.attempts[0], "started")
-        end = _time(run.attempts[-1], "ended_at") or run.written_at
+    start = _time(run.attempts[0], "started") if run.attempts else None
+    end = (_time(run.attempts[-1], "ended_at") if run.attempts else None) or run.written_at
     wall = end - start if start and end else 0.0
     # Times of day are whole seconds, so a short run may seem shorter than its steps.
     other = max(0.0, wall - (steps + checkpoint + validation + lost + between))

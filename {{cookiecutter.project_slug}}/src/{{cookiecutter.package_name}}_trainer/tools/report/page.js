@@ -8,7 +8,7 @@ const config = {
   font: "system-ui, sans-serif",
   view: { stroke: null },
   axis: { labelColor: ink, titleColor: ink, tickColor: ink, domainColor: ink, gridColor: ink, gridOpacity: 0.15, titleFontWeight: "normal" },
-  legend: { labelColor: ink, titleColor: ink, orient: "bottom", columns: 3, labelLimit: 300 },
+  legend: { labelColor: ink, titleColor: ink, orient: "bottom", columns: 2, labelLimit: 260 },
 };
 
 function color(field, domain) {
@@ -23,7 +23,7 @@ const specs = {
     encoding: {
       x: { field: "step", type: "quantitative", axis: { format: "d", tickCount: 6 } },
       y: { field: "value", type: "quantitative", title: null, scale: { zero: false }, axis: { format: ".4~g" } },
-      color: { ...color("name", domain), ...(domain.length === 1 && { legend: null }) },
+      color: { ...color("name", domain), legend: domain.length === 1 ? null : { columns: 1 } },
       tooltip: [{ field: "name" }, { field: "step" }, { field: "value", format: ".6~g" }],
     },
   }),

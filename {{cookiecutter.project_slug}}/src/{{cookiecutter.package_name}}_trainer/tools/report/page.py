@@ -67,7 +67,7 @@ def _inline(script: str) -> str:
 def _bars(runs: Sequence[Run], times: Sequence[costs.Spent]) -> list[plots.Plot]:
     walls = {run.name: asdict(time) for run, time in zip(runs, times, strict=True) if time.wall}
     ranks = {
-        f"{run.name if len(runs) > 1 else ''} rank {trace.rank}".lstrip(): {
+        f"rank {trace.rank}{f' of {run.name}' * (len(runs) > 1)}": {
             name: trace.mean(name) * 1e3 for name in CATEGORIES
         }
         for run in runs

@@ -37,22 +37,21 @@ class Run:
     """What is missing or damaged."""
 
 
-def read(directory: Path) -> Run:
-    """Read a run directory."""
+def read(directory: Path, name: str = "") -> Run:
+    """Read a run directory; ``name``: how the page calls it."""
     notes: list[str] = []
-    metrics, speed = (_series(directory / f"{name}.csv", notes) for name in ("metrics", "speed"))
-    logs = [path for path in directory.glob("*.csv") if path.is_file()]
+    metrics, speed = (_series(directory / f"{log}.csv", notes) for log in ("metrics", "speed"))
     if not (attempts := run_directory.attempts(directory)):
         notes.append("run.json: missing or damaged; attempts and environment are unknown")
     return Run(
-        name=str(directory),
+        name=name,
         attempts=attempts,
         facts=dict(flat("", redaction.value(attempts[-1]))) if attempts else {},
         config=_config(directory / "config.yaml", notes),
         metrics=metrics,
         speed=speed,
         traces=read_traces(directory / "profile", notes),
-        written_at=max((path.stat().st_mtime for path in logs), default=None),
+        written_at=max((path.stat().st_mtime for path in directory.glob("*.csv")), default=None),
         notes=notes,
     )
 

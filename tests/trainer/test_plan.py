@@ -102,7 +102,12 @@ def test_all_mistakes_are_reported_at_once():
     words = ["--config", "configs/digits.yaml", "--devices", "0", "--accelerator", "gqu"]
     words += ["--trainer.precision", "17", "--model.width", "wide", "--trainer.strategy", "fsdq"]
     error = plan(*words, code=2)
-    lines = ["--devices 0", "--accelerator='gqu'", "--memory: not given", "precision='17'"]
+    lines = [
+        "devices=0 is not a device",
+        "--accelerator='gqu'",
+        "--memory: not given",
+        "precision='17'",
+    ]
     for line in [*lines, "model.width", "strategy='fsdq' is unknown; did you mean 'fsdp'"]:
         assert line in error, error
 

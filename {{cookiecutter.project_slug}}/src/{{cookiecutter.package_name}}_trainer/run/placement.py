@@ -60,7 +60,7 @@ def find(options: Options, problems: Problems) -> Placement:
     made: tuple[str, Strategy] | None = None
     if not is_auto:
         with problems:
-            made = create(options.strategy, own_options)
+            made = _create(options.strategy, own_options)
     # If they are invalid: a number about which no other check reports an error.
     devices = list(range(layout.local_world_size if layout.started_outside else 1))
     with problems:
@@ -68,17 +68,17 @@ def find(options: Options, problems: Problems) -> Placement:
     # single_device has no options; those of ddp are kept if an elastic run shrinks to one process.
     processes = max(len(devices), layout.world_size, options.num_nodes or 1)
     is_ddp = bool(own_options) or processes > 1
-    auto = auto_name(accelerator, layout, is_ddp)
+    auto = _auto(accelerator, layout, is_ddp)
     if is_auto:
         with problems:
-            made = create(auto, own_options)
+            made = _create(auto, own_options)
     # In place of an invalid one: it causes no other errors.
-    name, strategy = made or create(auto, {})
+    name, strategy = made or _create(auto, {})
     nodes = layout.num_nodes if layout.source != "none" else options.num_nodes or 1
     return Placement(accelerator, layout, tuple(devices), nodes, name, strategy)
 
 
-def create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]:
+def _create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]:
     """The name of a strategy, and the strategy."""
     if not isinstance(wanted, Strategy):
         strategy = strategies.create(wanted, own_options)
@@ -90,7 +90,7 @@ def create(wanted: object, own_options: dict[str, Any]) -> tuple[str, Strategy]:
     return type(wanted).__name__, wanted
 
 
-def auto_name(accelerator: Accelerator, layout: Layout, is_ddp: bool) -> str:
+def _auto(accelerator: Accelerator, layout: Layout, is_ddp: bool) -> str:
     if accelerator in ADDED:
         return ADDED[accelerator].strategy
     if is_ddp and launch.is_interactive() and not layout.started_outside:

@@ -34,7 +34,7 @@ class Live(TorchDispatchMode):
         """Bytes of gradients, and the most bytes of all else then, since :meth:`begin`."""
         self._watched: list[Tensor] = []
         self._sizes: dict[int, int] = {}
-        self._is_gradient: dict[int, bool] = {}
+        self._gradients = set[int]()
         self._ends: dict[int, weakref.ref[Any]] = {}
 
     @contextlib.contextmanager
@@ -82,23 +82,23 @@ class Live(TorchDispatchMode):
         storage = local.untyped_storage()
         key = id(storage)
         if key not in self._sizes:
-            self._sizes[key], self._is_gradient[key] = 0, False
+            self._sizes[key] = 0
             self._ends[key] = weakref.ref(storage, functools.partial(self._end, key))
             self._resize(key, storage.nbytes())
-        if is_gradient and not self._is_gradient[key]:
-            self._is_gradient[key] = True
+        if is_gradient and key not in self._gradients:
+            self._gradients.add(key)
             self.gradients += self._sizes[key]
         self._note()
 
     def _resize(self, key: int, size: int) -> None:
         more, self._sizes[key] = size - self._sizes[key], size
         self.total += more
-        self.gradients += more * self._is_gradient[key]
+        self.gradients += more * (key in self._gradients)
 
     def _end(self, key: int, _: object) -> None:
         self._resize(key, 0)
-        for known in (self._sizes, self._is_gradient, self._ends):
-            del known[key]
+        self._gradients.discard(key)
+        del self._sizes[key], self._ends[key]
 
     def _note(self) -> None:
         other = self.total - self.gradients

@@ -16,15 +16,16 @@ from ...data import Feed, batch_length, scaling, seed_everything, sources
 from ...data.moving import mapped
 from ...errors import ConfigurationError, Problems, UserError
 from ...module import DataModule, TrainingModule
-from ...options import reading
+from ...options import Options, reading
 from ...run import plan as plans
+from ...run.placement import Placement
 from ...run.plan import Plan
 from ...strategies import SingleDevice, Strategy, registry
 from ...strategies.fsdp.fsdp import FSDP
 from ...strategies.memory import Memory, extrapolated
 from ..isolated import Child, Failure
 from . import fake, sbatch
-from .request import Finder, Request
+from .request import Request, finder
 from .trace import PlannedRun, Trace, trace
 
 # In this order the simplest of those that fit is named; others follow as they are registered.
@@ -46,16 +47,14 @@ def make(asked: Request, problems: Problems, program: str) -> dict[str, Any]:
     """
     parser = configuration.make_parser(program, "fit")
     with configuration.read_sections(parser, "fit", asked.words, problems) as checked:
-        options = reading.read(checked.trainer, problems)
-        find = Finder(asked.accelerator, options, problems)
+        given = reading.read(checked.trainer, problems)
+        options = replace(given, accelerator="cpu", auto_select_gpus=False)
+        find = finder(asked.accelerator)
         data: DataModule | None = None
         if "data" in checked.classes:
             with problems:
                 data = classes.create("data", *checked.classes["data"])
-        elsewhere = replace(  # nothing that would be compared with this machine
-            options, accelerator="cpu", auto_select_gpus=False, devices="auto", num_nodes=None
-        )
-        plan = plans.make(elsewhere, problems, find)  # raises all problems
+        plan = plans.make(options, problems, find)  # raises all problems
         seed_everything(options.seed)
         build = partial(classes.create, "model", *checked.classes["model"])
         with contextlib.redirect_stdout(None):  # user code would print in each trace
@@ -68,7 +67,7 @@ class _Planning:
 
     asked: Request
     plan: Plan
-    find: Finder
+    find: Callable[[Options, Problems], Placement]
     build: Callable[[], TrainingModule]
     data: DataModule | None
     left_out: dict[str, list[str]] = field(default_factory=dict)
@@ -76,7 +75,10 @@ class _Planning:
 
     def planned(self) -> dict[str, Any]:
         """Read the data, trace, and compute."""
-        self.replicas = self.plan.strategy.replicas(self.find.devices, self.find.nodes)
+        devices, nodes = len(self.plan.node_devices), self.plan.layout.num_nodes
+        accelerator = self.asked.accelerator
+        self.place = dict[str, Any](devices=devices, nodes=nodes, accelerator=accelerator)
+        self.replicas = self.plan.strategy.replicas(devices, nodes)
         with fake.tensors():
             bare = self.build()
         plans.check_module(self.plan, bare)
@@ -95,7 +97,7 @@ class _Planning:
             "simplest": next((row["name"] for row in rows if row["fits"]), None),
             "left_out": self.left_out,
             "notes": [*self.notes, *self._remarks(traces[_ALONE])],
-            "disagreements": sbatch.disagreements(Path.cwd(), **self.find.place),
+            "disagreements": sbatch.disagreements(Path.cwd(), **self.place),
         }
 
     def _data(self, bare: TrainingModule) -> tuple[Any, Feed]:
@@ -169,7 +171,7 @@ class _Planning:
 
     def _row(self, name: str, strategy: Strategy, traces: dict[str, Trace], size: int) -> Any:
         """A strategy's row; ``size``: samples of the traced micro-batch."""
-        shares = strategy.replicas(self.find.devices, self.find.nodes)
+        shares = strategy.replicas(self.place["devices"], self.place["nodes"])
         shares *= self.plan.options.accumulate_grad_batches
         whole = self.plan.options.global_batch_size or size * shares
         if whole % shares:
@@ -180,7 +182,7 @@ class _Planning:
         def memory(batch: int) -> Memory:
             source = traces.get(name, traces[_ALONE])
             sizes = extrapolated(source.one, source.two, batch / size)
-            sizes = replace(sizes, **self.find.place)
+            sizes = replace(sizes, **self.place)
             if name not in traces:
                 return strategy.memory(sizes)
             if sizes.is_on_host:  # gloo gathers a unit in a copy, which no trace sees
@@ -219,7 +221,7 @@ class _Planning:
         peak = options.peak_flops
         return {
             "strategy": plan.strategy_name,
-            **self.find.place,
+            **self.place,
             "precision": str(options.precision),
             "parameters": alone.elements,
             "trained": sizes.elements,

@@ -2,11 +2,13 @@
 
 import argparse
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+from unittest import mock
 
 from ...errors import Problems, shown
+from ...launch import cluster
 from ...launch.cluster import Layout
 from ...launch.devices import Accelerator
 from ...options import Options, values
@@ -23,7 +25,6 @@ _OWN = {
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_MOST = 2**20
 
 
 @dataclass(frozen=True)
@@ -65,46 +66,25 @@ def _bytes(text: str | None, problems: Problems) -> int:
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-class Finder:
-    """Finds where a run will be, for :func:`~...run.plan.make`: on the devices that are planned.
+def finder(accelerator: Accelerator) -> Callable[[Options, Problems], Placement]:
+    """What finds where a run will be, for :func:`~...run.plan.make`: not on this machine.
 
-    Args:
-        accelerator: Of :class:`Request`.
-        given: The options of ``fit``, with the number of devices and nodes.
-        problems: Gets a line if they do not say how many devices there are.
+    Its options have the number of devices on a node, as CPUs.
     """
 
-    def __init__(self, accelerator: Accelerator, given: Options, problems: Problems) -> None:
-        self.accelerator, self.nodes = accelerator, given.num_nodes or 1
-        devices = given.devices
-        text = str(len(devices) if isinstance(devices, list) else devices)
-        self.devices = int(text) if text.isdecimal() and len(text) < 9 else 0
-        if not 0 < self.devices * self.nodes <= _MOST:
-            problems.add(
-                f"--devices {shown(devices)} on {self.nodes} nodes: a plan needs the number of "
-                f"devices on a node, and {_MOST} of them in all at most"
-            )
-            self.devices = self.nodes = 1
-
-    @property
-    def place(self) -> dict[str, Any]:
-        """The devices per node, the nodes, and the accelerator."""
-        return {"devices": self.devices, "nodes": self.nodes, "accelerator": self.accelerator}
-
-    def __call__(self, options: Options, problems: Problems) -> Placement:
-        own = options.strategy_options or {}
-        is_ddp = bool(own) or self.devices * self.nodes > 1
-        auto = placement.auto_name(self.accelerator, Layout(), is_ddp)
-        found = None
-        with problems:
-            found = placement.create(auto if options.strategy == "auto" else options.strategy, own)
-        name, strategy = found or placement.create(auto, {})
-        local = strategy.limits.local_processes(self.devices)
+    def find(options: Options, problems: Problems) -> Placement:
+        if str(options.devices) in ("auto", "-1"):
+            problems.add("devices: a plan needs their number on a node; give --devices N")
+        with mock.patch.dict("os.environ", {cluster.OVERRIDE: "none"}):
+            where = placement.find(options, problems)
+        limits = where.strategy.limits
+        local = limits.local_processes(len(where.devices))
         layout = Layout(
-            world_size=local * self.nodes,
+            world_size=local * where.nodes,
             local_world_size=local,
-            num_nodes=self.nodes,
-            source=next(iter(strategy.limits.sources), "plan"),
+            num_nodes=where.nodes,
+            source=next(iter(limits.sources), "plan"),
         )
-        devices = tuple(range(self.devices))
-        return Placement(self.accelerator, layout, devices, self.nodes, name, strategy)
+        return replace(where, accelerator=accelerator, layout=layout)
+
+    return find

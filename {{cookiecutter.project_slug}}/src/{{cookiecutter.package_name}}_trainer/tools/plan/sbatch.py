@@ -22,16 +22,16 @@ def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> lis
     if on_gpus:
         expected |= {"gpus": nodes * devices, "gpus-per-node": devices}
         expected |= {"gpus-per-task": 1, "gres": devices}
-    lines = []
-    for key, number in expected.items():
-        value, place = found.get(key, ("", ""))
-        given = value.rpartition(":")[2]
-        if given.isdigit() and int(given) != number:
-            lines.append(f"{place}, and the plan has {number}: give sbatch --{key}={number}")
-    if paths and nodes > 1 and "nodes" not in found:
-        lines.append(f"no #SBATCH line says nodes: give sbatch --nodes={nodes}")
     ways = ("gpus-per-node", "gpus-per-task", "gpus", "gres", "ntasks")
     key, *others = ways if on_gpus else ("ntasks-per-node", "ntasks")
-    if paths and devices > 1 and not found.keys() & {key, *others}:
-        lines.append(f"no #SBATCH line says {key}: give sbatch --{key}={devices}")
+    missing = ["nodes"] if "nodes" not in found else []
+    missing += [] if found.keys() & {key, *others} else [key]
+    for name in missing if paths else ():
+        found[name] = "1", f"no #SBATCH line says {name}, which is 1"
+    lines = []
+    for name, number in expected.items():
+        value, place = found.get(name, ("", ""))
+        given = value.rpartition(":")[2]
+        if given.isdigit() and int(given) != number:
+            lines.append(f"{place}, and the plan has {number}: give sbatch --{name}={number}")
     return lines

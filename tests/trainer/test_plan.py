@@ -11,7 +11,8 @@ import pytest
 from my_project_trainer import strategies
 from my_project_trainer.strategies import registry
 from my_project_trainer.strategies.memory import Memory, Sizes, extrapolated
-from my_project_trainer.tools.plan import isolated, sbatch
+from my_project_trainer.tools.isolated import Child, Failure
+from my_project_trainer.tools.plan import sbatch
 from tests.project import ROOT, run
 
 MiB = 2**20
@@ -22,7 +23,6 @@ SIZES = Sizes(
     optimizer=80 * MiB,
     moments=[(0, 30 * MiB), (20 * MiB, 20 * MiB), (40 * MiB, 10 * MiB)],
     step=8 * MiB,
-    flat_step=2.0,
     numels=[MiB] * 10,
     unit=4 * MiB,
     devices=4,
@@ -77,17 +77,17 @@ def test_what_does_not_fit_is_left_out_with_the_reason(digits: Any):
     assert "uses 1 device and 2 were requested" in reasons["single_device"]
     assert "no parallelize_plan" in reasons["tensor_parallel"]
     assert "runs on 1 node and there are 2" in reasons["ddp_spawn"]
-    planned = [name for row in digits["rows"] for name in (row["name"], *row["also"])]
+    planned = [row["name"] for row in digits["rows"]]
     assert sorted([*planned, *reasons]) == sorted(registry.names())
 
 
 def test_lines_for_slurm_are_compared(digits: Any, tmp_path: Path):
     assert any("--nodes=1, and the plan has 2" in line for line in digits["disagreements"])
-    assert sbatch.disagreements(tmp_path, 8, 4, on_gpus=True) == []
+    assert sbatch.disagreements(tmp_path, 8, 4, "cuda") == []
     (tmp_path / "slurm").mkdir()
     script = tmp_path / "slurm" / "train.sh"
     script.write_text("#SBATCH --nodes=2\n#SBATCH --gpus-per-node=a100:4\n#SBATCH --ntasks=32\n")
-    assert sbatch.disagreements(tmp_path, 8, 4, on_gpus=True) == [
+    assert sbatch.disagreements(tmp_path, 8, 4, "cuda") == [
         "slurm/train.sh: #SBATCH --nodes=2, and the plan has 4: give sbatch --nodes=4",
         "slurm/train.sh: #SBATCH --gpus-per-node=a100:4, and the plan has 8: give sbatch "
         "--gpus-per-node=8",
@@ -95,14 +95,19 @@ def test_lines_for_slurm_are_compared(digits: Any, tmp_path: Path):
     (tmp_path / "slurm" / "settings.sh").write_text(
         "export SBATCH_GPUS_PER_NODE=a100:8\n# export SBATCH_NODES=9\n"
     )
-    assert len(sbatch.disagreements(tmp_path, 8, 4, on_gpus=True)) == 1
+    assert len(sbatch.disagreements(tmp_path, 8, 4, "cuda")) == 1
 
 
 def test_all_mistakes_are_reported_at_once():
     words = ["--config", "configs/digits.yaml", "--devices", "0", "--accelerator", "gqu"]
     words += ["--trainer.precision", "17", "--model.width", "wide", "--trainer.strategy", "fsdq"]
     error = plan(*words, code=2)
-    lines = ["--devices '0'", "--accelerator 'gqu'", "--memory: not given", "precision='17'"]
+    lines = [
+        "devices=0 is not a device",
+        "--accelerator='gqu'",
+        "--memory: not given",
+        "precision='17'",
+    ]
     for line in [*lines, "model.width", "strategy='fsdq' is unknown; did you mean 'fsdp'"]:
         assert line in error, error
 
@@ -119,17 +124,17 @@ def test_what_fake_tensors_cannot_do_takes_real_steps():
 def test_a_step_that_hangs_ends_at_the_time_limit():
     words = ["--devices", "1", "--memory", "4G", "--accelerator", "cpu", "--trainer.max_steps", "9"]
     error = plan("--model", "plan_subject.Endless", *words, "--seconds", "1", code=2)
-    assert "not done after 1 s" in error
+    assert "took longer than 1 s" in error
 
 
 def test_a_child_that_ends_or_fails_is_named():
-    with pytest.raises(isolated.Failure, match="SIGKILL"):
-        isolated.Child(lambda: os.kill(os.getpid(), signal.SIGKILL), 60.0).result()
-    with pytest.raises(isolated.Failure, match="ZeroDivisionError"):
-        isolated.Child(lambda: 1 // 0, 60.0).result()
-    assert isolated.Child(lambda: 2, 60.0).result() == 2
-    child = isolated.Child(threading.Event().wait, 0.1)
-    with pytest.raises(isolated.Failure, match="not done after"):
+    with pytest.raises(Failure, match="SIGKILL"):
+        Child(lambda: os.kill(os.getpid(), signal.SIGKILL), 60.0).result()
+    with pytest.raises(Failure, match="ZeroDivisionError"):
+        Child(lambda: 1 // 0, 60.0).result()
+    assert Child(lambda: 2, 60.0).result() == 2
+    child = Child(threading.Event().wait, 0.1)
+    with pytest.raises(Failure, match="took longer than"):
         child.result()
     assert not child._process.is_alive()
 
@@ -194,6 +199,18 @@ def test_only_what_depends_on_the_batch_grows_with_it():
         (20 * MiB, (20 + 9 * 10) * MiB),
         (40 * MiB, 10 * MiB),
     ]
+
+
+@pytest.mark.slow
+def test_a_mesh_runs_its_own_class():
+    words = ["--config", str(ROOT / "configs" / "gpt.yaml"), "--devices", "4", "--memory", "4G"]
+    options = '{"tensor": 2, "shard": 2}'
+    words += ["--trainer.strategy", "mesh", "--trainer.strategy_options", options]
+    found = plan(*words, "--accelerator", "cpu")
+    mesh = next(row["memory"] for row in found["rows"] if row["name"] == "mesh")
+    assert mesh["mark"] == "measured", found["notes"]
+    whole = found["facts"]["whole_model"]
+    assert mesh["gradients"] == pytest.approx(whole["gradients"] / 4, rel=0.1)
 
 
 @pytest.mark.slow

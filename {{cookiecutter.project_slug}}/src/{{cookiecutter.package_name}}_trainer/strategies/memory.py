@@ -21,7 +21,6 @@ class Sizes:
             forward and backward, and the most bytes of all else that was, beside parameters,
             buffers and states: activations, batch, temporary results.
         step: The most bytes of temporary results while the optimizers step.
-        flat_step: Likewise for a single flat parameter, for each byte of its gradient.
         numels: Number of elements of each trained parameter, in the module's order.
         unit: Of the parameters of the largest unit that ``fsdp`` would gather.
         devices: Devices per node.
@@ -35,7 +34,6 @@ class Sizes:
     moments: Sequence[tuple[int, int]]
     step: int
     numels: Sequence[int]
-    flat_step: float = 0.0
     unit: int = 0
     devices: int = 1
     nodes: int = 1
@@ -72,7 +70,8 @@ class Sizes:
 
     def step_flat(self, share: float) -> int:
         """Likewise, if that share is one flat tensor."""
-        return round(self.flat_step * share * self.gradients)
+        together = self.largest if self.is_on_host else self.gradients
+        return round(self.step * share * self.gradients / max(together, 1))
 
     def computing(self, share: float) -> "Sizes":
         """The sizes of a rank that computes a share of the activations."""

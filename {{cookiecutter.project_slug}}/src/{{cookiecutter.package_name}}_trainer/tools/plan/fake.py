@@ -11,40 +11,28 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...launch import hangs, rendezvous
-from ...strategies.fsdp import state as sharded_state
+from ...strategies.fsdp.fsdp import FSDP
 from ...strategies.gradients.same_use import SameUse
 
 _ATEN: Any = torch.ops.aten
-_MASKS = (torch.bool, torch.uint8)
 
 
 def _item(x: Tensor) -> Any:
     return False if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
 
 
-def _unique(x: Tensor, *_: Any, **__: Any) -> Any:
-    whole, counts = (x.new_empty(shape, dtype=torch.int64) for shape in (x.shape, x.numel()))
-    return x.new_empty(x.numel()), whole, counts
-
-
 def _masked(x: Tensor, indices: Any) -> Any:
-    masks = [(k, i) for k, i in enumerate(indices) if i is not None and i.dtype in _MASKS]
-    if not masks:
-        return None
-    position, mask = max(masks, key=lambda each: each[1].numel())
-    return x.new_empty((*x.shape[:position], mask.numel(), *x.shape[position + mask.dim() :]))
-
-
-def _selected(x: Tensor, mask: Tensor) -> Any:
-    return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape).numel())
+    for k, mask in enumerate(indices):
+        if mask is not None and mask.dtype in (torch.bool, torch.uint8):
+            return x.new_empty((*x.shape[:k], mask.numel(), *x.shape[k + mask.dim() :]))
+    return None
 
 
 ANSWERS: dict[Any, Any] = {
     _ATEN._local_scalar_dense.default: _item,
     _ATEN.equal.default: lambda *_: True,
     _ATEN.nonzero.default: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
-    _ATEN.masked_select.default: _selected,
-    _ATEN._unique2.default: _unique,
+    _ATEN.masked_select.default: lambda x, mask: x.new_empty((x + mask).numel()),
     _ATEN.index.Tensor: _masked,
 }
 """Bounds for what depends on data: ``item()`` is 1, ``if tensor:`` is false, a mask keeps all."""
@@ -87,17 +75,21 @@ def group() -> Iterator[None]:
     """Process groups that are initialized in it have no peers, and send nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    real = unset_fake_temporarily()
     with (
         mock.patch.dict("os.environ", {"TRAINER_BACKEND": "fake"}),
         mock.patch.object(rendezvous, "connect_store", return_value=FakeStore()),
         mock.patch.object(hangs, "limited", contextlib.nullcontext),
         # It would ask the peers by the store.
         mock.patch.object(SameUse, "_compare"),
-        # Fake tensors cannot be swapped, and are on their device.
-        mock.patch.object(sharded_state, "move_rest"),
         # A mesh reads the ranks that it is made of.
-        mock.patch.object(DeviceMesh, "__init__", real(DeviceMesh.__init__)),
-        mock.patch.object(DeviceMesh, "_concatenate", real(DeviceMesh._concatenate)),
+        mock.patch.object(DeviceMesh, "__init__", unset_fake_temporarily()(DeviceMesh.__init__)),
     ):
         yield
+
+
+def place(strategy: FSDP, on_gpus: bool) -> None:
+    """Let a strategy that sees fake CPU tensors do what it would do on the plan's devices."""
+    changed: Any = strategy
+    changed.whole_blocks = on_gpus
+    changed._skips = lambda asks: False
+    changed.make_mesh = unset_fake_temporarily()(changed.make_mesh)

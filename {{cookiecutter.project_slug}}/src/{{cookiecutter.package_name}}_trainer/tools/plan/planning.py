@@ -1,64 +1,46 @@
 """Makes a plan: the run that ``fit`` would start, and the memory of each strategy."""
 
-import dataclasses
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import bisect
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ...cli import classes, configuration
 from ...data import Feed, batch_length, scaling, seed_everything, sources
+from ...data.moving import mapped
 from ...errors import ConfigurationError, Problems, UserError
-from ...module import DataHooks, DataModule, TrainingModule, is_overridden
-from ...options import reading
+from ...module import DataModule, TrainingModule
+from ...options import Options, reading
 from ...run import plan as plans
+from ...run.placement import Placement
 from ...run.plan import Plan
 from ...strategies import SingleDevice, Strategy, registry
 from ...strategies.fsdp.fsdp import FSDP
-from ...strategies.memory import Memory, Sizes, extrapolated
-from . import fake, request, sbatch
-from .isolated import Child, Failure
-from .request import Request
-from .trace import Job, PlannedRun, Trace, quiet, trace
+from ...strategies.memory import Memory, extrapolated
+from ..isolated import Child, Failure
+from . import fake, sbatch
+from .request import Request, finder
+from .trace import PlannedRun, Trace, trace
 
 # In this order the simplest of those that fit is named; others follow as they are registered.
 _SIMPLE = ("single_device", "ddp", "ddp_zero1", "fsdp", "hsdp")
-MARGIN = 0.1
-GPU_RESERVED, CPU_RESERVED = 3 * 2**29, 2**29
-_MOST_BATCHES, _MOST_CHILDREN = 2**20, 8
+_MARGIN = 0.1
+_GPU_RESERVED, _CPU_RESERVED = 3 * 2**29, 2**29
+_BATCHES = range(1, 2**30)
+_ALONE = ""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A strategy of the plan: its memory, whether that fits, and the largest batch of a rank."""
+def make(asked: Request, problems: Problems, program: str) -> dict[str, Any]:
+    """Read the options as ``fit`` does, and plan; plain values, for JSON.
 
-    name: str
-    also: Sequence[str]
-    memory: Memory
-    batch_size: int
-    fits: bool
-    largest_batch_size: int
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan, to be printed.
-
-    ``facts``: names and values of the run; ``left_out``: a reason, and the strategies it is for.
-    """
-
-    facts: dict[str, Any]
-    rows: Sequence[Row]
-    simplest: str | None
-    left_out: dict[str, list[str]]
-    notes: Sequence[str] = field(default_factory=list)
-    disagreements: Sequence[str] = field(default_factory=list)
-
-
-def make(asked: Request, problems: Problems, program: str) -> Planned:
-    """Read the options as ``fit`` does, and plan.
+    ``facts``: names and values of the run; ``rows``: a strategy each, with its memory, whether that
+    fits, and the batches of a rank; ``left_out``: by reason.
 
     Raises:
         UserError: One line for each error.
@@ -66,8 +48,8 @@ def make(asked: Request, problems: Problems, program: str) -> Planned:
     parser = configuration.make_parser(program, "fit")
     with configuration.read_sections(parser, "fit", asked.words, problems) as checked:
         given = reading.read(checked.trainer, problems)
-        options, devices, nodes = request.planned(asked, given, problems)
-        find = request.finder(asked, devices, nodes)
+        options = replace(given, accelerator="cpu", auto_select_gpus=False)
+        find = finder(asked.accelerator)
         data: DataModule | None = None
         if "data" in checked.classes:
             with problems:
@@ -75,241 +57,173 @@ def make(asked: Request, problems: Problems, program: str) -> Planned:
         plan = plans.make(options, problems, find)  # raises all problems
         seed_everything(options.seed)
         build = partial(classes.create, "model", *checked.classes["model"])
-        return _Planning(asked, plan, find, build, data, devices, nodes).planned()
+        with contextlib.redirect_stdout(None):  # user code would print in each trace
+            return _Planning(asked, plan, find, build, data).planned()
 
 
+@dataclass
 class _Planning:
     """A plan in the making."""
 
-    def __init__(
-        self,
-        asked: Request,
-        plan: Plan,
-        find: Any,
-        build: Callable[[], TrainingModule],
-        data: DataModule | None,
-        devices: int,
-        nodes: int,
-    ) -> None:
-        self.asked, self.plan, self.find, self.build, self.data = asked, plan, find, build, data
-        self.devices, self.nodes = devices, nodes
-        self.options = plan.options
-        self.replicas = plan.strategy.replicas(devices, nodes)
-        self.flops_per_sample: float | None = None
-        self.notes: list[str] = []
+    asked: Request
+    plan: Plan
+    find: Callable[[Options, Problems], Placement]
+    build: Callable[[], TrainingModule]
+    data: DataModule | None
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
-    def planned(self) -> Planned:
+    def planned(self) -> dict[str, Any]:
         """Read the data, trace, and compute."""
-        with quiet():
-            with fake.tensors():
-                bare = self.build()
-            plans.check_module(self.plan, bare)
-            sample, feed = self._data(bare)
-        samples, self.flops_per_sample = batch_length(sample), bare.flops_per_sample
-        able, left_out = self._strategies(bare)
+        devices, nodes = len(self.plan.node_devices), self.plan.layout.num_nodes
+        accelerator = self.asked.accelerator
+        self.place = dict[str, Any](devices=devices, nodes=nodes, accelerator=accelerator)
+        self.replicas = self.plan.strategy.replicas(devices, nodes)
+        with fake.tensors():
+            bare = self.build()
+        plans.check_module(self.plan, bare)
+        sample, feed = self._data(bare)
+        samples = batch_length(sample)
+        able = self._strategies(bare)
         traces = self._traces(able, sample, samples)
         rows = []
-        for name, (plan, also) in able.items():
-            row = self._row(name, also, plan, traces, samples)
-            if isinstance(row, str):
-                left_out.setdefault(row, []).extend([name, *also])
-            else:
-                rows.append(row)
-        order = {name: place for place, name in enumerate(_SIMPLE)}
-        rows.sort(key=lambda row: order.get(row.name, len(order)))
-        fitting = [row.name for row in rows if row.fits]
-        single = traces[""]
-        self._note(single, feed)
-        on_gpus = self.asked.accelerator != "cpu"
-        return Planned(
-            facts=self._facts(single, feed, samples),
-            rows=rows,
-            simplest=next(iter(fitting), None),
-            left_out=left_out,
-            notes=self.notes,
-            disagreements=sbatch.disagreements(Path.cwd(), self.devices, self.nodes, on_gpus),
-        )
-
-    # --- the module and its data -----------------------------------------------------------------
+        for name, plan in able.items():
+            with self._left_out(name):
+                rows.append(self._row(name, plan.strategy, traces, samples))
+        rows.sort(key=lambda row: [*_SIMPLE, row["name"]].index(row["name"]))
+        return {
+            "facts": self._facts(traces[_ALONE], feed, samples, bare.flops_per_sample),
+            "rows": rows,
+            "simplest": next((row["name"] for row in rows if row["fits"]), None),
+            "left_out": self.left_out,
+            "notes": [*self.notes, *self._remarks(traces[_ALONE])],
+            "disagreements": sbatch.disagreements(Path.cwd(), **self.place),
+        }
 
     def _data(self, bare: TrainingModule) -> tuple[Any, Feed]:
         """A micro-batch of rank 0, and the feed that gives it, as in a fit."""
+        sources.check_given(self.data, is_training=True)
         run = PlannedRun(self.plan, self.replicas, 1)
-        bare.trainer_state = replace(bare.trainer_state, run=run)
-        owner: DataHooks = bare
-        if self.data is not None:
-            sources.check_given(self.data, is_training=True)
-            self.data.data_replicas, self.data.data_index = self.replicas, 0
-            owner = self.data
-        if is_overridden(owner, DataHooks, "prepare_data"):
-            owner.prepare_data()
-        owner.setup("fit")
-        feed = run.training_feed(sources.training_loader(self.data, bare))
-        sample = next(iter(feed.epoch(0, 0))).data
-        bare.trainer_state = replace(bare.trainer_state, run=None)
-        return sample, feed
+        with run.attached(bare, "fit", self.data):
+            feed = run.training_feed(sources.training_loader(self.data, bare))
+            return next(iter(feed.epoch(0, 0))).data, feed
 
     # --- strategies ------------------------------------------------------------------------------
 
-    def _strategies(
-        self, bare: TrainingModule
-    ) -> tuple[dict[str, tuple[Plan, list[str]]], dict[str, list[str]]]:
-        """The strategies that this run allows, with their other names; and why others are not."""
-        able: dict[str, tuple[Plan, list[str]]] = {}
-        left_out: dict[str, list[str]] = {}
-        kinds: dict[Any, str] = {}
-        chosen, given = self.plan.strategy_name, self.options.strategy
-        for name in dict.fromkeys([chosen, *registry.names()]):
-            plan = self.plan
-            if name != chosen:
-                options = replace(self.options, strategy=name, strategy_options=None)
-                problems = Problems()
-                try:
-                    plan = plans.make(options, problems, self.find)
-                    plans.check_module(plan, bare)
-                except UserError as error:
-                    reason = "; ".join(error.problems).replace(f"strategy={name!r} ", "")
-                    left_out.setdefault(reason, []).append(name)
-                    continue
-            kind: Any = name
-            if name != chosen or (isinstance(given, str) and not self.options.strategy_options):
-                entry = registry.find(name)
-                kind = (entry.cls, str(entry.preset))
-            if kind in kinds:
-                able[kinds[kind]][1].append(name)
-            else:
-                kinds[kind] = name
-                able[name] = plan, []
-        return able, left_out
+    @contextlib.contextmanager
+    def _left_out(self, name: str) -> Iterator[None]:
+        """Leave out a strategy that ``fit`` would refuse, with its reason."""
+        try:
+            yield
+        except UserError as error:
+            reason = "; ".join(error.problems).replace(f"strategy={name!r} ", "")
+            self.left_out.setdefault(reason, []).append(name)
 
-    def _traces(
-        self, able: dict[str, tuple[Plan, list[str]]], sample: Any, samples: int
-    ) -> dict[str, Trace]:
-        """Traces by strategy, ``""`` of a process alone; in child processes, some at a time."""
-        waiting: dict[str, Job] = {"": self._job(self.plan, sample, samples, is_alone=True)}
-        for name, (plan, _) in able.items():
-            if isinstance(plan.strategy, FSDP) and self._is_traced(plan):
-                waiting[name] = self._job(plan, sample, samples)
+    def _strategies(self, bare: TrainingModule) -> dict[str, Plan]:
+        """A plan for each strategy that this run allows."""
+        able = {self.plan.strategy_name: self.plan}
+        for name in registry.names():
+            with self._left_out(name):
+                if name not in able:
+                    options = replace(self.plan.options, strategy=name, strategy_options=None)
+                    plan = plans.make(options, Problems(), self.find)
+                    plans.check_module(plan, bare)
+                    able[name] = plan
+        return able
+
+    def _traces(self, able: dict[str, Plan], sample: Any, samples: int) -> dict[str, Trace]:
+        """Traces by strategy, and of a process alone; in child processes."""
+        alone = replace(self.plan, strategy=SingleDevice())
+        chosen = {_ALONE: alone, **{name: plan for name, plan in able.items() if _shards(plan)}}
+        batches = [_resized(sample, samples, size) for size in (samples, 2 * samples)]
+        children = {
+            name: Child(partial(trace, plan, self.build, batches), self.asked.seconds)
+            for name, plan in chosen.items()
+        }
         found: dict[str, Trace] = {}
-        running: dict[str, Child] = {}
-        most = max(1, min(os.cpu_count() or 1, _MOST_CHILDREN))
-        names = list(waiting)
-        for place, name in enumerate(names):
-            for later in names[place : place + most]:
-                if later not in running:
-                    running[later] = Child(partial(trace, waiting[later]), self.asked.seconds)
+        for name, child in children.items():
             try:
-                found[name] = running[name].result()
+                found[name] = child.result()
             except Failure as failure:
-                if name == "":
-                    for child in running.values():
-                        child.kill()
-                    found[""] = self._real(waiting[""], failure)
-                    return found
-                self.notes.append(f"{name} was not traced ({failure}): a formula instead")
+                if name == _ALONE:
+                    small = [_resized(sample, samples, size) for size in (1, 2)]
+                    found[name] = self._real(alone, small, samples, failure)
+                else:
+                    self.notes.append(f"{name} was not traced ({failure}): a formula instead")
         return found
 
-    def _is_traced(self, plan: Plan) -> bool:
-        """Whether a strategy with shards runs under a fake process group."""
-        strategy: Any = plan.strategy
-        offloads = strategy.offload and self.asked.accelerator != "cpu"
-        shards = getattr(strategy, "has_units", True) or strategy.sizes.tensor != 1
-        return plan.layout.world_size > 1 and shards and not offloads
-
-    def _job(self, plan: Plan, sample: Any, samples: int, *, is_alone: bool = False) -> Job:
-        if is_alone:
-            layout = replace(plan.layout, source="plan")
-            plan = replace(plan, strategy=SingleDevice(), layout=layout)
-        sizes = samples, 2 * samples
-        return Job(plan, self.build, sample, samples, sizes, has_peers=not is_alone)
-
-    def _real(self, job: Job, failure: Failure) -> Trace:
-        """Real steps of small batches, where fake tensors do not work."""
+    def _real(self, plan: Plan, batches: list[Any], samples: int, failure: Failure) -> Trace:
+        """Real steps of 1 and 2 samples, where fake tensors do not work."""
         self.notes.append(
             f"fake tensors do not work here ({failure}): two real steps of 1 and 2 samples on this "
             "CPU instead"
         )
-        real = replace(job, is_fake=False, batches=(1, 2))
+        work = partial(trace, plan, self.build, batches, is_fake=False)
         try:
-            found: Trace = Child(partial(trace, real), self.asked.seconds).result()
+            found: Trace = Child(work, self.asked.seconds).result()
         except Failure as second:
             raise UserError(
                 f"the training step can be traced neither with fake tensors ({failure}) nor with "
                 f"real ones ({second}); correct it, or give a longer --seconds"
             ) from None
-        one, two = (extrapolated(found.one, found.two, each * job.samples) for each in (1, 2))
+        one, two = (extrapolated(found.one, found.two, each * samples) for each in (1, 2))
         return replace(found, one=one, two=two)
 
-    # --- rows ------------------------------------------------------------------------------------
-
-    def _row(
-        self, name: str, also: Sequence[str], plan: Plan, traces: dict[str, Trace], size: int
-    ) -> Row | str:
-        """A strategy's row, or why it has none; ``size``: samples of the traced micro-batch."""
-        strategy = plan.strategy
-        try:
-            replicas = strategy.replicas(self.devices, self.nodes)
-        except ConfigurationError as error:
-            return "; ".join(error.problems)
-        whole = self.options.global_batch_size
-        own = size
-        if whole is not None:
-            shares = replicas * self.options.accumulate_grad_batches
-            if whole % shares:
-                return f"global_batch_size={whole} is not divisible by {shares} micro-batches"
-            own = whole // shares
-        source = traces.get(name, traces[""])
+    def _row(self, name: str, strategy: Strategy, traces: dict[str, Trace], size: int) -> Any:
+        """A strategy's row; ``size``: samples of the traced micro-batch."""
+        shares = strategy.replicas(self.place["devices"], self.place["nodes"])
+        shares *= self.plan.options.accumulate_grad_batches
+        whole = self.plan.options.global_batch_size or size * shares
+        if whole % shares:
+            raise ConfigurationError(
+                f"global_batch_size={whole} is not divisible by {shares} micro-batches"
+            )
 
         def memory(batch: int) -> Memory:
+            source = traces.get(name, traces[_ALONE])
             sizes = extrapolated(source.one, source.two, batch / size)
-            sizes = replace(
-                sizes, devices=self.devices, nodes=self.nodes, accelerator=self.asked.accelerator
-            )
-            if name in traces:
-                sizes = _with_copies(sizes)
-                found = Strategy.memory(strategy, sizes)
-                return replace(found, mark="measured", gathered=_gathered(sizes, traces[""].one))
-            return strategy.memory(sizes)
+            sizes = replace(sizes, **self.place)
+            if name not in traces:
+                return strategy.memory(sizes)
+            if sizes.is_on_host:  # gloo gathers a unit in a copy, which no trace sees
+                copied = [(own, other + sizes.unit) for own, other in sizes.moments]
+                sizes = replace(sizes, moments=copied)
+            found = Strategy.memory(strategy, sizes)
+            gathered = max(0, found.activations - traces[_ALONE].one.activations)
+            return replace(found, mark="measured", gathered=gathered)
 
-        found = memory(own)
-        return Row(name, also, found, own, self._fits(found), self._largest(memory))
-
-    def _fits(self, memory: Memory) -> bool:
-        return memory.peak <= self.available
+        own, available = whole // shares, self.asked.memory - self.margin
+        largest = bisect.bisect(_BATCHES, available, key=lambda batch: memory(batch).peak)
+        return {
+            "name": name,
+            "memory": asdict(memory(own)),
+            "batch_size": own,
+            "fits": own <= largest,
+            "largest_batch_size": largest,
+        }
 
     @property
-    def available(self) -> int:
-        """The bytes of a device without the margin."""
-        reserved = CPU_RESERVED if self.asked.accelerator == "cpu" else GPU_RESERVED
-        return int(self.asked.memory * (1 - MARGIN)) - reserved
+    def margin(self) -> int:
+        """The bytes of a device that are left free."""
+        reserved = _CPU_RESERVED if self.asked.accelerator == "cpu" else _GPU_RESERVED
+        return math.ceil(self.asked.memory * _MARGIN) + reserved
 
-    def _largest(self, memory: Callable[[int], Memory]) -> int:
-        """The largest batch that fits; 0 if none does."""
-        low, high = 0, 1
-        while high < _MOST_BATCHES and self._fits(memory(high)):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._fits(memory(middle)) else (low, middle)
-        return low
-
-    # --- facts -----------------------------------------------------------------------------------
-
-    def _facts(self, single: Trace, feed: Feed, samples: int) -> dict[str, Any]:
-        options, plan = self.options, self.plan
+    def _facts(
+        self, alone: Trace, feed: Feed, samples: int, flops_per_sample: float | None
+    ) -> dict[str, Any]:
+        options, plan, sizes = self.plan.options, self.plan, alone.one
         effective = feed.samples_per_step
         per_device = effective and effective // (self.replicas * feed.accumulate)
         target = plan.learning_rate.target(effective, per_device)
         target *= self.replicas if plan.strategy.limits.scales_learning_rate else 1
-        rates = sorted(set(single.rates))
-        sizes = single.one
+        rates = sorted(set(alone.rates))
+        flops = (flops_per_sample or 0) * samples * options.accumulate_grad_batches
+        peak = options.peak_flops
         return {
             "strategy": plan.strategy_name,
-            "devices": self.devices,
-            "nodes": self.nodes,
-            "accelerator": self.asked.accelerator,
+            **self.place,
             "precision": str(options.precision),
-            "parameters": single.parameters,
+            "parameters": alone.elements,
             "trained": sizes.elements,
             "replicas": self.replicas,
             "micro_batch": samples,
@@ -322,52 +236,38 @@ class _Planning:
             "scaled_learning_rates": [rate * target for rate in rates],
             "warmup_steps": plan.learning_rate.warmup_steps if target != 1 else 0,
             "memory": self.asked.memory,
-            "available": self.available,
+            "margin": self.margin,
+            "available": self.asked.memory - self.margin,
             "whole_model": {
-                "parameters": sizes.parameters,
-                "gradients": sizes.gradients,
-                "optimizer": sizes.optimizer,
-                "activations": sizes.activations,
-                "optimizer_step": sizes.step,
+                name: getattr(sizes, name)
+                for name in ("parameters", "gradients", "optimizer", "activations", "step")
             },
-            "step_seconds_at_least": self._seconds(samples),
+            "step_seconds_at_least": flops / peak if flops and peak else None,
         }
 
-    def _seconds(self, samples: int) -> float | None:
-        """The time that the operations of a step need at the peak of the device."""
-        peak, flops = self.options.peak_flops, self.flops_per_sample
-        if not peak or not flops:
-            return None
-        return float(flops * samples * self.options.accumulate_grad_batches / peak)
-
-    def _note(self, single: Trace, feed: Feed) -> None:
-        if single.asked:
-            self.notes.append(
-                f"the step reads values from the device ({', '.join(single.asked)}): traced with "
-                "bounds of them"
-            )
-        if self.options.compile:
-            self.notes.append("compile: traced without; compiled steps need less for activations")
-        whole = single.one.parameters
-        if not self.options.meta_device:
-            self.notes.append(
-                f"each process creates the whole model on its host: {whole / 2**30:.1f} GiB, "
-                f"{whole * self.devices / 2**30:.1f} GiB a node; meta_device=True creates shards"
-            )
+    def _remarks(self, alone: Trace) -> Iterator[str]:
+        if alone.asked:
+            names = ", ".join(alone.asked)
+            yield f"the step reads values from the device ({names}): traced with bounds of them"
+        if self.plan.options.compile:
+            yield "compile: traced without; compiled steps need less for activations"
 
 
-def _with_copies(sizes: Sizes) -> Sizes:
-    """On CPUs, gloo gathers a unit in a copy, which no trace sees."""
-    if not sizes.is_on_host:
-        return sizes
-    return replace(sizes, moments=[(own, other + sizes.unit) for own, other in sizes.moments])
+def _shards(plan: Plan) -> bool:
+    """Whether a strategy has shards, and can run under a fake process group."""
+    strategy: Any = plan.strategy
+    if not isinstance(plan.strategy, FSDP) or plan.layout.world_size == 1:
+        return False
+    shards = getattr(strategy, "has_units", True) or strategy.sizes.tensor != 1
+    return bool(shards) and not (strategy.offload and plan.device.type != "cpu")
 
 
-def _gathered(own: Sizes, whole: Sizes) -> int:
-    """What a rank with shards needs in forward and backward beyond a process alone."""
-    return max(0, own.activations - whole.activations)
+def _resized(batch: Any, samples: int, size: int) -> Any:
+    """A batch of another number of samples, each like its first one."""
 
+    def one(tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0 or tensor.shape[0] != samples:
+            return tensor
+        return tensor[:1].expand(size, *tensor.shape[1:])
 
-def as_dict(planned: Planned) -> dict[str, Any]:
-    """The plan as plain values, for JSON."""
-    return dataclasses.asdict(planned)
+    return mapped(batch, one)

@@ -13,7 +13,7 @@ import torch
 from my_project_trainer import Trainer, TrainingModule
 from torch import Tensor, nn
 
-# Half precision rounds the input to 1, and has room for the factor times the initial scale of losses.
+# Half precision rounds the input to 1, and has room for the factor times the scale of losses.
 INPUT, FACTOR = 1.0 + 2.0**-12, 2.0**-4
 
 

@@ -89,6 +89,13 @@ OF_FOLDERS = {
     "strategies/horovod": {"_allreduce_delay"},
     "strategies/replicated": {"_ddp_ignored"},
     "strategies/xla": {"torch_xla._internal.pjrt", "torch_xla._internal.tpu"},
+    # Without them `plan` falls back to real steps, or fails: test_plan.py.
+    "tools/plan": {
+        *("torch._subclasses.fake_tensor.FakeTensorMode", "torch._guards.active_fake_mode"),
+        *("torch._subclasses.fake_tensor.unset_fake_temporarily", "_local_scalar_dense"),
+        *("torch.testing._internal.distributed.fake_pg.FakeStore", "_c10d_functional"),
+        *("_local_tensor", "_schema"),
+    },
     "tools/doctor": {"torch.utils._python_dispatch.TorchDispatchMode", "_linalg_check_errors"},
 }
 PUBLIC = {"_exit", "_asdict", "_replace"}  # of os and of named tuples

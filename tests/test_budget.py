@@ -39,7 +39,7 @@ LINES = {
     "tools/__init__.py": 7,
     "tools/doctor": 683,
     "tools/isolated.py": 80,
-    "tools/plan": 898,
+    "tools/plan": 897,
     "tools/report": 640,
     "tools/reproduce": 416,
     "trainer.py": 348,

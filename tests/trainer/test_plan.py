@@ -96,6 +96,14 @@ def test_lines_for_slurm_are_compared(digits: Any, tmp_path: Path):
         "export SBATCH_GPUS_PER_NODE=a100:8\n# export SBATCH_NODES=9\n"
     )
     assert len(sbatch.disagreements(tmp_path, 8, 4, "cuda")) == 1
+    (tmp_path / "slurm" / "settings.sh").unlink()
+    script.write_text("#SBATCH --time=1:00\n")
+    assert sbatch.disagreements(tmp_path, 1, 1, "cpu") == []
+    # Without such a line, a job has one node and no GPU.
+    assert sbatch.disagreements(tmp_path, 1, 2, "cuda") == [
+        "no #SBATCH line says nodes, and the plan has 2: give sbatch --nodes=2",
+        "no #SBATCH line says gpus-per-node, and the plan has 1: give sbatch --gpus-per-node=1",
+    ]
 
 
 def test_all_mistakes_are_reported_at_once():

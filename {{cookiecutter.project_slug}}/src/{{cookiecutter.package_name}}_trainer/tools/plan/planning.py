@@ -108,8 +108,6 @@ class _Planning:
             feed = run.training_feed(sources.training_loader(self.data, bare))
             return next(iter(feed.epoch(0, 0))).data, feed
 
-    # --- strategies ------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def _left_out(self, name: str) -> Iterator[None]:
         """Leave out a strategy that ``fit`` would refuse, with its reason."""

@@ -24,10 +24,11 @@ def disagreements(root: Path, devices: int, nodes: int, accelerator: str) -> lis
         expected |= {"gpus-per-task": 1, "gres": devices}
     ways = ("gpus-per-node", "gpus-per-task", "gpus", "gres", "ntasks")
     key, *others = ways if on_gpus else ("ntasks-per-node", "ntasks")
-    missing = ["nodes"] if "nodes" not in found else []
-    missing += [] if found.keys() & {key, *others} else [key]
-    for name in missing if paths else ():
-        found[name] = "1", f"no #SBATCH line says {name}, which is 1"
+    defaults = {"nodes": "1", key: "0" if on_gpus else "1"}
+    if found.keys() & {key, *others}:
+        del defaults[key]
+    for name, default in defaults.items() if paths else ():
+        found.setdefault(name, (default, f"no #SBATCH line says {name}"))
     lines = []
     for name, number in expected.items():
         value, place = found.get(name, ("", ""))

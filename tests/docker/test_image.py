@@ -65,7 +65,10 @@ def test_there_are_no_build_tools_and_nothing_that_builds_leave(
 
 
 def test_only_what_trains_is_in_it(engine: Engine, built: Built) -> None:
-    assert engine.shell(built.image, "ls -A /app").split() == ["configs", "runs", "src"]
+    # The record of a run says the version of the template, and which locks were installed.
+    records = ["pyproject.toml", "requirements"]
+    found = engine.shell(built.image, "ls -A /app").split()
+    assert found == ["configs", *records, "runs", "src"]
     assert engine.shell(built.image, "ls -A /app/src").split() == [
         "my_project",
         "my_project_trainer",

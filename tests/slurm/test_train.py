@@ -119,7 +119,7 @@ def test_a_container_is_given_the_project_and_the_gpus(on_cluster: Project, tmp_
     """A made-up apptainer writes down its options, and runs Python without a container."""
     stub = tmp_path / "apptainer"
     stub.write_text(
-        '#!/bin/bash\nprintf "%s\\n" "$@" > "$STUB_LOG"\n'
+        '#!/bin/bash\nprintf "%s\\n" "$@" >> "$STUB_LOG"\n'
         'until [ "$1" = "an image.sif" ]; do shift; done\n'
         'shift 2\nexec "$STUB_PYTHON" "$@"\n'
     )
@@ -141,4 +141,6 @@ def test_a_container_is_given_the_project_and_the_gpus(on_cluster: Project, tmp_
     folder = str(on_cluster.folder)
     expected = ["exec", "--bind", f"{folder},/data:/data", "--pwd", folder, "--nv"]
     expected += ["an image.sif", "python", "-m", "my_project", "fit"]
-    assert log.read_text().splitlines()[: len(expected)] == expected
+    words = log.read_text().splitlines()
+    assert expected in [words[start : start + len(expected)] for start in range(len(words))]
+    assert words[-2:] == ["report", f"runs/job-{job.id}"]  # at its end, in the container too

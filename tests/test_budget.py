@@ -16,7 +16,7 @@ LINES = {
     "callbacks": 849,
     "checkpoint": 1558,
     "cli": 1259,
-    "data": 1816,
+    "data": 1815,
     "errors.py": 116,
     "launch": 2632,
     "legacy": 454,
@@ -25,7 +25,7 @@ LINES = {
     "memory": 407,
     "module": 668,
     "options": 852,
-    "run": 1733,
+    "run": 1735,
     "strategies/*.py": 2224,
     "strategies/asynchronous": 861,
     "strategies/deepspeed": 1772,
@@ -37,11 +37,11 @@ LINES = {
     "strategies/replicated": 616,
     "strategies/xla": 356,
     "tools/__init__.py": 7,
-    "tools/doctor": 683,
+    "tools/doctor": 687,
     "tools/isolated.py": 80,
     "tools/plan": 897,
-    "tools/report": 640,
-    "tools/reproduce": 416,
+    "tools/report": 641,
+    "tools/reproduce": 411,
     "trainer.py": 348,
 }
 # How far below its limit a folder may be, before the limit is to be lowered.
@@ -78,7 +78,7 @@ def test_a_part_of_the_trainer_does_not_grow(name: str) -> None:
 
 def test_the_tools_are_small() -> None:
     # To be 2,500.
-    assert count(TRAINER / "tools") <= 2724
+    assert count(TRAINER / "tools") <= 2723
 
 
 def test_the_user_s_package_is_small() -> None:

@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -66,3 +68,17 @@ def nothing_runs(apart: None, tmp_path: Path) -> Iterator[None]:
     """As ``apart``, and no run may have begun."""
     yield
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The clock of the trainer's measurements of speed."""
+    from my_project_trainer.logging import speed
+    from my_project_trainer.loop import parts
+
+    from fake_clock import Clock
+
+    made = Clock()
+    for module in (speed, parts):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    return made

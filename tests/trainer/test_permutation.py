@@ -2,7 +2,7 @@
 
 import tracemalloc
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,8 @@ def test_replicas_divide_the_same_order(samples: int, replicas: int) -> None:
     alone = list(order(samples, 0, 1))
     shared = [list(order(samples, each, replicas)) for each in range(replicas)]
     for number, batch in enumerate(alone):
-        parts = [each[number] for each in shared][: len(batch)]
-        assert [index for part in parts for index in part] == batch
+        shares = [each[number] for each in shared][: len(batch)]
+        assert list(chain.from_iterable(shares)) == batch
 
 
 @pytest.mark.parametrize("more", [0, 1])

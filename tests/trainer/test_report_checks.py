@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import my_project_trainer as trainer
@@ -11,13 +10,12 @@ import pytest
 import torch
 from my_project_trainer import launch
 from my_project_trainer.callbacks import Callback, Profile
-from my_project_trainer.logging import speed
-from my_project_trainer.loop import parts
 from my_project_trainer.tools.report import checks, costs, reading
 from tests.project import run
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fake_clock import Clock
 from report_subject import Model, fit
 
 LOADER, CHECKPOINTS = "Slow loader", "Checkpoints too often"
@@ -33,24 +31,6 @@ def examined(run_directory: Path) -> dict[str, checks.Check]:
 def advised(run_directory: Path) -> set[str]:
     """Causes that were found."""
     return {cause for cause, each in examined(run_directory).items() if each.advice is not None}
-
-
-class Clock:
-    """Passes only when it is told so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    for module in (speed, parts):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=made.perf_counter))
-    return made
 
 
 class Samples(Dataset[Tensor]):

@@ -3,7 +3,6 @@
 import csv
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import my_project_trainer as trainer
@@ -12,7 +11,6 @@ import pytest
 import torch
 from my_project_trainer import launch
 from my_project_trainer.logging import Speed, speed
-from my_project_trainer.loop import parts
 from tests.conformance.rows import ROUNDING
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -20,24 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 import averaging_subject
 import logger_subject as subject
 import manual_subject
-
-
-class Clock:
-    """Passes only when it is told so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    for module in (speed, parts):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=made.perf_counter))
-    return made
+from fake_clock import Clock
 
 
 class Slow(Dataset[Tensor]):

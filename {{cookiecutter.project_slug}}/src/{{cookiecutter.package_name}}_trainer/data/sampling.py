@@ -154,11 +154,10 @@ class GlobalOrder(Sampler[list[Key]]):
         permutation = Permutation(samples, key)
         at_once = max(1, _COMPUTED_AT_ONCE // self.plan.batch_size)
         for first in range(batches.start, batches.stop, at_once):
-            parts = [
-                self._positions(batch) for batch in range(first, min(first + at_once, batches.stop))
-            ]
-            indices = iter(permutation.of(chain.from_iterable(parts)))
-            yield from (list(islice(indices, len(part))) for part in parts)
+            block = range(first, min(first + at_once, batches.stop))
+            positions = [self._positions(batch) for batch in block]
+            indices = iter(permutation.of(chain.from_iterable(positions)))
+            yield from (list(islice(indices, len(each))) for each in positions)
 
 
 class KeyedDataset(Dataset[Any]):

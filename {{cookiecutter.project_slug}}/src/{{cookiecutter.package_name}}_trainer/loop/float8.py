@@ -39,20 +39,20 @@ def check(names: Sequence[str], precision: str, problems: Problems) -> None:
 
 
 def select(module: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
-    """Select the linear layers that are in the named parts, or are named, each once.
+    """Select the linear layers that are in the named modules, or are named, each once.
 
     Layers are left out whose sizes are not multiples of 16, and subclasses of ``nn.Linear``.
 
     Raises:
         ConfigurationError: A name matches nothing in this model, or there is no such layer.
     """
-    parts = activation_checkpointing.select(module, names, "float8")
-    inside = {id(each): each for part in parts for each in part.modules()}
+    selected = activation_checkpointing.select(module, names, "float8")
+    inside = {id(each): each for outer in selected for each in outer.modules()}
     linear = [each for each in inside.values() if type(each) is nn.Linear]
     found = [each for each in linear if not (each.in_features | each.out_features) % _MULTIPLE]
     if names and not found:
         raise ConfigurationError(
-            f"float8={list(names)}: no nn.Linear in these parts has sizes that are multiples of "
+            f"float8={list(names)}: no nn.Linear in these modules has sizes that are multiples of "
             f"{_MULTIPLE}; name others, or leave it out"
         )
     return found

@@ -1,5 +1,6 @@
 """The files that a run reads its data from: their sizes and hashes, computed while it trains."""
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -19,10 +20,11 @@ def files_in(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """
     for path in paths:
         for each in path.rglob("*") if path.is_dir() else [path]:
-            if each.is_file():
-                facts = each.stat()
-                sizes = {"bytes": facts.st_size, "modified": facts.st_mtime_ns}
-                yield {"path": str(each), **sizes}
+            with contextlib.suppress(OSError):  # it has been removed meanwhile
+                if each.is_file():
+                    facts = each.stat()
+                    sizes = {"bytes": facts.st_size, "modified": facts.st_mtime_ns}
+                    yield {"path": str(each), **sizes}
 
 
 def hash_of(path: Path, stopped: threading.Event | None = None) -> str | None:

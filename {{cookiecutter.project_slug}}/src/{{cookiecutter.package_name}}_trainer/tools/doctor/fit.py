@@ -154,9 +154,9 @@ def _layers(work: Work) -> Iterator[Check]:
     norms = [name for name, each in model.named_modules() if isinstance(each, _BATCHNORM)]
     if norms and not options.sync_batchnorm:
         limits = {name: strategies.find(name).limits for name in strategies.names()}
-        refusing = [name for name, each in limits.items() if "sync_batchnorm" in each.refused]
+        without = [name for name, each in limits.items() if "sync_batchnorm" in each.refused]
         found = f"{shorten(', '.join(norms))}: each replica normalizes with its own part of a batch"
-        advice = f"--trainer.sync_batchnorm true, which {', '.join(refusing)} refuse"
+        advice = f"--trainer.sync_batchnorm true, which {', '.join(without)} do not support"
         yield Check("BatchNorm", "warning" if _replicas(work) > 1 else "ok", found, advice)
     names = defaultdict(list)
     for name, each in model.named_parameters(remove_duplicate=False):

@@ -8,6 +8,7 @@ import resource
 import shutil
 import socket
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -121,12 +122,15 @@ def _compilers() -> Iterator[Check]:
 
 
 def _engines() -> Iterator[Check]:
+    users = defaultdict(list)
     for strategy in strategies.names():
-        for package, command in strategies.find(strategy).limits.packages.items():
-            is_there = importlib.util.find_spec(package) is not None
-            found = importlib.metadata.version(package) if is_there else "not installed"
-            advice = "" if is_there else command
-            yield Check("engine", "ok", f"{package} {found} (strategy {strategy})", advice)
+        for needed in strategies.find(strategy).limits.packages.items():
+            users[needed].append(strategy)
+    for (package, command), names in users.items():
+        is_there = importlib.util.find_spec(package) is not None
+        found = importlib.metadata.version(package) if is_there else "not installed"
+        advice = "" if is_there else command
+        yield Check("engine", "ok", f"{package} {found}, for {', '.join(names)}", advice)
 
 
 def _programs() -> Iterator[Check]:
@@ -135,7 +139,7 @@ def _programs() -> Iterator[Check]:
             for line in (output(*command) or "").splitlines():
                 yield Check(name, "ok", line)
         except UserError as error:
-            yield Check(name, "warning", str(error), f"make {command[0]} work for this user")
+            yield Check(name, "warning", str(error), "start its service, or ask for access")
 
 
 def _all_reduce() -> Iterable[Check]:

@@ -1,12 +1,12 @@
 """What ``plan`` is asked for, and where it places a run: on devices that need not be here."""
 
-import argparse
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 from unittest import mock
 
+from ...cli import arguments
 from ...errors import Problems, shown
 from ...launch import cluster
 from ...launch.cluster import Layout
@@ -41,7 +41,7 @@ class Request:
 def read(program: str, words: Sequence[str], problems: Problems) -> Request:
     """Take the plan's own options from a command line; ``problems`` has a line per error."""
     rest = f"and all options of '{program} fit --help'"
-    parser = argparse.ArgumentParser(f"{program} plan", allow_abbrev=False, epilog=rest)
+    parser = arguments.Parser(f"{program} plan", allow_abbrev=False, epilog=rest)
     for name, text in _OWN.items():
         parser.add_argument(f"--{name}", nargs="?", metavar="VALUE", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")

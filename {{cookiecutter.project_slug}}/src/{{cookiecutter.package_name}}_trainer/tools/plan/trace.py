@@ -107,10 +107,10 @@ def trace(
 def _largest_unit(module: TrainingModule, on_gpus: bool) -> int:
     """The bytes of the largest unit that ``fsdp`` would gather."""
     units = choose_units(module, None, _UNIT, whole_blocks=on_gpus)
-    parts = [list(unit.parameters()) for _, unit in units]
-    inside = {id(each) for part in parts for each in part}
-    rest = [each for each in module.parameters() if id(each) not in inside]
-    return max(sum(each.numel() * each.element_size() for each in part) for part in [*parts, rest])
+    gathered = [list(unit.parameters()) for _, unit in units]
+    inside = {id(each) for unit in gathered for each in unit}
+    gathered.append([each for each in module.parameters() if id(each) not in inside])
+    return max(sum(each.numel() * each.element_size() for each in unit) for unit in gathered)
 
 
 class _Steps:

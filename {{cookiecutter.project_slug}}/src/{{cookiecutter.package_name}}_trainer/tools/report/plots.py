@@ -31,12 +31,13 @@ def curves(logs: Mapping[str, Series]) -> list[Plot]:
     return made
 
 
-def bars(title: str, parts: Mapping[str, Mapping[str, float]]) -> Plot:
-    """A stacked bar for each name, of its parts that are above zero in one of the bars."""
-    kinds = [kind for kind in next(iter(parts.values())) if any(of[kind] for of in parts.values())]
+def bars(title: str, rows: Mapping[str, Mapping[str, float]]) -> Plot:
+    """A stacked bar for each name, of its categories that are above zero in one of the bars."""
+    kinds = [kind for kind in next(iter(rows.values())) if any(row[kind] for row in rows.values())]
     values = [
-        {"name": name, "part": kind, "order": order, "value": of[kind], "all": sum(of.values())}
-        for name, of in parts.items()
+        {"name": name, "part": kind, "order": order, "value": row[kind], "all": total}
+        for name, row in rows.items()
+        for total in [sum(row.values())]
         for order, kind in enumerate(kinds)
     ]
     return {"title": title, "kind": "bars", "domain": kinds, "values": values}

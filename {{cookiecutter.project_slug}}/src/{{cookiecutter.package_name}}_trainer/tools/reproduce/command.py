@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ...callbacks import Callback
 from ...checkpoint import run_directory
@@ -89,16 +89,11 @@ def _say(lines: Sequence[str]) -> None:
     print("\n".join(f"reproduce: {text}" for text in texts), flush=True)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"reproduce: {message}")
-
-
 def _read(words: Sequence[str], program: str, description: str) -> argparse.Namespace:
     """The arguments, and what is recorded; ``trainer``: given options by name, as text."""
     safe = ", ".join(f"--trainer.{name}" for name in _SAFE)
     others = f"All options are those of the run; these may be others: {safe}."
-    parser = _Parser(prog=program, description=description, epilog=others, allow_abbrev=False)
+    parser = arguments.Parser(program, description=description, epilog=others, allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="a run directory")
     parser.add_argument("--at", type=int, metavar="STEP", help="compare up to this step, and end")
     trust = "let the configuration of the run name classes of the working directory, too"

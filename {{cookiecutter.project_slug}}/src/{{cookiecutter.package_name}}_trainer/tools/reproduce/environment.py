@@ -73,10 +73,10 @@ def _compared(attempt: Attempt) -> dict[str, Any]:
 
 
 def _by_file(diff: str) -> dict[str, str]:
-    parts = re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]
-    names = [part.partition("\n")[0].rpartition(" b/")[2] for part in parts]
-    texts = [f"changes {blake2b(part.encode(), digest_size=4).hexdigest()}" for part in parts]
-    return dict(zip(names, texts, strict=True))
+    files = re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]
+    hashes = (blake2b(each.encode(), digest_size=4).hexdigest() for each in files)
+    names = (each.partition("\n")[0].rpartition(" b/")[2] for each in files)
+    return {name: f"changes {each}" for name, each in zip(names, hashes, strict=True)}
 
 
 def _differences(name: str, ours: Any, theirs: Any) -> Iterator[str]:

@@ -135,7 +135,7 @@ class Mesh(OnMesh, FSDP):
         if not self.has_units:
             step = replace(own, step=round(sizes.step * part))
             return memory.memory(step, mark="unverified")
-        return self._sharded_memory(own, found.shard * (found.context if self.has_units else 1))
+        return self._sharded_memory(own, found.shard * found.context)
 
     def make_mesh(self) -> DeviceMesh:
         """Create the mesh of all dimensions, and return that over which units are sharded."""

@@ -139,6 +139,19 @@ def test_steps_in_which_a_difference_may_have_begun_are_named(recorded, again):
                          "--trainer.record_hashes true only")  # fmt: skip
 
 
+def test_an_equal_part_of_a_run_says_which_steps_are_not_compared(tmp_path):
+    for name in ("recorded", "reproduced"):
+        (tmp_path / name / "hashes").mkdir(parents=True)
+        lines = [json.dumps({"step": step, "weights": "ab"}) for step in (0, 1, 50)]
+        (tmp_path / name / "hashes" / "rank-00000.jsonl").write_text("\n".join(lines))
+    ends = {50: "2 steps, 1 rank, up to step 50; 0 logged values"}
+    ends[20] = "1 step, 1 rank, up to step 1; 0 logged values"
+    ends[20] += "; steps 2 to 20 are recorded with --trainer.record_hashes true only"
+    for last, end in ends.items():
+        found = compare.compare(tmp_path / "recorded", tmp_path / "reproduced", last)
+        assert found == (True, [f"bit-equal: {end}"])
+
+
 def test_mistakes_are_told_together_and_nothing_runs(recorded, capsys):
     wrong = ["--trainer.seed", "1", "--model.rate", "2"]
     with pytest.raises(SystemExit):

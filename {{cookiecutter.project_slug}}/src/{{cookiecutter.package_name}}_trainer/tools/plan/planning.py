@@ -245,7 +245,7 @@ class _Planning:
 
     def _remarks(self, alone: Trace) -> Iterator[str]:
         if alone.asked:
-            names = ", ".join(alone.asked)
+            names = ", ".join(alone.asked).replace("local_scalar_dense", "item")
             yield f"the step reads values from the device ({names}): traced with bounds of them"
         if self.plan.options.compile:
             yield "compile: traced without; compiled steps need less for activations"

@@ -9,6 +9,7 @@ from typing import Any
 from ...loop.hashes import DIRECTORY
 
 Steps = dict[int, dict[str, Any]]
+_ONLY = "recorded with --trainer.record_hashes true only"
 # In the order in which one follows from the other.
 _CAUSES = {
     "data": "the batch: the data, its order (seed, number of processes), or an augmentation",
@@ -35,16 +36,15 @@ def compare(recorded: Path, reproduced: Path, last: int) -> tuple[bool, list[str
     for before, step in zip([-1, *steps], steps, strict=False):
         if found := _difference(step, [(rank, theirs[rank], ours[rank]) for rank in ranks]):
             if before + 1 < step:
-                found += (
-                    f"; steps {before + 1} to {step - 1}, in which it may have begun, are recorded "
-                    "with --trainer.record_hashes true only"
-                )
+                between = f"steps {before + 1} to {step - 1}, in which it may have begun"
+                found += f"; {between}, are {_ONLY}"
             return False, [*lines, found, *differing]
     if differing or lines:
         return False, [*lines, *(differing or ["the steps of the common ranks are equal"])]
     made = len(steps) - (0 in steps)
     what = f"{made} step{'s' * (made != 1)}, {len(ranks)} rank{'s' * (len(ranks) != 1)}"
-    return True, [f"bit-equal: {what}, up to step {steps[-1]}; {count} logged values"]
+    rest = f"; steps {steps[-1] + 1} to {last} are {_ONLY}" * (steps[-1] < last)
+    return True, [f"bit-equal: {what}, up to step {steps[-1]}; {count} logged values{rest}"]
 
 
 def read(run: Path) -> dict[int, Steps]:

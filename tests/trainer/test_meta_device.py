@@ -1,5 +1,8 @@
 """Models that are built without memory."""
 
+import itertools
+import json
+
 import my_project_trainer as trainer
 import pytest
 import torch
@@ -18,7 +21,7 @@ from sharding_subject import Tied
 
 
 class Run:
-    """What materialize asks of a run."""
+    """What an Initializer reads of a run."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -29,7 +32,7 @@ def materialized(make: type, seed: int = 0, **arguments: object) -> nn.Module:
     with meta_device.building():
         module = make(**arguments)
     module.trainer_state = TrainerState(run=Run(seed))
-    meta_device.materialize(module, module)
+    meta_device.Initializer(module).materialize(module)
     return module
 
 
@@ -56,7 +59,7 @@ def test_pieces_have_the_values_of_the_whole():
     with meta_device.building():
         module = Tied()
     module.trainer_state = TrainerState(run=Run(0))
-    meta_device.materialize(module, module.blocks[1])
+    meta_device.Initializer(module).materialize(module.blocks[1])
     assert [name for name, each in module.named_parameters() if not each.is_meta] == [
         name for name, _ in module.named_parameters() if name.startswith("blocks.1")
     ]
@@ -166,6 +169,33 @@ def test_nothing_is_initialized_that_a_checkpoint_or_a_file_overwrites(
     assert resumed.drawn == started.drawn == tested.drawn == from_file.drawn == []
     for name, value in tested.state_dict().items():
         assert torch.equal(whole(value), saved[name]), name
+
+
+def test_each_layer_is_initialized_by_one_rank(tmp_path):
+    units = json.dumps({"unit_parameters": 200})
+    cases = {"fsdp": units, "hsdp": units, "mesh": json.dumps({"tensor": 2})}
+    done = run(["-m", "meta_subject", tmp_path, *itertools.chain(*cases.items())])
+    assert done.returncode == 0, done.stderr
+    expected = materialized(Tied)
+    layers = ["blocks.0.down", "blocks.0.norm", "blocks.0.up"]
+    layers += [name.replace("0", "1") for name in layers]
+    for strategy in cases:
+        notes = [tmp_path / f"drawn-{strategy}-{rank}.json" for rank in (0, 1)]
+        drawn = [json.loads(each.read_text()) for each in notes]
+        # Tied layers overwrite each other, so one rank has both.
+        assert {"tokens", "head"} <= set(drawn[0]), strategy
+        assert sorted(drawn[0] + drawn[1]) == sorted([*layers, "head", "tokens"]), strategy
+        sizes = [sum(map(torch.numel, parameters(expected, names))) for names in drawn]
+        assert max(sizes) < 0.6 * sum(sizes), strategy
+        saved = Checkpoint(resolve(tmp_path / strategy)).state()["model"]
+        for name, value in expected.named_parameters():
+            assert torch.equal(saved[name], value), (strategy, name)
+
+
+def parameters(module: nn.Module, layers: list[str]) -> list[torch.Tensor]:
+    """Those of layers, each once."""
+    found = {id(p): p for each in layers for p in module.get_submodule(each).parameters()}
+    return list(found.values())
 
 
 def test_the_command_line_builds_without_memory(tmp_path):

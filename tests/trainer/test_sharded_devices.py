@@ -151,10 +151,10 @@ def test_fsdp_places_all_that_it_does_not_divide(connect, monkeypatch, automatic
     strategy.device, strategy.precision = META, Precision("32-true", "cpu")
     world: Any = dist.group.WORLD
     monkeypatch.setattr(strategy, "make_mesh", lambda: DeviceMesh.from_group(world, "cpu"))
-    monkeypatch.setattr(strategy, "start_equal", lambda tensors: None)
+    monkeypatch.setattr(strategy, "start_equal", lambda *arguments: None)
     # Parameters cannot become those of the meta device in place, and would get memory there.
     monkeypatch.setattr(strategy, "_shard", lambda unit: None)
-    monkeypatch.setattr(fsdp.meta_device, "materialize", lambda owner, part: None)
+    monkeypatch.setattr(fsdp.meta_device.Initializer, "materialize", lambda self, part: {})
     module = Own(automatic)
     strategy.place(module)
     state = {

@@ -80,10 +80,10 @@ def sum_in_place(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tens
     return _reduced_in_place(tensor, dist.ReduceOp.SUM, group) if _size(group) > 1 else tensor
 
 
-def broadcast_in_place(tensor: Tensor) -> None:
-    """Overwrite the tensor with rank 0's."""
+def broadcast_in_place(tensor: Tensor, source: int = 0) -> None:
+    """Overwrite the tensor with that of a rank."""
     carried = _carried(tensor)
-    dist.broadcast(carried, src=0)
+    dist.broadcast(carried, source)
     if carried is not tensor:
         tensor.copy_(carried)
 

@@ -8,6 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/meta.html
 
 import contextlib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,40 +41,96 @@ def _to_meta(module: nn.Module, name: str, parameter: Tensor | None) -> Tensor |
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
-def materialize(
-    owner: TrainingModule, part: nn.Module, has: Callable[[nn.Module], bool] = lambda _: True
-) -> None:
-    """Allocate and initialize, on the CPU, the meta parameters of layers in a part of a module.
+class Initializer:
+    """Allocates and initializes the meta parameters of a module, each layer on one of its ranks.
 
-    Each layer is initialized with random numbers from (seed, its name): the same in every process
-    and with every strategy. A layer whose parameters all have values in ``trainer_state.weights``
-    is not; those whose value is ``None`` there are overwritten by a checkpoint later.
+    A layer is initialized with random numbers from (seed, its name): the same on every rank and
+    with every strategy. So each rank initializes its layers before the first one is needed, and
+    holds no more of them than its shard has; the others get them by a broadcast.
 
-    Raises:
-        UserError: ``initialize`` of the whole module, the owner, does not handle a layer.
+    Args:
+        module: The whole module.
+        rank: This process.
+        ranks: Number of processes that hold the module together; with one, a layer is initialized
+            when it is materialized.
     """
-    made: dict[int, nn.Parameter] = {}
-    names = {id(each): name for name, each in owner.named_modules()}
-    weights = owner.trainer_state.weights
-    for layer in filter(has, part.modules()):
-        if any(each.is_meta for each in layer.parameters(recurse=False)):
-            _allocate(layer, made)
-            name = names[id(layer)]
-            own = dict(layer.named_parameters(name, recurse=False))
-            if not own.keys() <= weights.keys():
-                seed = randomness.mix(owner.trainer.seed, zlib.crc32(name.encode()))
-                with randomness.Stream(seed):
-                    owner.initialize(name, layer)
-            for key, parameter in own.items():
-                if (value := weights.get(key)) is not None:
-                    fill(parameter.detach(), value)
+
+    def __init__(self, module: TrainingModule, rank: int = 0, ranks: int = 1) -> None:
+        self._module = module
+        self._names = {each: name for name, each in module.named_modules()}
+        self._sources = _sources(module, ranks)
+        self._ahead: dict[int, nn.Parameter] = {}
+        self._on_demand = ranks == 1
+        if not self._on_demand:
+            for layer in [each for each, source in self._sources.items() if source == rank]:
+                empty = dict(layer._parameters)
+                _allocate(layer, self._ahead, {})
+                self._initialize(layer)
+                layer._parameters.update(empty)
+
+    def materialize(
+        self, part: nn.Module, has: Callable[[nn.Module], bool] = lambda _: True
+    ) -> dict[int, int]:
+        """Allocate, on the CPU, the meta parameters of layers in a part of the module.
+
+        Returns:
+            By the id of a new parameter: the rank that has its values.
+
+        Raises:
+            UserError: ``initialize`` of the module does not handle a layer.
+        """
+        made: dict[int, nn.Parameter] = {}
+        sources: dict[int, int] = {}
+        for layer in filter(has, part.modules()):
+            if any(each.is_meta for each in layer.parameters(recurse=False)):
+                _allocate(layer, made, self._ahead)
+                if self._on_demand:
+                    self._initialize(layer)
+                own = layer.parameters(recurse=False)
+                sources |= {id(each): self._sources[layer] for each in own}
+        return sources
+
+    def _initialize(self, layer: nn.Module) -> None:
+        """Set values; those that are ``None`` in ``weights`` are overwritten by a checkpoint."""
+        weights = self._module.trainer_state.weights
+        name = self._names[layer]
+        own = dict(layer.named_parameters(name, recurse=False))
+        if not own.keys() <= weights.keys():
+            seed = randomness.mix(self._module.trainer.seed, zlib.crc32(name.encode()))
+            with randomness.Stream(seed):
+                self._module.initialize(name, layer)
+        for key, parameter in own.items():
+            if (value := weights.get(key)) is not None:
+                fill(parameter.detach(), value)
 
 
-def _allocate(layer: nn.Module, made: dict[int, nn.Parameter]) -> None:
+def _sources(module: nn.Module, ranks: int) -> dict[nn.Module, int]:
+    """The rank that initializes each layer: that with the fewest parameters so far.
+
+    Layers that share a parameter overwrite it in their order: one rank initializes all of these.
+    """
+    uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    found: dict[nn.Module, int] = {}
+    load = [0] * ranks
+    for layer in module.modules():
+        own = [each for each in layer.parameters(recurse=False) if each.is_meta]
+        if own:
+            is_shared = any(uses[id(each)] > 1 for each in own)
+            found[layer] = 0 if is_shared else load.index(min(load))
+            load[found[layer]] += sum(each.numel() for each in own)
+    return found
+
+
+def _allocate(
+    layer: nn.Module, made: dict[int, nn.Parameter], ahead: dict[int, nn.Parameter]
+) -> None:
     # One by one: to_empty would split a parameter that is used twice.
     for name, empty in layer._parameters.items():
         if empty is not None and empty.is_meta:
-            if id(empty) not in made:
+            key = id(empty)
+            if key in ahead:
+                made[key] = ahead.pop(key)
+            elif key not in made:
                 memory = torch.empty_like(empty, device="cpu")
-                made[id(empty)] = nn.Parameter(memory, requires_grad=empty.requires_grad)
-            layer._parameters[name] = made[id(empty)]
+                made[key] = nn.Parameter(memory, requires_grad=empty.requires_grad)
+            layer._parameters[name] = made[key]

@@ -180,7 +180,7 @@ class Strategy:
 
     def place(self, module: TrainingModule) -> None:
         """Move parameters and buffers to the device; used instead of ``setup`` without training."""
-        meta_device.materialize(module, module)
+        meta_device.Initializer(module).materialize(module)
         self.precision.cast(module)
         self.module = module.to(self.device)
         module.trainer_state = replace(module.trainer_state, device=self.device)

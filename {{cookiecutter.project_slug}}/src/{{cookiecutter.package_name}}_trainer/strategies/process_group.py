@@ -3,7 +3,7 @@
 import datetime
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -113,10 +113,11 @@ class ProcessGroupStrategy(Strategy):
             )
 
     @staticmethod
-    def start_equal(tensors: Iterable[Tensor]) -> None:
-        """Broadcast rank 0's parameters and buffers, as torch's DDP does."""
+    def start_equal(tensors: Iterable[Tensor], sources: Mapping[int, int] | None = None) -> None:
+        """Broadcast parameters and buffers: rank 0's, as torch's DDP does, or by id another's."""
         for tensor in tensors:
-            collectives.broadcast_in_place(tensor.detach())
+            source = (sources or {}).get(id(tensor), 0)
+            collectives.broadcast_in_place(tensor.detach(), source)
 
     @property
     def data(self) -> DataLayout:

@@ -173,6 +173,8 @@ class FSDP(ProcessGroupStrategy):
         self.module = module
         module.trainer_state = dataclasses.replace(module.trainer_state, device=self.device)
         self.mesh = self.make_mesh()
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self._initializer = meta_device.Initializer(module, rank, ranks)
         self._step_module = StepModule(module)
         sharded_state.move_rest(module, self.device)
         self.shard_units(module)
@@ -216,12 +218,12 @@ class FSDP(ProcessGroupStrategy):
 
     def _place_rest(self) -> None:
         """Place parameters that are in no unit, if the model is sharded unit by unit: scalars."""
-        meta_device.materialize(self.module, self.module)
+        sources = self._initializer.materialize(self.module)
         rest = (*self.whole_parameters(), *self.module.buffers())
         self.precision.cast_all(rest)
         for each in rest:
             each.data = each.data.to(self.device)
-        self.start_equal(rest)
+        self.start_equal(rest, sources)
 
     def make_mesh(self) -> DeviceMesh:
         """The mesh over which parameters are sharded: all processes."""
@@ -230,12 +232,12 @@ class FSDP(ProcessGroupStrategy):
 
     def materialize(self, part: nn.Module) -> None:
         """Create, cast and move the parameters of a part of the module that is to be sharded."""
-        meta_device.materialize(self.module, part)
+        sources = self._initializer.materialize(part)
         self.precision.cast(part)
         whole = [each for each in part.parameters() if not dtensors.is_sharded(each)]
         for each in whole:
             each.data = each.data.to(self.device).contiguous()  # torch shards no others
-        self.start_equal(whole)
+        self.start_equal(whole, sources)
 
     def _shard(self, unit: nn.Module) -> None:
         self.materialize(unit)

@@ -47,7 +47,7 @@ def measure(
     # Those of a checkpoint come later, and steps need numbers.
     weights = {name: each for name, each in state.weights.items() if each is not None}
     module.trainer_state = replace(state, weights=weights)
-    meta_device.materialize(module, module)
+    meta_device.Initializer(module).materialize(module)
     sequential: Any = getattr(module, partition.ATTRIBUTE)
     boundary = Boundary(module, torch.device("cpu"))
     found, seen = [], dict[int, Tensor]()

@@ -185,7 +185,7 @@ class Ownership:
             for name, each in layer._parameters.items()
             if each is not None and each.is_meta
         ]
-        meta_device.materialize(self._module, self._module, self.has_layer)
+        meta_device.Initializer(self._module).materialize(self._module, self.has_layer)
         made = {id(old): own[name] for own, name, old in meta if own[name] is not old}
         for own, name, old in meta:
             empty = nn.Parameter(_without_memory(old, torch.device("cpu")), old.requires_grad)

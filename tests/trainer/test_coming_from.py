@@ -55,7 +55,7 @@ def sides(name: str) -> tuple[str, str]:
 def in_order(script: str) -> str:
     """A script that reads its samples in their order."""
     script = script.replace("shuffle=True", "shuffle=False")
-    script = script.replace("    \"out\",\n", "    \"out\", train_sampling_strategy='sequential',\n")
+    script = script.replace('"out",\n', "'out', train_sampling_strategy='sequential',\n")
     return re.sub(r"(= Trainer\(\s*)(?=seed)", r"\1use_distributed_sampler=False, ", script)
 
 

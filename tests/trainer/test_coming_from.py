@@ -1,4 +1,4 @@
-"""The scripts of docs/coming-from: what they train here, and that it is what they trained before."""
+"""The scripts of docs/coming-from: they train here, to the weights that they trained before."""
 
 import dataclasses
 import inspect

@@ -5,6 +5,7 @@ import inspect
 import os
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,12 @@ DistilBertForSequenceClassification(DistilBertConfig(**sizes, **none)).save_pret
 
 
 @pytest.fixture(autouse=True)
-def _apart(apart: None) -> None:
-    """Each test has a folder of its own, and one thread, which small layers need."""
+def _apart(apart: None) -> Iterator[None]:
+    """Each test has a folder of its own, and one thread: small layers are slow with more."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def sides(name: str) -> tuple[str, str]:

@@ -87,7 +87,10 @@ def test_a_rank_that_is_killed_is_named(tmp_path, launcher):
     ended = fail(launcher, "is_killed", tmp_path)
     assert ended.seconds < SOON
     assert ended.code == 1
-    assert ended.error == "rank 1 was killed by SIGKILL; if nobody sent it, memory ran out\n"
+    assert ended.error == (
+        "rank 1 was killed by SIGKILL; if nobody sent it, memory ran out: "
+        "see docs/trouble.md#a-rank-was-killed\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,8 @@ def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
         train(Workers(), tmp_path)
     line = (
         r"DataLoader worker \(pid(\(s\))? \d+\) (is killed by signal: Killed|exited unexpectedly); "
-        "if nobody killed it, memory ran out: give the loader fewer num_workers"
+        "if nobody killed it, memory ran out: give the loader fewer num_workers; "
+        "see docs/trouble.md#a-loader-worker-was-killed"
     )
     assert re.fullmatch(line, str(raised.value))
 

@@ -47,7 +47,8 @@ def test_an_error_is_shown_before_the_abort_of_a_peer_that_lost_the_rank(tmp_pat
 def test_a_rank_that_was_killed_is_shown_before_the_abort_of_its_peer(tmp_path):
     done = run(command("AbortsBeside", "ddp_fork"), cwd=tmp_path, extra=at_root())
     assert done.returncode == 1
-    last = "rank 1 was killed by SIGKILL; if nobody sent it, memory ran out"
+    last = "rank 1 was killed by SIGKILL; if nobody sent it, memory ran out: "
+    last += "see docs/trouble.md#a-rank-was-killed"
     assert done.stderr.splitlines()[-1] == last
 
 
@@ -58,7 +59,7 @@ def test_a_collective_that_does_not_complete_is_told_with_the_rank_that_hangs(tm
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         f"rank {rank} hangs: rank {1 - rank} timed out (no batch ended in time; the strategy's "
-        "timeout_seconds sets how long)"
+        "timeout_seconds sets how long); see docs/trouble.md#a-rank-hangs"
     )
     found = re.findall(r"^rank (\d) .*at:\n(?:  File .*\n)*  File .* in (\w+)$", done.stderr, re.M)
     assert sorted(found) == sorted([(str(rank), "wait_for_ever"), (str(1 - rank), "all_reduce")])

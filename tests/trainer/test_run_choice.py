@@ -195,7 +195,10 @@ def test_a_run_of_damaged_checkpoints_does_not_start_again(tmp_path: Path) -> No
         str(newest),
         str(newest.with_name("step-00000001")),
     ]
-    assert lines[2:] == ["none of these 2 checkpoints is complete: resume from another one"]
+    assert lines[2:] == [
+        "none of these 2 checkpoints is complete: resume from another one; see "
+        "docs/trouble.md#a-damaged-checkpoint"
+    ]
 
 
 # --- lines -------------------------------------------------------------------------------------
@@ -262,7 +265,8 @@ def test_a_second_training_in_the_same_directory_is_refused(
             assert refused(tmp_path, "mine", "auto") == [
                 f"{tmp_path / 'mine'}: another training run writes to it (process 1 on "
                 "another-host); "
-                "wait until it ends, or use another run_name"
+                "wait until it ends, or use another run_name; see "
+                "docs/trouble.md#another-run-writes-there"
             ]
         finally:
             other.kill()

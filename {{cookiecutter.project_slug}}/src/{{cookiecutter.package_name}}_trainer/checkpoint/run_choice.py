@@ -182,7 +182,8 @@ def _first_whole(candidates: list[Path], remarks: list[str]) -> Path | None:
         damage.append(problem)
     if len(damage) > 1:
         damage.append(
-            f"none of these {len(damage)} checkpoints is complete: resume from another one"
+            f"none of these {len(damage)} checkpoints is complete: resume from another one; see "
+            "docs/trouble.md#a-damaged-checkpoint"
         )
     if damage:
         raise CheckpointError(damage)

@@ -60,7 +60,7 @@ class RunLock:
                 self.close()
                 raise UserError(
                     f"{directory}: another training run writes to it ({holder}); wait until it "
-                    "ends, or use another run_name"
+                    "ends, or use another run_name; see docs/trouble.md#another-run-writes-there"
                 )
             time.sleep(_POLL_SECONDS)
         file.truncate(0)

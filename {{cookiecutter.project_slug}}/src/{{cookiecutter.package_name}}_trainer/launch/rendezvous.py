@@ -116,7 +116,7 @@ def _await_ranks(
             raise UserError(
                 f"rank {', '.join(map(str, missing))} did not join within "
                 f"{timeout.total_seconds():g} s (timeout_seconds of the strategy): it ended, or "
-                "hangs, before the trainer was reached"
+                "hangs, before the trainer was reached; see docs/trouble.md#a-rank-did-not-join"
             )
         time.sleep(_POLL_SECONDS)
 

@@ -264,4 +264,5 @@ def failure_of_machine(error: BaseException, directory: Path) -> str | None:
     worker = _WORKER.match(str(error)) if isinstance(error, RuntimeError) else None
     if worker is None:
         return None
-    return f"{worker[0]}; if nobody killed it, memory ran out: give the loader fewer num_workers"
+    remedy = "give the loader fewer num_workers; see docs/trouble.md#a-loader-worker-was-killed"
+    return f"{worker[0]}; if nobody killed it, memory ran out: {remedy}"

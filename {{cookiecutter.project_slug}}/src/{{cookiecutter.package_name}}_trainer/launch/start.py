@@ -314,7 +314,7 @@ def _exception(failure: Failure) -> BaseException:
     if failure.code == _NO_MAIN_GUARD:
         return UserError(
             "the script starts processes while it is being imported by one of them; put the call "
-            "under: if __name__ == '__main__':"
+            "under: if __name__ == '__main__': (see docs/trouble.md#the-main-guard-is-missing)"
         )
     if failure.rank < 0:
         # Behave as if there were no watcher: run Python's default handler, or the user's.

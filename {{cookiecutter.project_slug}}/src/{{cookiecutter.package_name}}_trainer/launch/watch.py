@@ -203,11 +203,11 @@ class Watcher:
         """A rank that ended without a report, with its stack if it printed one."""
         if code > 0:
             return Failure(number, code, f"rank {number} exited with code {code}")
-        hint = "; if nobody sent it, memory ran out" if code == -signal.SIGKILL else ""
+        hint = "; if nobody sent it, memory ran out: see docs/trouble.md#a-rank-was-killed"
         stack = hangs.printed(self._stack_file(number))
         where = f"rank {number} stood at:\n{stack}\n" if stack else ""
-        message = f"{where}rank {number} was killed by {signal.Signals(-code).name}{hint}"
-        return Failure(number, 128 - code, message)
+        message = f"{where}rank {number} was killed by {signal.Signals(-code).name}"
+        return Failure(number, 128 - code, message + hint * (code == -signal.SIGKILL))
 
     def _early_end(self) -> Failure | None:
         """A rank that ended with exit code 0 before its work was done."""
@@ -235,12 +235,11 @@ class Watcher:
             if verb == "is stopped" or not hangs.waits_for_peers(stack):
                 hung.append(number)
         if hung:
-            why = f"{found[0].reason}; the " if found else "no batch ended in time; the "
-            why += "strategy's timeout_seconds sets how long"
+            why = found[0].reason if found else "no batch ended in time"
+            why += "; the strategy's timeout_seconds sets how long"
             waited = f"{reports.names(sorted(lost))} timed out ({why})" if lost else why
-            return Failure(
-                hung[0], 1, "\n".join([*lines, f"{reports.names(hung, 'hangs')}: {waited}"])
-            )
+            line = f"{reports.names(hung, 'hangs')}: {waited}; see docs/trouble.md#a-rank-hangs"
+            return Failure(hung[0], 1, "\n".join([*lines, line]))
         if found:
             hint = "\nno rank on this node hangs: look at the other nodes"
             several = self._place.layout.num_nodes > 1

@@ -108,7 +108,10 @@ def resume(fit: FitParts, checkpoint: Checkpoint, layout: Layout, same_run: bool
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     except _NOT_OF_THIS_MODEL as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise CheckpointError(f"{checkpoint.path}: does not match this model ({reason})") from None
+        raise CheckpointError(
+            f"{checkpoint.path}: does not match this model ({reason}); see "
+            "docs/trouble.md#a-checkpoint-of-another-model"
+        ) from None
     fit.position.saved_at = fit.position.global_step if same_run else -1
     return remarks
 

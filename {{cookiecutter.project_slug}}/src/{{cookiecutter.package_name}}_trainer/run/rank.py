@@ -247,7 +247,10 @@ class RankRun(Run):
             self.strategy.load_state({**found.stored_state(), "model": weights}, None)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise CheckpointError(f"{found.path}: does not match this model ({reason})") from None
+            raise CheckpointError(
+                f"{found.path}: does not match this model ({reason}); see "
+                "docs/trouble.md#a-checkpoint-of-another-model"
+            ) from None
 
     def find_batch_size(self, module: TrainingModule, data: Data) -> int:
         """The largest batch that a device can train on, the same on all ranks."""

@@ -1,0 +1,104 @@
+"""docs/trouble.md: its messages are those of the code, and links that errors print lead there."""
+
+import ast
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from my_project_trainer import errors, launch
+from tests.project import ROOT
+
+TRAINER = Path(errors.__file__).parent
+PAGE = (ROOT / "docs" / "trouble.md").read_text()
+SHORT = 12  # a part of a message that says too little
+
+
+def messages() -> list[str]:
+    """The lines of blocks ``text``: our own messages, with … for what differs."""
+    found = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return [line for block in found for line in block.splitlines()]
+
+
+def template(node: ast.expr) -> str | None:
+    """A text in the code, with … for values; ``None`` for other expressions."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(template(each) or "…" for each in node.values)
+    return None
+
+
+@functools.cache
+def functions() -> list[list[str]]:
+    """The texts of each function of the trainer, and of each script of SLURM."""
+    return [*_functions()]
+
+
+def _functions() -> Iterator[list[str]]:
+    for file in TRAINER.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        for scope in (tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))):
+            nodes = (each for each in ast.walk(scope) if isinstance(each, ast.expr))
+            yield [text for each in nodes if (text := template(each))]
+    for file in ROOT.glob("slurm/*.sh"):
+        text = re.sub(r"\$\w+", "…", file.read_text().replace("\\`", "`"))
+        text = re.sub(r"\$\{\w+:-([^{}]*)\}", r"\1", text)
+        yield re.sub(r"\$\{[^{}]*\}", "…", text).splitlines()
+
+
+def is_printed(message: str, texts: list[str]) -> bool:
+    """Whether texts of one function have all parts of a message."""
+    parts = [part.strip(" ():;,.") for part in message.split("…")]
+    parts = [part for part in parts if len(part) >= SHORT]
+    return bool(parts) and all(any(part in text for text in texts) for part in parts)
+
+
+def anchors() -> set[str]:
+    headings = re.findall(r"^##+ (.*)$", PAGE, re.MULTILINE)
+    return {re.sub(r"[^\w-]+", "-", each.lower()).strip("-") for each in headings}
+
+
+def test_each_message_is_in_the_code() -> None:
+    known, found = functions(), messages()
+    assert len(found) > 40
+    assert [line for line in found if not any(is_printed(line, texts) for texts in known)] == []
+
+
+@pytest.mark.parametrize(
+    "wrong", ["…: there is no such optoin…", "… … …", "rank … was killed by …: memory is full"]
+)
+def test_a_message_that_is_not_in_the_code_is_found(wrong: str) -> None:
+    assert not any(is_printed(wrong, texts) for texts in functions())
+
+
+def test_links_that_errors_print_lead_to_a_heading() -> None:
+    files = [*TRAINER.rglob("*.py"), *ROOT.glob("slurm/*.sh")]
+    found = {
+        anchor
+        for file in files
+        for anchor in re.findall(r"docs/trouble\.md#([\w-]+)", file.read_text())
+    }
+    assert len(found) > 5
+    assert found <= anchors()
+    assert "a-rank-hangs" in found
+
+
+def test_each_class_of_errors_is_on_the_page() -> None:
+    classes = [
+        name
+        for name, kind in [*vars(errors).items(), ("RankError", launch.RankError)]
+        if inspect.isclass(kind) and issubclass(kind, Exception)
+    ]
+    assert len(classes) == 5
+    assert [name for name in classes if f"| `{name}` |" not in PAGE] == []
+
+
+def test_each_entry_has_a_message_and_an_explanation() -> None:
+    entries = re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]
+    assert 25 <= len(entries) <= 45
+    for entry in entries:
+        assert re.search(r"^```(text|output)$", entry, re.MULTILINE), entry
+        assert len(re.sub(r"^```.*?^```$", "", entry, flags=re.M | re.S).split()) > 12, entry

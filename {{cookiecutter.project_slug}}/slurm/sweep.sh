@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Train one run per line of a file, as a job array:
+# Train the runs of a sweep as a job array:
 #
 #   bash slurm/sweep.sh [--at-once=N] [OPTION=VALUE of sbatch …] FILE [option of `fit` …]
-#   bash slurm/sweep.sh --at-once=4 --time=02:00:00 grid.txt --config configs/gpt.yaml
+#   bash slurm/sweep.sh --at-once=4 --time=02:00:00 sweeps/digits.yaml
 #
-# Each line has options of `fit`, which override those of the command line. Quotes keep spaces
+# With a FILE.yaml of sweeps/sweep.py, each task trains a trial of its study. It has one task for each trial that is
+# left, so that the same command continues a sweep.
+#
+# Each line of any other file has options of `fit`, which override those of the command line. Quotes keep spaces
 # together, as in a shell, but nothing is expanded. Empty lines and # comments are skipped. Task I of
 # the array trains line I, in the run job-ARRAY-I.
 set -euo pipefail
@@ -29,6 +32,20 @@ done
 grid=$1
 shift
 
+submit() { # NUMBER_OF_TASKS OPTION …
+    exec bash slurm/submit.sh --array="1-$1${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "${@:2}"
+}
+
+if [[ $grid == *.y@(a|)ml ]]; then
+    # shellcheck source=SCRIPTDIR/settings.sh
+    source slurm/settings.sh
+    [ -x "$VENV/bin/python" ] || fail "there is no $VENV/bin/python in $PWD; \`make optuna\`, or set VENV (slurm/settings.sh)"
+    left=$("$VENV/bin/python" sweeps/sweep.py "$grid" left) || exit
+    [ "$left" != 0 ] || fail "$grid: no trial is left; more of them: \`trials\`"
+    export SWEEP_STUDY=$grid
+    submit "$left" "$@"
+fi
+
 # Tasks read this copy, so the file may change: one file per task, one line per word.
 mkdir -p runs
 plan=$(mktemp -d "$PWD/runs/.sweep-XXXXXX")
@@ -50,4 +67,4 @@ if [ "$count" = 0 ]; then
 fi
 
 export SWEEP_PLAN=$plan
-bash slurm/submit.sh --array="1-$count${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "$@"
+submit "$count" "$@"

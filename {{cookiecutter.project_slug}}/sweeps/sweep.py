@@ -142,8 +142,14 @@ def outcome(run: Path) -> tuple[str, dict[str, Any]]:
     try:
         attempt = json.loads((run / "run.json").read_text(encoding="utf-8"))["attempts"][-1]
     except FileNotFoundError:
-        attempt = {}
-    return attempt.get("ended", "did not record how it ended"), attempt.get("metrics", {})
+        attempt = {"ended": "before the run began"}
+    return attempt.get("ended", "killed"), attempt.get("metrics", {})
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log; that of a job is elsewhere."""
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next(filter(None, map(str.strip, reversed(lines))), "")
 
 
 def living_jobs() -> set[str]:
@@ -171,9 +177,10 @@ class Sweep:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.lock = (self.directory / ".lock").open("w")
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_UN)
+            if alone:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SystemExit(f"error: {self.directory}: another process trains in it") from None
+            raise SystemExit(f"error: {self.directory}: another sweep trains in it") from None
         file = JournalFileBackend(str(self.directory / "study.log"))
         self.storage = optuna.storages.JournalStorage(file)
         about: dict[str, Any] = {"study_name": "sweep", "direction": self.given["direction"]}
@@ -236,7 +243,8 @@ class Sweep:
                 said = f"{metric} {value:.6g}"
                 self.study.tell(trial.number, value)
             elif is_finished or (is_over and not said.startswith("preempted")):
-                said = f"failed: {f'{metric} is {value}' if is_finished else said}"
+                why = last_line(run.with_suffix(".log")) or said
+                said = f"failed: {f'{metric} is {value}' if is_finished else why}"
                 self.study.tell(trial.number, state=TrialState.FAIL)
             else:
                 said = "interrupted"

@@ -246,8 +246,8 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) ->
     assert how.startswith("preempted SIGINT step ")
 
     process = start([SCRIPT, "s.yaml"], cwd=cut, fresh=True)
-    until((cut / "runs" / "sweep-s" / "trial-1").is_dir, process)
-    until(lambda: steps_of(cut)[-1].step == 1, process)
+    until(lambda: len({each.process for each in steps_of(cut)}) == 3, process)
+    os.kill(steps_of(cut)[-1].process, signal.SIGSTOP)  # the run of trial 1
     process.kill()
     process.communicate()
     assert sweep(cut, code=1).stderr == "error: runs/sweep-s: another sweep trains in it\n"
@@ -259,3 +259,30 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) ->
     assert [each.params for each in first] == [each.params for each in second]
     assert [each.value for each in first] == [each.value for each in second]
     assert first[0].params != first[1].params
+
+
+@pytest.mark.needs("wandb")
+@pytest.mark.usefixtures("apart")
+def test_an_agent_of_wandb_calls_fit_as_the_page_says() -> None:
+    """The words are made by W&B's own functions; its server chooses the values."""
+    from my_project_trainer.cli import configuration
+    from wandb.sdk.launch.sweeps import utils
+
+    page = (ROOT / "docs" / "how-to" / "sweep.md").read_text()
+    (file,) = (
+        yaml.safe_load(block.partition("```")[0])
+        for block in page.split("```yaml\n")[1:]
+        if block.startswith("method:")
+    )
+    chosen = {
+        name: {"value": 32 if "values" in each else 1e-3}
+        for name, each in file["parameters"].items()
+    }
+    words = utils.create_sweep_command(file["command"])
+    assert (words[0], words[-1]) == ("${env}", "${args}")
+    words = [*words[1:-1], *utils.create_sweep_command_args({"args": chosen})["args"]]
+    assert words[:4] == ["python", "-m", "my_project", "fit"]
+    os.chdir(ROOT)
+    work = configuration.read_work("my-project", "fit", [*words[4:], "--trainer.accelerator=cpu"])
+    model: Any = work.model
+    assert (model.network[0].out_channels, model.learning_rate) == (32, 1e-3)

@@ -4,12 +4,12 @@
 #   bash slurm/sweep.sh [--at-once=N] [OPTION=VALUE of sbatch …] FILE [option of `fit` …]
 #   bash slurm/sweep.sh --at-once=4 --time=02:00:00 sweeps/digits.yaml
 #
-# With a FILE.yaml of sweeps/sweep.py, each task trains a trial of its study. It has one task for each trial that is
-# left, so that the same command continues a sweep.
+# With a FILE.yaml of sweeps/sweep.py, each task trains a trial of its study. There is a task for each
+# trial that is left: the same command continues a sweep.
 #
-# Each line of any other file has options of `fit`, which override those of the command line. Quotes keep spaces
-# together, as in a shell, but nothing is expanded. Empty lines and # comments are skipped. Task I of
-# the array trains line I, in the run job-ARRAY-I.
+# Each line of any other file has options of `fit`, which override those of the command line. Quotes
+# keep spaces together, as in a shell, but nothing is expanded. Empty lines and # comments are skipped.
+# Task I of the array trains line I, in the run job-ARRAY-I.
 set -euo pipefail
 
 fail() {
@@ -40,10 +40,11 @@ if [[ $grid == *.y@(a|)ml ]]; then
     # shellcheck source=SCRIPTDIR/settings.sh
     source slurm/settings.sh
     [ -x "$VENV/bin/python" ] || fail "there is no $VENV/bin/python in $PWD; \`make optuna\`, or set VENV (slurm/settings.sh)"
-    left=$("$VENV/bin/python" sweeps/sweep.py "$grid" left) || exit
-    [ "$left" != 0 ] || fail "$grid: no trial is left; more of them: \`trials\`"
+    printed=$("$VENV/bin/python" sweeps/sweep.py "$grid" left) || exit
+    mapfile -t words <<< "$printed"
+    [ "${words[0]}" != 0 ] || fail "$grid: no trial is left; for more, raise \`trials\`"
     export SWEEP_STUDY=$grid
-    submit "$left" "$@"
+    submit "${words[@]}" "$@"
 fi
 
 # Tasks read this copy, so the file may change: one file per task, one line per word.

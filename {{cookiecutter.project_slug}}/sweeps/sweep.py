@@ -1,13 +1,14 @@
 """Search for the options of `fit` that give the best metric, with Optuna: docs/how-to/sweep.md.
 
 usage: python sweeps/sweep.py FILE             train the trials that are left, one after another
-       python sweeps/sweep.py FILE left        check the file, and print how many trials are left
-       python sweeps/sweep.py FILE ask JOB     take a trial for a job; print its options, one per line
+       python sweeps/sweep.py FILE left        check the file; print how many are left, and the command
+       python sweeps/sweep.py FILE ask JOB     take a trial for a job, and print its options
        python sweeps/sweep.py FILE tell JOB    record how the run of a job ended
 
-slurm/sweep.sh calls the last three. Trial N is the run trial-N in runs/sweep-NAME; study.log there is
-the study, which machines can share. The values of a trial depend only on the file, its number and the
-results before it, so that an interrupted sweep continues as if it had not been interrupted.
+slurm/sweep.sh and its jobs call the last three; they print a word per line. Trial N is the run
+runs/sweep-NAME/trial-N; study.log there is the study, which machines can share. The values of a trial
+depend only on the file, its number and the results before it: an interrupted sweep continues as if
+it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -208,8 +209,8 @@ class Sweep:
         states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
         return max(0, int(self.given["trials"]) - len(states) + states.count(TrialState.WAITING))
 
-    def ask(self, job: str) -> tuple[str, list[object]]:
-        """Take a trial; return the name of its run, and its options."""
+    def ask(self, job: str) -> tuple[str, list[str]]:
+        """Take a trial; return the name of its run, and its options besides the command."""
         trial = self.study.ask()
         trial.set_user_attr("job", job)
         # A generator for all trials would begin again in each process.
@@ -220,7 +221,7 @@ class Sweep:
         chosen, run = options(trial.params), f"trial-{trial.number}"
         print(f"{run}: {shlex.join(chosen)}", file=sys.stderr)
         own = zip(OWN, (run, self.directory, "auto"), strict=True)
-        return run, [*self.given["command"], *chosen, *(f"{name}={value}" for name, value in own)]
+        return run, [*chosen, *(f"{name}={value}" for name, value in own)]
 
     def settle(self, jobs: Collection[str], is_over: bool) -> None:
         """Record how the trials of jobs ended; those that were interrupted wait to be resumed.
@@ -271,7 +272,7 @@ class Sweep:
         while self.left and not signals:
             run, words = self.ask("")
             with (self.directory / f"{run}.log").open("ab") as log:
-                child = subprocess.Popen(fit(*words), stdout=log, **how)
+                child = subprocess.Popen(fit(*self.given["command"], *words), stdout=log, **how)
             if signals:  # before there was a child
                 child.send_signal(signals[0])
             child.wait()
@@ -297,12 +298,13 @@ def main() -> None:
         case [file]:
             sys.exit(Sweep(Path(file), alone=True).train())
         case [file, "left"]:
-            print(Sweep(Path(file), alone=True).left)
+            sweep = Sweep(Path(file), alone=True)
+            print(sweep.left, *map(text, sweep.given["command"]), sep="\n")
         case [file, "ask", job]:
             sweep = Sweep(Path(file), alone=False)
             sweep.settle({job}, is_over=False)  # it may have been requeued
             if sweep.left:
-                print(*map(text, sweep.ask(job)[1]), sep="\n")
+                print(*sweep.ask(job)[1], sep="\n")
         case [file, "tell", job]:
             Sweep(Path(file), alone=False).settle({job}, is_over=True)
         case _:

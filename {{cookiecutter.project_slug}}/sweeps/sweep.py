@@ -1,14 +1,14 @@
 """Search for the options of `fit` that give the best metric, with Optuna: docs/how-to/sweep.md.
 
-usage: python sweeps/sweep.py FILE             train the trials that are left, one after another
-       python sweeps/sweep.py FILE left        check the file; print how many are left, and the command
-       python sweeps/sweep.py FILE ask JOB     take a trial for a job, and print its options
-       python sweeps/sweep.py FILE tell JOB    record how the run of a job ended
+usage: python sweeps/sweep.py FILE           train the trials that are left, one after another
+       python sweeps/sweep.py FILE left      check the file; print what is left, and the command
+       python sweeps/sweep.py FILE ask JOB   take a trial for a job, and print its options
+       python sweeps/sweep.py FILE tell JOB  record how the run of a job ended
 
 slurm/sweep.sh and its jobs call the last three; they print a word per line. Trial N is the run
-runs/sweep-NAME/trial-N; study.log there is the study, which machines can share. The values of a trial
-depend only on the file, its number and the results before it: an interrupted sweep continues as if
-it had not been interrupted.
+runs/sweep-NAME/trial-N; study.log there is the study, which machines can share. The values of a
+trial depend only on the file, its number and the results before it: an interrupted sweep continues
+as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def problems(given: dict[str, Any], check: bool) -> list[str]:
             found.append(f"search: {name}: {form}: {error}")
     if check and "command" not in wrong:
         command = fit(*given["command"], *options(trial.params), "--print_config")
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         found += done.stderr.replace("error: ", "").splitlines() if done.returncode else []
     return found
 

@@ -141,8 +141,8 @@ horovod: $(TOOLS)  ## install Horovod for the tests of a rendered project; its f
 	$(RENDER) build/test
 	$(IN_PROJECT) build/test/my-project horovod VENV=$(PROJECT_VENV)
 
-engines: horovod $(MLFLOW_SERVER)  ## install what these tests need: Horovod, FairScale, DeepSpeed, W&B, MLflow and its server, ONNX
-	$(IN_PROJECT) build/test/my-project fairscale deepspeed wandb mlflow onnx VENV=$(PROJECT_VENV)
+engines: horovod $(MLFLOW_SERVER)  ## install what these tests need: Horovod, FairScale, DeepSpeed, W&B, MLflow and its server, ONNX, Optuna
+	$(IN_PROJECT) build/test/my-project fairscale deepspeed wandb mlflow onnx optuna VENV=$(PROJECT_VENV)
 
 models: project  ## install the packages of the models that slow tests train (350 MB): timm, transformers, diffusers, …
 	@[ -e '$(MODELS)' ] || { rm -rf $(dir $(MODELS)) && \
@@ -255,7 +255,7 @@ lock: $(TOOLS)  ## update all locks from their .in files, including those of the
 		$(foreach name,cpu dev mlflow,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
 		$(addprefix --no-emit-package ,$(NOT_IN_SERVER))
 	$(LOCK) --output-file tests/trainer/models.txt tests/trainer/models.in --constraint tests/trainer/requirements.txt \
-		$(foreach name,cpu dev torch cuda deepspeed mlflow onnx wandb,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
+		$(foreach name,cpu dev torch cuda deepspeed mlflow onnx optuna wandb,--constraint '$(PROJECT_LOCKS)/$(name).txt') \
 		--no-emit-package torch $$(sed -n 's/^\([a-z][^= ]*\)==.*/--no-emit-package \1/p' \
 		$(foreach name,cpu dev cuda,'$(PROJECT_LOCKS)/$(name).txt'))
 

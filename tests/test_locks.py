@@ -69,7 +69,7 @@ def test_the_template_s_locks_resolve(platform: str, tmp_path: Path) -> None:
 def test_no_package_has_two_versions_for_one_machine() -> None:
     """Locks that are installed side by side agree."""
     pinned: dict[str, set[str]] = {}
-    more = ("deepspeed.txt", "etcd.txt", "mlflow.txt", "onnx.txt", "wandb.txt")
+    more = ("deepspeed.txt", "etcd.txt", "mlflow.txt", "onnx.txt", "optuna.txt", "wandb.txt")
     locks = [REQUIREMENTS / name for name in (*PROJECT, *more)]
     for path in (*locks, TRAINER_TESTS, MODELS):
         found = lock.entries(path.read_text(encoding="utf-8"))
@@ -96,11 +96,11 @@ def test_each_source_is_locked_after_those_that_constrain_it(
     monkeypatch.setattr(lock, "lock_cpu_builds", lambda *_: [])
     monkeypatch.setattr("sys.argv", ["lock.py"])
     lock.main()
-    others = ["docs.in", "etcd.in", "mlflow.in", "onnx.in", "wandb.in", "xla.in"]
+    others = ["docs.in", "etcd.in", "mlflow.in", "onnx.in", "optuna.in", "wandb.in", "xla.in"]
     assert asked == ["cpu.in", "torch.in", "dev.in", "deepspeed.in", *others]
     (tmp_path / "deepspeed.in").unlink()
     lock.main()
-    assert asked[10:] == ["cpu.in", "torch.in", "dev.in", *others]
+    assert asked[11:] == ["cpu.in", "torch.in", "dev.in", *others]
 
 
 def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
@@ -116,7 +116,7 @@ def test_a_source_is_built_in_the_environment_that_its_file_names() -> None:
 def test_every_lock_has_hashes_and_no_addresses() -> None:
     locks = [*REQUIREMENTS.glob("*.txt"), ROOT / "requirements.txt", TRAINER_TESTS, MODELS]
     locks.append(MLFLOW_SERVER)
-    assert len(locks) == 18
+    assert len(locks) == 19
     entry = r"[a-z0-9-]+==[^ ;]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     for path in [*locks, ROOT / "benchmarks" / "requirements.txt"]:
         text = path.read_text(encoding="utf-8")

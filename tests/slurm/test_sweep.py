@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from .jobs import PLAIN, Job, Project, read_metrics
+from .jobs import PLAIN, PYTHON, Job, Project, read_metrics, until, value
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 HOSTILE = (
@@ -87,6 +88,46 @@ def test_each_line_of_the_grid_is_a_run(on_cluster: Project) -> None:
         found[task] = (options["width"], options["learning_rate"])
         assert read_metrics(job.run)[-1][0] == "22"
     assert found == {"1": (4, 0.001), "2": (4, 0.01), "3": (12, 0.5)}
+
+
+def test_tasks_share_a_study(on_cluster: Project) -> None:
+    """By the file of a local sweep, with choices that a shell would run, and a requeued task."""
+    if subprocess.run([PYTHON, "-c", "import optuna"], capture_output=True).returncode:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("Optuna is missing: make engines")
+    pace, file = on_cluster.folder / "pace", on_cluster.folder / "a study.yaml"
+    pace.write_text("0.2")
+    command = [*PLAIN, "--trainer.max_epochs=1", "--model=subject.Slow", f"--model.pace={pace}"]
+    choices = list(HOSTILE[:3])
+    content = {
+        "command": ["--config=configs/digits.yaml", *command],
+        "metric": "val_loss",
+        "direction": "minimize",
+        "search": {"model.note": {"choices": choices}},
+    }
+    file.write_text(yaml.safe_dump(content))
+    array = sweep(on_cluster, "--at-once=2", "--nodes=1", file.name).split()[-1]
+    first, second, third = (Job(on_cluster, f"{array}_{task}") for task in "123")
+    trial = on_cluster.folder / "runs" / "sweep-a study" / "trial-0"
+    until(lambda: len(read_metrics(trial)) > 3, lambda: first.log)
+    owner = first if "trial-0:" in first.log else second
+    owner.signal()
+    pace.write_text("0")
+    for job in (first, second, third):
+        assert job.finish(200) == f"COMPLETED after {int(job is owner)} restarts", job.log
+    notes = []
+    for number in range(3):
+        rows = read_metrics(trial.with_name(f"trial-{number}"))
+        assert rows[-1][0] == "22"
+        said = f"trial-{number}: val_loss {value(rows, 'val_loss'):.6g}"
+        assert any(said in job.log.splitlines() for job in (first, second, third)), said
+        loaded = yaml.safe_load((trial.with_name(f"trial-{number}") / "config.yaml").read_text())
+        notes.append(loaded["model"]["init_args"]["note"])
+    assert notes == choices
+    assert not list(on_cluster.folder.parent.rglob("canary"))
+    left = (str(PYTHON), "sweeps/sweep.py", file.name, "left")
+    assert on_cluster.cluster.slurm(*left, cwd=on_cluster.folder, PYTHONPATH="src").startswith(
+        "0\n"
+    )
 
 
 def test_a_stopped_task_brings_only_itself_back(on_cluster: Project) -> None:

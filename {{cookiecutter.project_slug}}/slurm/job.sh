@@ -64,6 +64,30 @@ case $CONTAINER in
     *) fail "CONTAINER=$CONTAINER is unknown; use none, apptainer or pyxis" ;;
 esac
 
+# Call Python in the environment of the ranks. Its errors are not the run's outcome.
+run_python() { # ARGUMENT …
+    local command=("${python[@]}" "$@")
+    # This shell is not in pyxis' container.
+    if [ "$CONTAINER" = pyxis ]; then
+        command=(srun --nodes=1 --ntasks=1 --export=ALL "${srun_options[@]}" "${command[@]}")
+    fi
+    TRAINER_OUTCOME='' timeout --kill-after=10 300 "${command[@]}" < /dev/null
+}
+
+# A task of slurm/sweep.sh has its own options: a line of a file of options, or a trial that it takes.
+if [ -n "${SWEEP_STUDY-}" ]; then
+    taken=$(run_python sweeps/sweep.py "$SWEEP_STUDY" ask "$job") || fail "$SWEEP_STUDY: no trial can be taken"
+    if [ -z "$taken" ]; then
+        echo "$SWEEP_STUDY: no trial is left"
+        exit 0
+    fi
+    mapfile -t words <<< "$taken"
+    set -- "$@" "${words[@]}"
+elif [ -n "${SWEEP_PLAN-}" ]; then
+    mapfile -t words < "$SWEEP_PLAN/$SLURM_ARRAY_TASK_ID" || exit 2
+    set -- "$@" "${words[@]}"
+fi
+
 # Each job has its own run, the same after each requeue. Options of the user come last and override.
 run_name=job-${job//_/-}
 fit=("$PACKAGE" fit)
@@ -139,6 +163,7 @@ conclude() { # EXIT_CODE
     case $outcome in
         finished*)
             echo "$run_name: $outcome"
+            record_trial || exit 1
             write_report
             exit 0
             ;;
@@ -148,22 +173,22 @@ conclude() { # EXIT_CODE
         # SLURM does not requeue a preempted job that ends within its GraceTime.
         "preempted SIGTERM"*) if is_preempted; then requeue "$outcome"; fi ;;
     esac
+    record_trial
     echo "$run_name: ${outcome:-ended without reporting a reason (exit code $code)}" >&2
     if [ "$code" = 0 ]; then code=1; fi
     exit "$code"
 }
 
+# Record the value of a sweep's trial, or that it failed.
+record_trial() {
+    if [ -n "${SWEEP_STUDY-}" ]; then run_python sweeps/sweep.py "$SWEEP_STUDY" tell "$job"; fi
+}
+
 # Write a page about the run, if the project has the command. The job has succeeded, even if this fails.
 write_report() {
-    local command=("${python[@]}" -m "$PACKAGE" report "$root/$own")
+    local command=(-m "$PACKAGE" report "$root/$own")
     if ! [ -d "src/${PACKAGE}_trainer/tools/report" ] || ! [ -e "$root/$own/run.json" ]; then return; fi
-    # This shell is not in pyxis' container.
-    if [ "$CONTAINER" = pyxis ]; then
-        command=(srun --nodes=1 --ntasks=1 --export=ALL "${srun_options[@]}" "${command[@]}")
-    fi
-    # Its errors are not the run's outcome.
-    TRAINER_OUTCOME='' timeout --kill-after=10 300 "${command[@]}" < /dev/null ||
-        echo "$run_name: note: the report was not written; later: ${command[*]}" >&2
+    run_python "${command[@]}" || echo "$run_name: note: the report was not written; later: python ${command[*]}" >&2
 }
 
 # SLURM's controller may be unavailable for a moment, for example while it restarts.

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Train one run per line of a file, as a job array:
+# Train the runs of a sweep as a job array:
 #
 #   bash slurm/sweep.sh [--at-once=N] [OPTION=VALUE of sbatch …] FILE [option of `fit` …]
-#   bash slurm/sweep.sh --at-once=4 --time=02:00:00 grid.txt --config configs/gpt.yaml
+#   bash slurm/sweep.sh --at-once=4 --time=02:00:00 sweeps/digits.yaml
 #
-# Each line has options of `fit`, which override those of the command line. Quotes keep spaces
-# together, as in a shell, but nothing is expanded. Empty lines and # comments are skipped. Task I of
-# the array trains line I, in the run job-ARRAY-I.
+# With a FILE.yaml of sweeps/sweep.py, each task trains a trial of its study. There is a task for each
+# trial that is left: the same command continues a sweep.
+#
+# Each line of any other file has options of `fit`, which override those of the command line. Quotes
+# keep spaces together, as in a shell, but nothing is expanded. Empty lines and # comments are skipped.
+# Task I of the array trains line I, in the run job-ARRAY-I.
 set -euo pipefail
 
 fail() {
@@ -29,6 +32,21 @@ done
 grid=$1
 shift
 
+submit() { # NUMBER_OF_TASKS OPTION …
+    exec bash slurm/submit.sh --array="1-$1${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "${@:2}"
+}
+
+if [[ $grid == *.y@(a|)ml ]]; then
+    # shellcheck source=SCRIPTDIR/settings.sh
+    source slurm/settings.sh
+    [ -x "$VENV/bin/python" ] || fail "there is no $VENV/bin/python in $PWD; \`make optuna\`, or set VENV (slurm/settings.sh)"
+    printed=$("$VENV/bin/python" sweeps/sweep.py "$grid" left) || exit
+    mapfile -t words <<< "$printed"
+    [ "${words[0]}" != 0 ] || fail "$grid: no trial is left; for more, raise \`trials\`"
+    export SWEEP_STUDY=$grid
+    submit "${words[@]}" "$@"
+fi
+
 # Tasks read this copy, so the file may change: one file per task, one line per word.
 mkdir -p runs
 plan=$(mktemp -d "$PWD/runs/.sweep-XXXXXX")
@@ -50,4 +68,4 @@ if [ "$count" = 0 ]; then
 fi
 
 export SWEEP_PLAN=$plan
-bash slurm/submit.sh --array="1-$count${at_once:+%$at_once}" --output=slurm-%A_%a.out "${options[@]}" slurm/train.sh "$@"
+submit "$count" "$@"

@@ -35,11 +35,6 @@ if ! [ -f "${SLURM_SUBMIT_DIR-}/slurm/job.sh" ]; then
     echo "train.sh: submit it in the project's folder: sbatch slurm/train.sh …" >&2
     exit 2
 fi
-# A task of slurm/sweep.sh has its own options.
-if [ -n "${SWEEP_PLAN-}" ]; then
-    mapfile -t own < "$SWEEP_PLAN/$SLURM_ARRAY_TASK_ID" || exit 2
-    set -- "$@" "${own[@]}"
-fi
 # shellcheck source=SCRIPTDIR/settings.sh
 source "$SLURM_SUBMIT_DIR/slurm/settings.sh"
 # shellcheck source=SCRIPTDIR/job.sh

@@ -1,0 +1,285 @@
+"""sweeps/sweep.py: studies of Optuna, and runs of the digits."""
+
+import csv
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from tests.project import PATIENCE, ROOT, run, start
+
+from preemption_subject import steps_of
+
+pytestmark = pytest.mark.needs("optuna")
+SCRIPT = ROOT / "sweeps" / "sweep.py"
+DIGITS = ["--config", str(ROOT / "configs" / "digits.yaml"), "--data.shift=0"]
+SHORT = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.limit_train_batches=4"]
+RATE: dict[str, Any] = {"low": "1e-4", "high": 0.1, "log": True}
+WIDTH: dict[str, Any] = {"choices": [4, 8]}
+
+
+def write(folder: Path, **changed: Any) -> Path:
+    """Write the file of a sweep; None leaves out a key."""
+    content = {"command": [*DIGITS, *SHORT], "metric": "val_loss", "direction": "minimize"}
+    content |= {"trials": 2, "search": {"model.learning_rate": RATE, "model.width": WIDTH}}
+    file = folder / "s.yaml"
+    kept = {key: value for key, value in (content | changed).items() if value is not None}
+    file.write_text(yaml.safe_dump(kept, sort_keys=False))
+    return file
+
+
+def sweep(folder: Path, *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
+    """Run the script in a folder."""
+    done = run([SCRIPT, "s.yaml", *words], cwd=folder)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def trials(folder: Path) -> Any:
+    """Return the trials of the study, as Optuna reads them."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    log = JournalFileBackend(str(folder / "runs" / "sweep-s" / "study.log"))
+    return optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(log)).trials
+
+
+def last_value(folder: Path, trial: int, name: str) -> float:
+    """Return the last value of that name in the metrics.csv of a trial's run."""
+    path = folder / "runs" / "sweep-s" / f"trial-{trial}" / "metrics.csv"
+    with path.open() as file:
+        return [float(row["value"]) for row in csv.DictReader(file) if row["name"] == name][-1]
+
+
+def ended(folder: Path, trial: int) -> list[str]:
+    """Return how the attempts of a trial's run ended."""
+    record = folder / "runs" / "sweep-s" / f"trial-{trial}" / "run.json"
+    return [each.get("ended", "") for each in json.loads(record.read_text())["attempts"]]
+
+
+def test_the_best_trial_is_that_of_the_best_run(tmp_path: Path) -> None:
+    write(tmp_path, trials=1)
+    sweep(tmp_path)
+    write(tmp_path, trials=2)
+    summary, best, chosen = sweep(tmp_path).stdout.splitlines()
+    assert summary == "trials: 2 finished, 0 failed, 0 left; runs/sweep-s"
+    found = trials(tmp_path)
+    values = [last_value(tmp_path, number, "val_loss") for number in (0, 1)]
+    assert [each.value for each in found] == values
+    assert values[0] != values[1]
+    number = values.index(min(values))
+    assert best == f"best: trial-{number}, val_loss {min(values):.6g}:"
+    rate, width = found[number].params.values()
+    assert chosen == f"--model.learning_rate={rate} --model.width={width}"
+    for each in found:
+        config = yaml.safe_load(
+            (tmp_path / "runs" / "sweep-s" / f"trial-{each.number}" / "config.yaml").read_text()
+        )
+        made = config["model"]["init_args"]
+        assert [made["learning_rate"], made["width"]] == list(each.params.values())
+        assert 1e-4 <= made["learning_rate"] <= 0.1
+        assert ended(tmp_path, each.number) == ["finished step 4"]  # none was trained again
+
+
+def test_all_mistakes_are_reported_before_the_first_trial(tmp_path: Path) -> None:
+    search = {
+        "model.width": {"low": 8, "high": 4},
+        "model.dropout": [0.1, 0.2],
+        "trainer.run_name": WIDTH,
+        "model.classes": {"choices": [["a"]]},
+        "model.channels": {"low": 1},
+    }
+    command = [*DIGITS, "--trainer.max_epoch=1", "--model.widht=3"]
+    write(tmp_path, command=command, direction="up", trials=0, metrc="loss", search=search)
+    lines = sweep(tmp_path, code=1).stderr.splitlines()
+    starts = ("metrc:", "direction:", "trials:", *(f"search: {name}:" for name in search))
+    starts += ("model.widht:", "trainer.max_epoch:")
+    for line, begin in zip(lines, starts, strict=True):
+        assert line.startswith(f"error: s.yaml: {begin} "), line
+    assert not (tmp_path / "runs").exists()
+    for text, says in (
+        ("- a", "expected the keys command, "),
+        ("a: [", "expected the node content"),
+    ):
+        (tmp_path / "s.yaml").write_text(text)
+        (line,) = sweep(tmp_path, code=1).stderr.splitlines()
+        assert says in line
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, in a folder of its own; options are not checked by `fit`."""
+    spec = importlib.util.spec_from_file_location("sweep", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "fit", lambda *_: [sys.executable, "-c", ""])
+    monkeypatch.chdir(tmp_path)
+    return module
+
+
+def record(number: int, ended: str, **metrics: object) -> None:
+    """Write what a run leaves when it has ended."""
+    directory = Path("runs", "sweep-s", f"trial-{number}")
+    directory.mkdir(exist_ok=True)
+    attempts = [{"ended": ended, "metrics": metrics}]
+    (directory / "run.json").write_text(json.dumps({"attempts": attempts}))
+
+
+def test_jobs_share_a_study(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, trials=6)
+    assert script.Sweep(file, alone=True).left == 6
+    taken = {
+        job: script.Sweep(file, alone=False).ask(job) for job in ("7_1", "7_2", "7_3", "7_4", "7_5")
+    }
+    assert [run for run, _ in taken.values()] == [f"trial-{number}" for number in range(5)]
+    assert len({str(words) for _, words in taken.values()}) == 5
+    record(0, "finished step 4", val_loss=0.5)
+    record(1, "failed rank 0: ValueError: planted")
+    record(2, "finished step 4", val_loss="nan")
+    record(3, "preempted SIGTERM step 2")
+    for job in ("7_1", "7_2", "7_3", "7_4"):
+        script.Sweep(file, alone=False).settle({job}, is_over=True)
+    states = [each.state.name for each in trials(tmp_path)]
+    assert states == ["COMPLETE", "FAIL", "FAIL", "WAITING", "RUNNING"]
+    monkeypatch.setattr(script, "living_jobs", lambda: {"7_5"})
+    assert script.Sweep(file, alone=True).left == 2  # number 3, and one that was never taken
+    monkeypatch.setattr(script, "living_jobs", set)
+    assert script.Sweep(file, alone=True).left == 3
+    again = [script.Sweep(file, alone=False).ask(job) for job in ("8_1", "8_2")]
+    assert again == [taken["7_4"], taken["7_5"]]  # the same options, in the same run
+    assert script.Sweep(file, alone=False).left == 1
+    assert script.Sweep(file, alone=False).ask("8_3")[0] == "trial-5"
+
+
+def test_a_grid_has_each_combination_once(script: ModuleType, tmp_path: Path) -> None:
+    note = "$(touch canary) 'x' \"y\""
+    search = {"model.width": {"choices": [4, 8]}, "model.note": {"choices": [note, None, 1e-5]}}
+    file = write(tmp_path, trials=None, search=search)
+    script.Sweep(file, alone=True)
+    assert script.Sweep(file, alone=True).left == 6
+    asked = [script.Sweep(file, alone=False).ask(str(job))[1] for job in range(6)]
+    assert asked[0] == [
+        "--model.width=4",
+        f"--model.note={note}",
+        "--trainer.run_name=trial-0",
+        "--trainer.default_root_dir=runs/sweep-s",
+        "--trainer.resume=auto",
+    ]
+    pairs = [tuple(words[:2]) for words in asked]
+    notes = [f"--model.note={each}" for each in (note, "null", "1e-05")]
+    assert pairs == [(f"--model.width={width}", each) for width in (4, 8) for each in notes]
+    assert script.Sweep(file, alone=False).left == 0
+
+
+def test_a_wrong_metric_ends_the_sweep_and_another_needs_another_study(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    file = write(tmp_path)
+    script.Sweep(file, alone=True).ask("")
+    record(0, "finished step 4", loss=1.0)
+    with pytest.raises(SystemExit, match="metric val_loss: runs/sweep-s/trial-0 has only loss"):
+        script.Sweep(file, alone=True)
+    changed = write(tmp_path, metric="loss")
+    for alone in (True, False):
+        with pytest.raises(SystemExit, match="more than `trials` changed since its first trial: "):
+            script.Sweep(changed, alone)
+
+
+@pytest.mark.slow
+def test_failed_trials_are_counted(tmp_path: Path) -> None:
+    search = {"model.width": {"choices": [4, -1]}, "model.learning_rate": {"choices": [0.01, 1e38]}}
+    write(tmp_path, trials=None, search=search)
+    done = sweep(tmp_path)
+    assert done.stdout.startswith("trials: 1 finished, 3 failed, 0 left; ")
+    (value,) = [each.value for each in trials(tmp_path) if each.value is not None]
+    assert last_value(tmp_path, 0, "val_loss") == value
+    failed = [line for line in done.stderr.splitlines() if ": failed: " in line]
+    assert [line.partition(":")[0] for line in failed] == ["trial-1", "trial-2", "trial-3"]
+    assert "the loss of step 2 is not finite" in failed[0]
+    assert "width" in failed[1]
+
+
+def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait for a condition while a process runs."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_continues_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """Also after SIGKILL, which leaves the run alone: nobody trains beside it."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    command = [*DIGITS, *SHORT[:2], "--trainer.limit_train_batches=12"]
+    command += ["--model=preemption_subject.Slow", "--model.seconds=0.5"]
+    clip = {"trainer.gradient_clip_val": {"low": 0.1, "high": 1.0}}
+    for folder in (whole, cut):
+        folder.mkdir()
+        write(folder, command=command, search=clip, seed=3)
+    reference = start([SCRIPT, "s.yaml"], cwd=whole)
+
+    process = start([SCRIPT, "s.yaml"], cwd=cut, fresh=True)
+    until(lambda: steps_of(cut), process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert output == "trials: 0 finished, 0 failed, 2 left; runs/sweep-s\n"
+    (how,) = ended(cut, 0)
+    assert how.startswith("preempted SIGINT step ")
+
+    process = start([SCRIPT, "s.yaml"], cwd=cut, fresh=True)
+    until(lambda: len({each.process for each in steps_of(cut)}) == 3, process)
+    os.kill(steps_of(cut)[-1].process, signal.SIGSTOP)  # the run of trial 1
+    process.kill()
+    process.communicate()
+    assert sweep(cut, code=1).stderr == "error: runs/sweep-s: another sweep trains in it\n"
+    os.kill(steps_of(cut)[-1].process, signal.SIGKILL)
+    assert sweep(cut).stdout.startswith("trials: 2 finished, 0 failed, 0 left; ")
+
+    reference.communicate(timeout=PATIENCE)
+    first, second = trials(whole), trials(cut)
+    assert [each.params for each in first] == [each.params for each in second]
+    assert [each.value for each in first] == [each.value for each in second]
+    assert first[0].params != first[1].params
+
+
+@pytest.mark.needs("wandb")
+@pytest.mark.usefixtures("apart")
+def test_an_agent_of_wandb_calls_fit_as_the_page_says() -> None:
+    """The words are made by W&B's own functions; its server chooses the values."""
+    from my_project_trainer.cli import configuration
+    from wandb.sdk.launch.sweeps import utils
+
+    page = (ROOT / "docs" / "how-to" / "sweep.md").read_text()
+    (file,) = (
+        yaml.safe_load(block.partition("```")[0])
+        for block in page.split("```yaml\n")[1:]
+        if block.startswith("method:")
+    )
+    chosen = {
+        name: {"value": 32 if "values" in each else 1e-3}
+        for name, each in file["parameters"].items()
+    }
+    words = utils.create_sweep_command(file["command"])
+    assert (words[0], words[-1]) == ("${env}", "${args}")
+    words = [*words[1:-1], *utils.create_sweep_command_args({"args": chosen})["args"]]
+    assert words[:4] == ["python", "-m", "my_project", "fit"]
+    os.chdir(ROOT)
+    work = configuration.read_work("my-project", "fit", [*words[4:], "--trainer.accelerator=cpu"])
+    model: Any = work.model
+    assert (model.network[0].out_channels, model.learning_rate) == (32, 1e-3)

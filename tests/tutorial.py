@@ -1,18 +1,21 @@
-"""Follows docs/tutorial.md of a rendered project word by word: writes its files, runs its commands, compares the output.
+"""Follows the tutorial of a rendered project word by word, as its reader does.
+
+It writes the page's files, runs its commands in one shell and compares what they print.
 
 usage: tutorial.py PAGE FOLDER [PART …] [--template FOLDER] [--environment FOLDER]
-  PAGE           the tutorial of a project
+  PAGE           docs/tutorial.md of a project
   FOLDER         where it is followed; without the part `setup`, the project's folder
   PART           parts to follow, by default `setup files local`
   --template     a checkout that stands for the URL of the template
   --environment  an environment of a project with the same locks, which .venv links to
 
-A block after a paragraph "Save … as `PATH`:" is a file. A block without a language is a number of commands for one
-shell, and a block `text` is all that the commands before it print, where
+A block after a paragraph "Save … as `PATH`:" is a file. A block without a language has commands. A
+block `text` is all that the commands before it print, errors too. In it
 
-  …                      stands for any text, and in a line of its own for any lines
-  decimal numbers        may differ by 2 %: other CPUs round differently
-  N samples/s, H:MM:SS   may be any number and time; `job N`, `job-N` and `slurm-N` any number
+  …                         stands for any text, and alone in a line for any lines;
+  decimal numbers           may differ by 2 %, because other CPUs round differently;
+  N samples/s, H:MM:SS      may be any number and time;
+  job N, job-N and slurm-N  may be any number.
 
 A comment `<!-- tutorial: PART -->` names the part that a section belongs to; others are `local`.
 """
@@ -20,6 +23,7 @@ A comment `<!-- tutorial: PART -->` names the part that a section belongs to; ot
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -96,7 +100,7 @@ def differs(shown: str, printed: str) -> str | None:
 
 
 class Shell:
-    """One bash for all blocks: folders, variables and background processes stay. It ends at an error."""
+    """One bash for all blocks, which ends at an error: folder, variables and jobs stay."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -113,7 +117,8 @@ class Shell:
 
     def run(self, commands: str) -> str:
         """Return what commands print, errors too; a `TutorialError` if one fails."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         timer = threading.Timer(PATIENCE, self.end)
         timer.start()
         # A command that reads its input must not read the next block.
@@ -128,16 +133,13 @@ class Shell:
                 self.folder = Path(folder.rstrip("\n"))
                 return printed
         timer.cancel()
-        raise TutorialError(
-            f"a command has failed, or took longer than {PATIENCE:g} s:\n\n{printed}"
-        )
+        reason = f"a command has failed, or took longer than {PATIENCE:g} s"
+        raise TutorialError(f"{reason}:\n\n{printed}")
 
     def end(self) -> None:
         """End the shell, and what still runs in it."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
 
 
@@ -210,9 +212,7 @@ def main() -> None:
         count = follow(words.page, words.folder, words.parts, environment, words.environment)
     except TutorialError as error:
         raise SystemExit(str(error)) from None
-    print(
-        f"{words.page}: followed the parts {', '.join(words.parts)}; {count} outputs are as shown"
-    )
+    print(f"{words.page}, {' '.join(words.parts)}: {count} outputs are as shown")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def test_each_part_of_the_tutorial_is_followed_somewhere() -> None:
     assert [block.path for block in found if block.path] == [
         "src/my_project/tasks/houses.py",
         "configs/houses.yaml",
+        "sweeps/houses.yaml",
         "predict.py",
     ]
     outputs = [block for block in found if block.language == "text" and not block.path]
@@ -146,6 +148,8 @@ def test_the_tutorial_leads_from_data_to_a_prediction(tmp_path: Path) -> None:
     """But for its first step: `.ci/run` takes it in an empty system."""
     if not PYTHON.exists():
         missing(f"there is no {PYTHON} (PROJECT_PYTHON): make demo")
+    if subprocess.run([PYTHON, "-c", "import optuna"], capture_output=True).returncode != 0:
+        missing("Optuna is not installed: make engines")
     project = render(tmp_path, hooks=True)
     environment = {
         "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",

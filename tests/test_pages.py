@@ -43,7 +43,9 @@ OPTIONS = {
     *("format", "output", "overwrite"),
 }
 # Given on the pages for files that users have.
-EXAMPLES = re.compile(r"lora\.|my_data\.|my_module\.|tasks\.line\.|path/to/|RUN|NAME|[a-z]+\.onnx")
+EXAMPLES = re.compile(
+    r"lora\.|my_data\.|my_module\.|tasks\.line\.|houses|path/to/|RUN|NAME|[a-z]+\.onnx"
+)
 
 
 @pytest.fixture(scope="session")

@@ -46,17 +46,20 @@ class Engine:
 
     def make(self, project: Path, target: str, *settings: str) -> str:
         """Run a target of a rendered project's Makefile on this engine, and return its output."""
+        words = [f"{name}={value}" for name, value in self.settings(project).items()]
+        return _run(["make", target, *words, *settings], project, check=True, timeout=1200).stdout
+
+    def settings(self, project: Path) -> dict[str, str]:
+        """Return the variables of `make docker` for this engine; the project gets the wheels."""
         wheels = project / "requirements" / "wheels"
         for wheel in self.wheels.iterdir():
             if not (wheels / wheel.name).exists():
                 os.link(wheel, wheels / wheel.name)
-        given = {
+        return {
             "DOCKER": self.docker,
             "BASE_IMAGE": self.base,
             "DOCKER_FLAGS": f"--network {self.network} --progress plain",
         }
-        words = [f"{name}={value}" for name, value in given.items()]
-        return _run(["make", target, *words, *settings], project, check=True, timeout=1200).stdout
 
     def config(self, image: str) -> dict[str, Any]:
         """Return what an image's containers start with: user, labels, entry point, …"""

@@ -17,7 +17,7 @@ PAGES = (
     TEMPLATE / "README.md",
 )
 # Examples of what users create, or had.
-EXAMPLES = {"tasks/line.py", "strategies/sign.py", "lora.py"}
+EXAMPLES = {"tasks/line.py", "strategies/sign.py", "lora.py", "reviews.py"}
 
 
 def anchors(page: Path) -> set[str]:

@@ -17,6 +17,14 @@ from torch import Tensor
 pytestmark = pytest.mark.slow
 PACKAGES = Path(__file__).resolve().parents[2] / "build" / "model-packages"  # of `make models`
 CPU = ("--trainer.accelerator", "cpu", "--trainer.loggers", "[csv]")
+# Without dropout, whose numbers depend on the number of replicas.
+SAVE = """
+from transformers import AutoModel, BertConfig, ByT5Tokenizer
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+off = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+AutoModel.from_config(BertConfig(vocab_size=384, **sizes, **off)).save_pretrained("tiny")
+ByT5Tokenizer().save_pretrained("tiny")
+"""
 LINE = """
 from torch import nn, optim
 from torch.nn.functional import mse_loss
@@ -58,12 +66,15 @@ def packages(apart: None) -> None:
             Path(f"{name.lower()}.py").write_text(code)
 
 
-def fit(*words: str) -> None:
+def python(*words: str) -> None:
     paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path("site-packages").resolve())])
     extra = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path("hub").resolve()), "PYTHONPATH": paths}
-    command = ["-m", "my_project", "fit", *words, *CPU]
-    done = run(command, cwd=Path.cwd(), extra=extra, fresh=True)
+    done = run(words, cwd=Path.cwd(), extra=extra, fresh=True)
     assert done.returncode == 0, done.stderr
+
+
+def fit(*words: str) -> None:
+    python("-m", "my_project", "fit", *words, *CPU)
 
 
 def weights(name: str) -> dict[str, Tensor]:
@@ -76,10 +87,12 @@ def test_a_model_of_transformers_on_a_dataset_of_files_equals_one_process(packag
     for split, rows in (("train", 48), ("test", 16)):
         lines = [f"film {row} was {('bad', 'good')[row % 2]},{row % 2}" for row in range(rows)]
         Path("films", f"{split}.csv").write_text("\n".join(["text,label", *lines]))
+    python("-c", SAVE)
     words = ("--model", "reviews.TextClassifier", "--data", "reviews.Reviews")
     words += ("--data.dataset", "films", "--data.num_workers", "1", "--trainer.max_steps", "3")
     words += ("--trainer.global_batch_size", "16", "--model.learning_rate", "0.001")
-    words += ("--trainer.limit_val_batches", "1")
+    words += ("--trainer.limit_val_batches", "1", "--model.pretrained", "tiny")
+    words += ("--data.pretrained", "tiny")
     for strategy, devices in (("single_device", "1"), ("ddp", "2"), ("fsdp", "2")):
         where = ("--trainer.devices", devices, "--trainer.strategy", strategy)
         fit(*words, *where, "--trainer.run_name", strategy)
@@ -87,9 +100,9 @@ def test_a_model_of_transformers_on_a_dataset_of_files_equals_one_process(packag
     assert len(one) > 30
     for strategy in ("ddp", "fsdp"):
         for name, value in weights(strategy).items():
-            # Three steps of Adam at 0.001, whose sign a rounding may turn where a gradient is 0.
-            torch.testing.assert_close(value, one[name], atol=6.1e-3, rtol=0)
-            assert (value - one[name]).abs().mean() < 1e-5
+            # The bias of keys has no gradient but for roundings, whose sign Adam follows.
+            bound = 3.1e-3 if name.endswith("key.bias") else 1e-4
+            torch.testing.assert_close(value, one[name], atol=bound, rtol=0, msg=name)
 
 
 def write_samples() -> None:

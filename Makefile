@@ -216,6 +216,7 @@ bench-plan: $(TOOLS)  ## compare what `plan` says of memory with measurements (a
 tables: $(TOOLS)  ## update the generated parts of the docs: options, maps of the trainer, each strategy's results
 	$(BIN)/python tests/options_table.py
 	PYTHONPATH=. $(BIN)/python tests/structure_table.py
+	PYTHONPATH=. $(BIN)/python tests/structure_drawing.py
 	$(BIN)/python tests/conformance_tables.py
 
 # Renders, here and in tests, share one environment with MkDocs.

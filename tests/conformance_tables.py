@@ -49,10 +49,7 @@ def table(rows: list[str]) -> str:
     lines[1] += "|"
     names = list(dict.fromkeys(name for results in columns.values() for name in results))
     for name in names:
-        line = [
-            results.get(name, "").replace("refused", "not supported")
-            for results in columns.values()
-        ]
+        line = [results.get(name, "") for results in columns.values()]
         if any(line):
             lines.append(f"| {name} | " + " | ".join(line) + " |")
     return "\n".join(lines)

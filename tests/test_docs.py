@@ -12,6 +12,7 @@ from pathlib import Path
 
 import conformance_tables
 import pytest
+import structure_drawing
 import structure_table
 from options_table import PAGE, page
 from rendering import DEFAULTS, ROOT, TEMPLATE
@@ -37,6 +38,13 @@ def test_the_maps_of_the_trainer_are_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == text, "run `make tables`"
     assert "| `errors.py` |" in structure_table.short_map()
     assert "    run/ " in structure_table.tree()
+
+
+def test_the_drawing_of_the_trainer_is_up_to_date() -> None:
+    assert structure_drawing.FILE.read_text(encoding="utf-8") == structure_drawing.drawing(), (
+        "run `make tables`"
+    )
+    assert structure_drawing.way() == ["data", "loop", "strategies", "module", "logging"]
 
 
 def test_each_strategy_s_results_are_up_to_date() -> None:

@@ -17,7 +17,8 @@ PAGES = (
     TEMPLATE / "README.md",
 )
 # Examples of what users create, or had.
-EXAMPLES = {"tasks/line.py", "strategies/sign.py", "lora.py", "tasks/houses.py", "predict.py"}
+EXAMPLES = {"tasks/line.py", "strategies/sign.py", "lora.py", "reviews.py", "tasks/houses.py"}
+EXAMPLES |= {"predict.py"}
 
 
 def anchors(page: Path) -> set[str]:

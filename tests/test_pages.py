@@ -44,7 +44,7 @@ OPTIONS = {
 }
 # Given on the pages for files that users have.
 EXAMPLES = re.compile(
-    r"lora\.|my_data\.|my_module\.|tasks\.line\.|houses|path/to/|RUN|NAME|[a-z]+\.onnx"
+    r"lora\.|reviews\.|my_data\.|my_module\.|tasks\.line\.|houses|path/to/|RUN|NAME|[a-z]+\.onnx"
 )
 
 
@@ -130,6 +130,69 @@ def test_pages_are_easy_to_read(project: Path, capsys: pytest.CaptureFixture[str
         print(f" {pages.average(every):.1f} words a sentence", end="")
     assert pages.average(every) <= 20
     assert max(every).words <= 40, max(every)
+
+
+# Of a strategy's page, in this order.
+PARTS = {
+    "what you get": r"^You get ",
+    "one command": r"^```(?:python)?\n(?:make|python|from)",
+    "when to take it": r"^\*\*Take it\*\*",
+    "its cost": r"^\*\*Cost\.\*\*",
+    "its limits": r"^\*\*Limits\*\*|^\*\*Limits\.\*\*",
+    "its row of the conformance table": r"^## Compared with one process\n[\s\S]*\d(?:\.\d+)?e-\d",
+}
+
+
+def lacking(text: str) -> list[str]:
+    """Return what a strategy's page does not say, or not in its place."""
+    places = {part: re.search(how, text, re.MULTILINE) for part, how in PARTS.items()}
+    found = [part for part, place in places.items() if place is None]
+    starts = [place.start() for place in places.values() if place]
+    found += ["order"] if starts != sorted(starts) else []
+    cost = text[text.find("**Cost.**") : text.find("\n**Limits")]
+    found += [word for word in ("memory", "communication") if word not in cost.lower()]
+    # A figure: bytes sent, or whose page has it.
+    found += [] if re.search(r"[APK] (?:/|\(|bytes)|of\s+\[`ddp`\]", cost) else ["bytes"]
+    if not re.search(r"^\| option|^\*\*Options\*\*|^\*\*Options\.\*\*", text, re.MULTILINE):
+        found.append("options")
+    return found
+
+
+def test_a_strategy_s_page_has_all_its_parts(projects: dict[str, Path]) -> None:
+    for project in projects.values():
+        folder = project / "docs" / "strategies"
+        files = {*folder.rglob("*.md")} - {folder / f"{n}.md" for n in ("index", "models", "tests")}
+        assert {file.name: lacking(file.read_text("utf-8")) for file in files} == {
+            file.name: [] for file in files
+        }
+    page = (projects["none"] / "docs" / "strategies" / "fsdp.md").read_text("utf-8")
+    for part in (
+        "**Take it**",
+        "**Cost.**",
+        "ommunication",
+        "| option",
+        "**Limits**",
+        "## Compared",
+    ):
+        assert lacking(page.replace(part, "")), part
+
+
+def test_the_chooser_names_each_strategy(projects: dict[str, Path]) -> None:
+    """Once to choose by, once with its cost, once with what it does."""
+    text = (projects["all"] / "docs" / "strategies" / "index.md").read_text("utf-8")
+    costs, everything = text.split("## What they cost\n")[1].split("## All strategies\n")
+    chosen = text.split("## What they cost\n")[0]
+    names = set(
+        re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| \[(.*?)\]", everything, re.MULTILINE)))
+    )
+    assert len(names) > 20
+    named = {part: set(re.findall(r"`(\w+)`", part)) for part in (chosen, costs)}
+    assert {name for name in names if name not in named[costs] and not name.startswith("_")} <= {
+        # Names of the same, presets of one that is there, and `dp` inside of `ddp`.
+        *("ddp_notebook", "ddp2", "pipeline", "deepspeed", "deepspeed_stage_2_offload"),
+        "ddp_sharded_spawn",
+    }
+    assert {"ddp", "ddp_zero1", "fsdp", "hsdp", "dp", "ddp2", "mesh", "sequential"} <= named[chosen]
 
 
 def test_the_readme_is_short_and_leads_to_the_pages(project: Path) -> None:
@@ -251,6 +314,12 @@ def test_commands_on_the_template_s_pages_are_there() -> None:
         for command in pages.commands(file.read_text(encoding="utf-8")):
             if command.startswith("make ") and not re.search(r"…|-C|-n ", command):
                 assert wrong_make(command, makefile) is None, f"{file.name}: {command}"
+
+
+def test_the_template_s_pages_say_not_supported() -> None:
+    for file in OWN_PAGES:
+        words = re.sub("`[^`]*`", "", pages.prose(file.read_text(encoding="utf-8")))
+        assert file.name == "CHANGELOG.md" or not re.search(r"\b[Rr]efus", words), file
 
 
 def from_network(site: Path) -> set[str]:
